@@ -1,0 +1,1 @@
+"""Graphs as `onnx_ir` models: emitting nodes, and the border to protobuf."""

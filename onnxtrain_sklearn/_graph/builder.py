@@ -1,0 +1,141 @@
+"""The only place that emits nodes: a thin layer over :class:`onnx_ir.tape.Tape`.
+
+Every node and value gets a unique name (an unnamed node crashes some of onnxruntime's fusions), equal constants
+are shared, and operators are called in one form whatever the opset: what the schema of the graph's opset declares
+as an input is passed as an input, what it declares as an attribute as an attribute (``axes`` moved from one to the
+other between opsets 13 and 18). Nothing here runs or differentiates a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx.defs
+import onnx_ir as ir
+import onnx_ir.passes.common
+
+from ..exceptions import ModelError
+
+Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
+
+
+class GraphBuilder:
+    """Emit operators into one graph: ``op.Add(x, 1.0)`` appends an ``Add`` and returns its output.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        The graph that the nodes are appended to. Its opset decides the operators' forms.
+    dtype : onnx_ir.DataType, default=FLOAT
+        Type of the constants made from Python floats.
+    prefix : str, default="train"
+        Start of the names of all nodes, values and constants that are emitted.
+
+    Notes
+    -----
+    Operands are values of the graph, numpy arrays (kept as they are) or Python numbers. A float becomes a constant
+    of ``dtype``. An int becomes one of the type of the operand that it is combined with (``op.Mul(x, 2)``), else
+    int64, as does a list of ints. Attributes and optional inputs are keywords: ``op.ReduceSum(x, axes=[1], keepdims=False)``.
+    """
+
+    def __init__(self, graph: ir.Graph, *, dtype: ir.DataType = ir.DataType.FLOAT, prefix: str = "train") -> None:
+        self.graph = graph
+        self.dtype = dtype
+        self.opset: int = graph.opset_imports.get("", 0)
+        self._prefix = prefix
+        self._tape = ir.tape.Tape(graph)
+        self._taken = _names(graph)
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **keywords: self.emit(op_type, *inputs, **keywords)[0]
+
+    def emit(self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Any) -> Sequence[ir.Value]:
+        """Append one node and return its outputs; the form for several outputs and for other domains."""
+        keywords = {key: value for key, value in keywords.items() if value is not None}
+        if domain:
+            self.graph.opset_imports.setdefault(domain, 1)
+            values, attributes = [self.value(x) for x in inputs], keywords
+        else:
+            values, attributes = self._fit_schema(op_type, list(inputs), keywords)
+        attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
+        name = self.name(op_type)
+        results = self._tape.op_multi_out(op_type, values, attributes, num_outputs=outputs, domain=domain, name=name)
+        for i, result in enumerate(results):
+            result.name = name if outputs == 1 else f"{name}:{i}"
+        return results
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """Return the initializer that holds ``array``, shared by all equal ones."""
+        array = np.asarray(array)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            tensor = ir.tensor(array, name=self.name("constant"))
+            self._constants[key] = self._tape.initializer(tensor)
+        return self._constants[key]
+
+    def value(self, operand: Operand, partner: ir.DataType | None = None) -> ir.Value | None:
+        """Return ``operand`` as a value; a Python int takes the type ``partner`` when there is one."""
+        if operand is None or isinstance(operand, ir.Value):
+            return operand
+        if isinstance(operand, np.ndarray | np.generic):
+            return self.constant(np.asarray(operand))
+        array = np.asarray(operand)
+        if array.dtype.kind == "f":
+            return self.constant(array.astype(self.dtype.numpy()))
+        return self.constant(array.astype(np.int64 if partner is None else partner.numpy()))
+
+    def shape(self, value: ir.Value) -> tuple[int | str | None, ...] | None:
+        """Return the inferred shape of ``value``, None where not even its rank is known."""
+        if value.shape is None:
+            infer_shapes(ir.Model(self.graph, ir_version=10))
+        return None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+    def name(self, stem: str) -> str:
+        """Return a name that nothing in the graph has yet."""
+        base, count = f"{self._prefix}/{stem}", 0
+        candidate = base
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{base}_{count}"
+        self._taken.add(candidate)
+        return candidate
+
+    def _fit_schema(
+        self, op_type: str, inputs: list[Operand], keywords: dict[str, Any]
+    ) -> tuple[list[ir.Value | None], dict[str, Any]]:
+        schema = self._schema(op_type)
+        formal = [p.name for p in schema.inputs]
+        for key in [k for k in keywords if k in formal and k not in schema.attributes]:
+            position = formal.index(key)
+            inputs += [None] * (position + 1 - len(inputs))
+            inputs[position] = keywords.pop(key)
+        unknown = [key for key in keywords if key not in schema.attributes]
+        if unknown:
+            raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
+        kinds = [p.type_str for p in schema.inputs]
+        kinds += kinds[-1:] * (len(inputs) - len(kinds))
+        partners = {kind: x.dtype or self.dtype for kind, x in zip(kinds, inputs, strict=False) if isinstance(x, ir.Value)}
+        return [self.value(x, partners.get(kind)) for kind, x in zip(kinds, inputs, strict=False)], keywords
+
+    def _schema(self, op_type: str) -> onnx.defs.OpSchema:
+        try:
+            return onnx.defs.get_schema(op_type, self.opset, "")
+        except onnx.defs.SchemaError:
+            raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, the opset of this graph.") from None
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX's inference gets."""
+    ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    return model
+
+
+def _names(graph: ir.Graph) -> set[str]:
+    nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+    values = [v.name for node in nodes for v in node.outputs] + [v.name for v in graph.inputs] + list(graph.initializers)
+    return {name for name in [*values, *(n.name for n in nodes)] if name}

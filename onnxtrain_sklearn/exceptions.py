@@ -1,0 +1,68 @@
+"""Every error and warning that is ours.
+
+::
+
+    OnnxTrainError (Exception)
+    ├── ModelError (ValueError)                 the graph cannot be read, or cannot be trained as asked
+    │   └── UnsupportedOperatorError            an operator on the gradient path has no proven gradient
+    ├── DivergenceError (ArithmeticError)       the loss became NaN or infinite
+    ├── DeviceError (RuntimeError)              the requested device or provider cannot be had
+    └── RuntimeNotFoundError (ImportError)      no onnxruntime, or several in one environment
+    OnnxTrainWarning (UserWarning)
+
+Wrong arguments and wrong data raise plain ``ValueError`` and ``TypeError``, as everywhere in scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class OnnxTrainError(Exception):
+    """Base class of the errors raised by this package."""
+
+
+class ModelError(OnnxTrainError, ValueError):
+    """The graph cannot be read, or cannot be trained as asked."""
+
+
+class UnsupportedOperatorError(ModelError):
+    """An operator between a trained parameter and the loss has no gradient that is proven right."""
+
+
+class DivergenceError(OnnxTrainError, ArithmeticError):
+    """The loss became NaN or infinite; the last finite weights were restored.
+
+    Attributes
+    ----------
+    loss_curve : list of float
+        Mean loss of each epoch that ended before the divergence.
+    """
+
+    def __init__(self, message: str, loss_curve: Sequence[float] = ()) -> None:
+        super().__init__(message)
+        self.loss_curve = list(loss_curve)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.loss_curve)
+
+
+class DeviceError(OnnxTrainError, RuntimeError):
+    """The requested device or execution provider cannot be had in this environment."""
+
+
+class RuntimeNotFoundError(OnnxTrainError, ImportError):
+    """No onnxruntime is installed, or several distributions of it overwrite each other."""
+
+
+class OnnxTrainWarning(UserWarning):
+    """Something worth knowing that does not stop the work."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return the end of an error message: the nearest valid name, then all of them."""
+    choices = sorted(valid)
+    close = get_close_matches(str(name), choices, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    return f"{hint} Valid names: {', '.join(repr(c) for c in choices) or 'none'}."
