@@ -1,0 +1,1 @@
+"""Gradient engines: a forward graph in, the graph of its gradients out."""

@@ -1,0 +1,156 @@
+"""The engine protocol, the choice of an engine, and `gradient_graph`.
+
+An engine is one function ``(model, wrt, of) -> model``: it returns a new graph with the inputs, initializers and
+outputs of the given one and an output ``NAME_grad`` for each name in ``wrt``. A gradient that it returns is right; what
+it cannot differentiate raises :class:`UnsupportedOperatorError`. It is only asked for names that reach the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from .. import _runtime
+from .._graph.builder import GraphBuilder, infer_shapes
+from ..exceptions import ModelError, RuntimeNotFoundError, nearest
+from . import ort
+
+Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
+
+ENGINES: dict[str, tuple[Engine, Callable[[], bool]]] = {
+    "ort-training": (ort.differentiate, _runtime.has_gradient_builder),
+}
+
+
+def available_engines() -> tuple[str, ...]:
+    """Return the names of the engines that run on the installed onnxruntime."""
+    return tuple(name for name, (_, available) in ENGINES.items() if available())
+
+
+def choose_engine(engine: str) -> str:
+    """Return the engine that ``engine``, a name or "auto", stands for in this environment."""
+    if engine != "auto" and engine not in ENGINES:
+        raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES])}")
+    available = available_engines()
+    if not available or engine not in ("auto", *available):
+        raise RuntimeNotFoundError(
+            f"engine={engine!r} cannot run on the installed onnxruntime {_runtime.version()}: it has no gradient builder. "
+            "Install the training build: pip install 'onnxtrain-sklearn[ort-training]' (Python 3.10-3.12, Linux)."
+        )
+    return available[0] if engine == "auto" else engine
+
+
+def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> ir.Model:
+    """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
+    model = infer_shapes(model.clone())
+    reached = reaching(model.graph, of)
+    result = ENGINES[choose_engine(engine)][0](model, [name for name in wrt if name in reached], of)
+    _add_zero_gradients(result.graph, [name for name in wrt if name not in reached])
+    _order_outputs(result.graph, [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt])
+    return result
+
+
+def gradient_graph(
+    model: onnx.ModelProto, *, wrt: str | Sequence[str], of: str | None = None, engine: str = "auto"
+) -> onnx.ModelProto:
+    """Return a model that computes the outputs of ``model`` and the gradient of one of them.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        A float graph. It is left as it is.
+    wrt : str or sequence of str
+        Names of initializers or inputs of floating-point type that the gradient is taken with respect to.
+    of : str, default=None
+        Name of the output that is differentiated, a scalar; None: the first output.
+    engine : {"auto", "ort-training"}, default="auto"
+        The engine that differentiates.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The inputs, initializers and outputs of ``model``, and for each name in ``wrt`` an output ``NAME_grad`` of its
+        shape and type. It loads in the engine's onnxruntime as it is.
+
+    Raises
+    ------
+    ModelError
+        A name is not in the graph, is not of floating-point type, or ``of`` is no scalar.
+    UnsupportedOperatorError
+        An operator on the way has no proven gradient in the engine.
+
+    Examples
+    --------
+    >>> import onnx
+    >>> from onnxtrain_sklearn import gradient_graph
+    >>> model = onnx.parser.parse_model('''
+    ...     <ir_version: 8, opset_import: ["": 18]>
+    ...     squares (float[3] x) => (float y) { z = Mul(x, x) y = ReduceSum <keepdims = 0> (z) }''')
+    >>> [output.name for output in gradient_graph(model, wrt="x").graph.output]
+    ['y', 'x_grad']
+    """
+    source = infer_shapes(ir.from_proto(model))
+    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    _check_names(source.graph, names)
+    output = _scalar_output(source.graph, of)
+    return ir.to_proto(differentiate(source, names, output, engine))
+
+
+def reaching(graph: ir.Graph, of: str) -> set[str]:
+    """Return the names of the floating-point values that the value ``of`` depends on through floating-point values."""
+    front = [v for v in graph.outputs if v.name == of]
+    seen: set[str] = set()
+    while front:
+        value = front.pop()
+        if value.name and value.name not in seen and is_float(value):
+            seen.add(value.name)
+            node = value.producer()
+            front += [x for x in node.inputs if x is not None] if node is not None else []
+    return seen
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
+    values = {v.name: v for v in graph.inputs if v.name} | dict(graph.initializers)
+    for name in names:
+        if name not in values:
+            raise ModelError(f"wrt names {name!r}, which is no input or initializer.{nearest(name, [str(v) for v in values])}")
+        if not is_float(values[name]):
+            raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floating-point values have a gradient.")
+        if f"{name}_grad" in values:
+            raise ModelError(f"The graph already has a value named '{name}_grad'; rename it.")
+
+
+def _scalar_output(graph: ir.Graph, of: str | None) -> str:
+    outputs = {v.name or "": v for v in graph.outputs}
+    name = next(iter(outputs), "") if of is None else of
+    if name not in outputs:
+        raise ModelError(f"of={of!r} is no output of the graph.{nearest(str(of), outputs)}")
+    shape = outputs[name].shape
+    if shape is not None and len(shape) > 0:
+        raise ModelError(f"The gradient is taken of a scalar, but output {name!r} has shape {tuple(shape)}. Reduce it first.")
+    return name
+
+
+def _add_zero_gradients(graph: ir.Graph, names: Sequence[str]) -> None:
+    """The gradient with respect to what the output does not depend on is zero."""
+    op = GraphBuilder(graph, prefix="zero")
+    values = {v.name: v for v in graph.inputs} | dict(graph.initializers)
+    for name in names:
+        source = values[name]
+        zero = op.ConstantOfShape(op.Shape(source), value=ir.tensor([0], dtype=source.dtype))
+        zero.name, zero.dtype, zero.shape = f"{name}_grad", source.dtype, source.shape
+        graph.outputs.append(zero)
+
+
+def _order_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    outputs = {v.name: v for v in graph.outputs}
+    graph.outputs.clear()
+    graph.outputs.extend(outputs[name] for name in names)

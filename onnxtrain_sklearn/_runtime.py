@@ -1,0 +1,209 @@
+"""The only importer of onnxruntime: what this build can do, devices, sessions, threads, memory binding.
+
+All onnxruntime distributions install the same import package and overwrite each other's files, so exactly one may be
+present; importing this module checks that. A :class:`Binding` ties a session to fixed arrays: onnxruntime borrows
+their memory and holds no reference, so the binding keeps them alive, and a run neither copies nor allocates.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from .exceptions import DeviceError, RuntimeNotFoundError, nearest
+
+DISTRIBUTIONS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-training",
+    "onnxruntime-training-cpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-rocm",
+    "onnxruntime-qnn",
+)
+_EXTRAS = (
+    "pip install 'onnxtrain-sklearn[ort-training]' (Python 3.10-3.12, Linux) "
+    "or pip install 'onnxtrain-sklearn[portable]' (any current Python)"
+)
+
+
+def installed_distributions(names: Iterable[str] = DISTRIBUTIONS) -> list[str]:
+    """Return the onnxruntime distributions that are installed in this environment."""
+    found = []
+    for name in names:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found.append(name)
+    return found
+
+
+def check_distributions(installed: Sequence[str]) -> None:
+    """Raise RuntimeNotFoundError where several distributions of onnxruntime share one environment."""
+    if len(installed) > 1:
+        raise RuntimeNotFoundError(
+            f"Several distributions of onnxruntime are installed: {', '.join(installed)}. They overwrite each other's "
+            f"files; exactly one may be present. Remove all of them and install the one that you want:\n"
+            f"  pip uninstall -y {' '.join(installed)}\n  {_EXTRAS}"
+        )
+
+
+check_distributions(installed_distributions())
+try:
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state
+except ImportError as error:
+    raise RuntimeNotFoundError(
+        f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n  {_EXTRAS}"
+    ) from error
+
+_GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
+    "Softplus": [("Sigmoid", ["I(0)"], ["sigmoid"]), ("Mul", ["GO(0)", "sigmoid"], ["GI(0)"])],
+}
+_registered: set[str] = set()
+
+
+def version() -> str:
+    """Return the version of the installed onnxruntime."""
+    return str(onnxruntime.__version__)
+
+
+def has_gradient_builder() -> bool:
+    """Whether this onnxruntime is a training build with the forward-backward graph builder."""
+    return hasattr(_pybind_state, "GradientGraphBuilder")
+
+
+
+def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
+    """Run onnxruntime-training's gradient builder; raises RuntimeError where it refuses."""
+    _register_gradients()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    builder = _pybind_state.GradientGraphBuilder(model, {of}, set(wrt), of, options)
+    builder.build()
+    return bytes(builder.get_model())
+
+
+def _register_gradients() -> None:
+    """Teach the builder, once a process, gradients that it lacks; each is blind to attributes, so its operator has none."""
+    for op_type, nodes in _GRADIENTS.items():
+        if op_type not in _registered:
+            _pybind_state.register_gradient_definition(f"::{op_type}", [_definition(*node) for node in nodes])
+            _registered.add(op_type)
+
+
+def _definition(op_type: str, inputs: list[str], outputs: list[str]) -> Any:
+    node = _pybind_state.GradientNodeDefinition()
+    node.op_type, node.domain, node.inputs, node.outputs, node.attributes = op_type, "", inputs, outputs, []
+    return node
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where sessions run: a name such as "cpu" or "cuda:1", and the execution providers behind it."""
+
+    name: str
+    providers: tuple[str, ...]
+    provider_options: tuple[dict[str, str], ...]
+
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def resolve_device(
+    device: str = "cpu",
+    providers: Sequence[str] | None = None,
+    provider_options: Sequence[Mapping[str, Any]] | None = None,
+) -> Device:
+    """Return the execution providers for a device name, or check those that are named; never falls back."""
+    kind, _, index = str(device).partition(":")
+    if kind not in _PROVIDERS or (index and not index.isdigit()):
+        raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")
+    names = list(providers) if providers is not None else [_PROVIDERS[kind]]
+    options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
+    if len(options) != len(names):
+        raise ValueError(f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each.")
+    _check_available(names, device)
+    if index and providers is None and kind != "cpu":
+        options[0].setdefault("device_id", index)
+    if names[-1] != _PROVIDERS["cpu"]:
+        names, options = [*names, _PROVIDERS["cpu"]], [*options, {}]
+    return Device(str(device), tuple(names), tuple(options))
+
+
+def _check_available(names: Sequence[str], device: str) -> None:
+    available = onnxruntime.get_available_providers()
+    missing = [name for name in names if name not in available]
+    if missing:
+        raise DeviceError(
+            f"device={device!r} needs {missing[0]}, which the installed onnxruntime {version()} "
+            f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}. "
+            f"For CUDA install onnxtrain-sklearn[portable-cuda] or [ort-training-cuda]; else use device='cpu'."
+        )
+
+
+def available_threads() -> int:
+    """Return the cores this process may use; a worker of joblib is told its share through OMP_NUM_THREADS."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
+
+
+def create_session(
+    model: bytes, device: Device, *, threads: int = 1, options: Mapping[str, Any] | None = None
+) -> onnxruntime.InferenceSession:
+    """Return a session for ``model`` on ``device``; ``options`` override the defaults by name of the option."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    for name, value in (options or {}).items():
+        _set_option(settings, name, value)
+    providers = list(zip(device.providers, device.provider_options, strict=True))
+    session = onnxruntime.InferenceSession(model, settings, providers=providers)
+    used = session.get_providers()
+    if device.providers[0] not in used:
+        raise DeviceError(f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}.")
+    return session
+
+
+def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> None:
+    if "." in name:
+        settings.add_session_config_entry(name, str(value))
+        return
+    valid = [a for a in dir(settings) if not a.startswith("_") and not callable(getattr(settings, a))]
+    if name not in valid:
+        raise ValueError(f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries.")
+    kind = type(getattr(settings, name))
+    setattr(settings, name, kind.__members__[value] if isinstance(value, str) and hasattr(kind, "__members__") else value)
+
+
+def not_implemented(error: Exception) -> bool:
+    """Whether ``error`` says that a kernel is missing for an operator or type."""
+    return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or "NOT_IMPLEMENTED" in str(error)
+
+
+class Binding:
+    """A session tied to fixed input and output arrays; :meth:`run` reads the ones and writes the others."""
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+    ) -> None:
+        self._session, self._arrays = session, [*inputs.values(), *outputs.values()]
+        self._binding = session.io_binding()
+        for bind, arrays in ((self._binding.bind_input, inputs), (self._binding.bind_output, outputs)):
+            for name, array in arrays.items():
+                if not array.flags.c_contiguous:
+                    raise ValueError(f"{name!r} must be C-contiguous to be bound.")
+                bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        """Run the session once; releases the GIL."""
+        self._session.run_with_iobinding(self._binding)
