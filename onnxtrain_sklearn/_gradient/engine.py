@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.builder import GraphBuilder, infer_shapes, is_float, reaching
 from ..exceptions import ModelError, RuntimeNotFoundError, nearest
 from . import ort
 
@@ -46,7 +46,7 @@ def choose_engine(engine: str) -> str:
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> ir.Model:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
     model = infer_shapes(model.clone())
-    reached = reaching(model.graph, of)
+    reached = reaching(next(v for v in model.graph.outputs if v.name == of))
     result = ENGINES[choose_engine(engine)][0](model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.graph, [name for name in wrt if name not in reached])
     _order_outputs(result.graph, [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt])
@@ -97,24 +97,6 @@ def gradient_graph(
     _check_names(source.graph, names)
     output = _scalar_output(source.graph, of)
     return ir.to_proto(differentiate(source, names, output, engine))
-
-
-def reaching(graph: ir.Graph, of: str) -> set[str]:
-    """Return the names of the floating-point values that the value ``of`` depends on through floating-point values."""
-    front = [v for v in graph.outputs if v.name == of]
-    seen: set[str] = set()
-    while front:
-        value = front.pop()
-        if value.name and value.name not in seen and is_float(value):
-            seen.add(value.name)
-            node = value.producer()
-            front += [x for x in node.inputs if x is not None] if node is not None else []
-    return seen
-
-
-def is_float(value: ir.Value) -> bool:
-    """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
-    return value.dtype is None or value.dtype.is_floating_point()
 
 
 def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:

@@ -135,6 +135,23 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     return model
 
 
+def is_float(value: ir.Value) -> bool:
+    """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def reaching(output: ir.Value) -> set[str]:
+    """Return the names of the values that ``output`` depends on through floating-point values, its own included."""
+    front, seen = [output], set()
+    while front:
+        value = front.pop()
+        if value.name and value.name not in seen and is_float(value):
+            seen.add(value.name)
+            node = value.producer()
+            front += [x for x in node.inputs if x is not None] if node is not None else []
+    return seen
+
+
 def _names(graph: ir.Graph) -> set[str]:
     nodes = list(ir.traversal.RecursiveGraphIterator(graph))
     values = [v.name for node in nodes for v in node.outputs] + [v.name for v in graph.inputs] + list(graph.initializers)

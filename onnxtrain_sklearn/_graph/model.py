@@ -1,0 +1,388 @@
+"""The border to protobuf: what users give becomes a validated `onnx_ir` model, and back.
+
+A model that passed :func:`load` has named nodes, one default opset that every engine takes, no local functions and an
+IR version that onnxruntime reads. :func:`trainable_model` prunes it to the output that is trained and finds its
+parameters. Nothing here knows of losses, data or sessions, and nothing changes a model that it was given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.version_converter
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from google.protobuf.message import DecodeError
+
+from ..exceptions import ModelError, nearest
+from .builder import infer_shapes, is_float, reaching
+
+MAX_IR_VERSION = 10
+MIN_OPSET, MAX_OPSET = 11, 21
+_TRAINED_TYPES = {ir.DataType.FLOAT: np.dtype(np.float32), ir.DataType.DOUBLE: np.dtype(np.float64)}
+
+ACTIVATIONS = {"Softmax": "softmax", "LogSoftmax": "softmax", "Sigmoid": "sigmoid", "Exp": "exp"}
+"""Final operators that losses look behind, and the link that each computes (a log-softmax is the logits of its own softmax)."""
+
+NOT_WEIGHTS: dict[str, frozenset[int]] = {
+    "BatchNormalization": frozenset({3, 4}),
+    "CastLike": frozenset({1}),
+    "Clip": frozenset({1, 2}),
+    "Dropout": frozenset({1}),
+    "OneHot": frozenset({2}),
+    "Pad": frozenset({2}),
+    "Pow": frozenset({1}),
+    "Range": frozenset({0, 1, 2}),
+    "Resize": frozenset({1, 2}),
+    "Upsample": frozenset({1}),
+}
+"""Float inputs that are settings or statistics, not weights: operator -> positions."""
+
+RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, element type and shape of a graph input; None stands for a dimension that is not fixed."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class TrainableModel:
+    """A graph pruned to the output that is trained.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        Its outputs are ``scores`` and, where a final activation was recognised, ``output``. Read only.
+    inputs : tuple of TensorSpec
+        The graph's inputs; the first axis of each is the batch.
+    output : str
+        The output that the user asked for.
+    scores : str
+        The value that the loss is taken on: ``output``, or what goes into its final activation.
+    link : str or None
+        The link that the final activation computes: "softmax", "sigmoid", "exp"; None: there is none.
+    log_output : bool
+        Whether ``output`` is the logarithm of that link.
+    parameters : tuple of str
+        Names of the float initializers that are weights and that ``scores`` depends on.
+    statistics : tuple of str
+        Names of the running statistics.
+    dtype : numpy.dtype
+        Type of the parameters.
+    """
+
+    model: ir.Model
+    inputs: tuple[TensorSpec, ...]
+    output: str
+    scores: str
+    link: str | None
+    log_output: bool
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    dtype: np.dtype[Any]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and running statistic by name."""
+        initializers = self.model.graph.initializers
+        return {name: np.array(_array(initializers[name])) for name in (*self.parameters, *self.statistics)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, model=ir.from_proto(onnx.load_model_from_string(state["model"])))
+
+
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
+    """Return a validated model; raises ModelError that says what is wrong with it."""
+    proto = _in_opset_range(_read(model))
+    try:
+        onnx.checker.check_model(proto)
+        source = ir.from_proto(proto)
+    except (onnx.checker.ValidationError, ValueError, TypeError) as error:
+        raise ModelError(f"The ONNX graph is not valid: {error}") from error
+    if not any(True for _ in source.graph) or not source.graph.outputs:
+        raise ModelError("The ONNX graph has no nodes or no outputs: there is nothing to train.")
+    common.InlinePass()(source)
+    common.RemoveInitializersFromInputsPass()(source)
+    _name_nodes(source.graph)
+    _restamp(source)
+    return infer_shapes(source)
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
+    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+    used = {node.domain for node in nodes} | {""}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
+    return ir.to_proto(model)
+
+
+def trainable_model(source: ir.Model, output: str | None = None) -> TrainableModel:
+    """Prune ``source`` to the output that is trained and find its parameters."""
+    model = source.clone()
+    _free_batch_axis(model)
+    graph = model.graph
+    final = _trained_output(graph, output)
+    scores, activation = _behind_activation(final)
+    graph.outputs.clear()
+    graph.outputs.extend([scores] if scores is final else [scores, final])
+    common.RemoveUnusedNodesPass()(model)
+    for value in [v for v in graph.inputs if not v.uses()]:
+        graph.inputs.remove(value)
+    parameters = _parameters(graph, scores)
+    return TrainableModel(
+        model=model,
+        inputs=tuple(_spec(v) for v in graph.inputs),
+        output=final.name or "",
+        scores=scores.name or "",
+        link=ACTIVATIONS.get(activation),
+        log_output=activation == "LogSoftmax",
+        parameters=tuple(parameters),
+        statistics=tuple(_statistics(graph)),
+        dtype=_common_dtype(graph, parameters),
+    )
+
+
+def with_batch(model: ir.Model, batch: int) -> ir.Model:
+    """Return a clone whose inputs have ``batch`` rows, its shapes inferred anew."""
+    fixed = model.clone()
+    for value in fixed.graph.inputs:
+        if value.shape is not None and len(value.shape):
+            value.shape = ir.Shape([batch, *list(value.shape)[1:]])
+    _forget_shapes(fixed.graph)
+    return infer_shapes(fixed)
+
+
+def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
+    """Replace the values of initializers by name, in place."""
+    for name, array in weights.items():
+        graph.initializers[name].const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+
+
+def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
+    """Turn initializers into graph inputs, in place, so that a session reads them from memory that we own."""
+    for name in names:
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
+
+
+def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
+    """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
+    clone = model.clone()
+    values = [*clone.graph.inputs, *clone.graph.initializers.values()]
+    values += [v for node in ir.traversal.RecursiveGraphIterator(clone.graph) for v in node.outputs]
+    for value in values:
+        if value.dtype in _TRAINED_TYPES:
+            value.dtype = dtype
+        if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
+            array = _array(value).astype(_TRAINED_TYPES[dtype])
+            value.const_value = ir.tensor(array, name=value.name)
+    for node in ir.traversal.RecursiveGraphIterator(clone.graph):
+        _attributes_in_dtype(node, dtype)
+    return clone
+
+
+def without_dropout(model: ir.Model) -> ir.Model:
+    """Return a clone for inference: Dropout passes its input on."""
+    clone = model.clone()
+    for node in [n for n in clone.graph if n.op_type == "Dropout" and not n.domain]:
+        source, dropped = node.inputs[0], node.outputs[0]
+        if len(node.outputs) > 1 and node.outputs[1].uses():
+            raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
+        if dropped in clone.graph.outputs:
+            identity = ir.node("Identity", [source], name=f"{node.name}/identity")
+            clone.graph.insert_before(node, identity)
+            identity.outputs[0].name, source = dropped.name, identity.outputs[0]
+            clone.graph.outputs[clone.graph.outputs.index(dropped)] = source
+            source.dtype, source.shape, dropped.name = dropped.dtype, dropped.shape, None
+        ir.convenience.replace_all_uses_with(dropped, source)
+        clone.graph.remove(node, safe=True)
+    return clone
+
+
+def _read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        if isinstance(model, bytes):
+            proto, what = onnx.load_model_from_string(model), "The bytes"
+        else:
+            what = f"The file {os.fspath(model)!r}"
+            if not Path(model).is_file():
+                raise ModelError(f"There is no file {os.fspath(model)!r}.")
+            proto = onnx.load(os.fspath(model))
+    except DecodeError as error:
+        where = "The bytes are" if isinstance(model, bytes) else f"{os.fspath(model)!r} is"
+        raise ModelError(f"{where} not an ONNX model, or a truncated one: it cannot be parsed as protobuf.") from error
+    if not proto.graph.node:
+        raise ModelError(f"{what} parsed as protobuf hold no ONNX graph: not an ONNX model, or a truncated or empty one.")
+    return proto
+
+
+def _in_opset_range(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Bring the default opset into the range that the engines take, or say why that cannot be done."""
+    opsets = {o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")}
+    if not opsets:
+        raise ModelError("The ONNX graph imports no opset of the default domain.")
+    opset = max(opsets)
+    target = min(max(opset, MIN_OPSET), MAX_OPSET)
+    if opset == target:
+        return proto
+    try:
+        return onnx.version_converter.convert_version(proto, target)
+    except Exception as error:
+        raise ModelError(
+            f"The graph is of opset {opset}; opsets {MIN_OPSET} to {MAX_OPSET} can be trained, and ONNX's converter cannot bring "
+            f"it to {target}: {error}. Export the model again with an opset in that range (18 is a good choice)."
+        ) from error
+
+
+def _restamp(model: ir.Model) -> None:
+    """Stamp the newest IR version that the runtimes read; newer ones only add types and functions, which are refused."""
+    if model.ir_version <= MAX_IR_VERSION:
+        return
+    values = [*model.graph.initializers.values(), *model.graph.inputs]
+    values += [v for node in ir.traversal.RecursiveGraphIterator(model.graph) for v in node.outputs]
+    newer = [v for v in values if v.dtype is not None and v.dtype.value > ir.DataType.INT4.value]
+    if newer:
+        raise ModelError(
+            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR version "
+            f"{MAX_IR_VERSION}, the newest that can be trained, lacks."
+        )
+    model.ir_version = MAX_IR_VERSION
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    taken: set[str] = set()
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        stem, count = node.name or node.op_type, 0
+        while not node.name or node.name in taken:
+            node.name = f"{stem}_{count}"
+            count += 1
+        taken.add(node.name)
+
+
+def _free_batch_axis(model: ir.Model) -> None:
+    """Let the first axis of every input vary: exporters often fix it to the batch that they traced."""
+    fixed = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) and isinstance(v.shape[0], int)]
+    if not fixed:
+        return
+    for value in fixed:
+        assert value.shape is not None
+        value.shape = ir.Shape([ir.SymbolicDim("N"), *list(value.shape)[1:]])
+    _forget_shapes(model.graph)
+    infer_shapes(model)
+
+
+def _forget_shapes(graph: ir.Graph) -> None:
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        for value in node.outputs:
+            value.shape = None
+
+
+def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
+    outputs = {v.name or "": v for v in graph.outputs}
+    if output is not None:
+        if output not in outputs:
+            raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
+        return outputs[output]
+    for value in graph.outputs:
+        if isinstance(value.type, ir.TensorType) and is_float(value) and _parameters(graph, value, check=False):
+            return value
+    kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
+    raise ModelError(
+        f"No float output of the graph depends on a float initializer, so there is no parameter to train. Outputs: {kinds}; "
+        f"initializers: {_listing(graph)}. Weights must be float initializers of the main graph."
+    )
+
+
+def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
+    """Return the scores behind a final activation, and its operator ("" where there is none)."""
+    node = final.producer()
+    while node is not None and node.op_type == "Identity" and not node.domain:
+        assert node.inputs[0] is not None
+        node = node.inputs[0].producer()
+    if node is None or node.domain or node.op_type not in ACTIVATIONS or node.inputs[0] is None:
+        return final, ""
+    rank = None if final.shape is None else len(final.shape)
+    axis = node.attributes.get_int("axis", -1 if (node.version or node.graph.opset_imports[""]) >= 13 else 1)
+    last_axis = rank == 2 and axis in (1, -1)
+    if "oftmax" in node.op_type and not last_axis:
+        return final, ""
+    return node.inputs[0], node.op_type
+
+
+def _parameters(graph: ir.Graph, scores: ir.Value, *, check: bool = True) -> list[str]:
+    """Return the float initializers that serve as a weight somewhere on the way to ``scores``."""
+    reached = reaching(scores)
+    names = [
+        name
+        for name, value in graph.initializers.items()
+        if name in reached and value.dtype in _TRAINED_TYPES and _is_weight(value) and _array(value).size
+    ]
+    if check and not names:
+        raise ModelError(
+            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {_listing(graph)}. "
+            f"Weights must be float32 or float64 initializers of the main graph."
+        )
+    return names
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return any(node.domain or index not in NOT_WEIGHTS.get(node.op_type, ()) for node, index in value.uses())
+
+
+def _statistics(graph: ir.Graph) -> list[str]:
+    return [
+        name
+        for name, value in graph.initializers.items()
+        if any(not node.domain and index in RUNNING_STATISTICS.get(node.op_type, ()) for node, index in value.uses())
+    ]
+
+
+def _common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
+    dtypes = {_TRAINED_TYPES[graph.initializers[name].dtype] for name in parameters}
+    if len(dtypes) > 1:
+        raise ModelError("The graph mixes float32 and float64 parameters; cast it to one type before training.")
+    return dtypes.pop()
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    if value.dtype is None or value.shape is None or not len(value.shape):
+        raise ModelError(f"Graph input {value.name!r} must declare an element type and a shape with a batch axis.")
+    shape = tuple(d if isinstance(d, int) else None for d in value.shape)
+    return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+
+
+def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
+    for key in ("to", "dtype"):
+        if key in node.attributes and node.op_type != "EyeLike" and node.attributes[key].value in _TRAINED_TYPES:
+            node.attributes[key] = ir.AttrInt64(key, dtype.value)
+    for attribute in list(node.attributes.values()):
+        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _TRAINED_TYPES:
+            array = attribute.value.numpy().astype(_TRAINED_TYPES[dtype])
+            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _listing(graph: ir.Graph) -> str:
+    return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"
