@@ -32,6 +32,8 @@ class GraphBuilder:
         Type of the constants made from Python floats.
     prefix : str, default="train"
         Start of the names of all nodes, values and constants that are emitted.
+    constant_nodes : bool, default=False
+        Whether constants become ``Constant`` nodes instead of initializers, so that nobody takes them for weights.
 
     Notes
     -----
@@ -40,11 +42,14 @@ class GraphBuilder:
     int64, as does a list of ints. Attributes and optional inputs are keywords: ``op.ReduceSum(x, axes=[1], keepdims=False)``.
     """
 
-    def __init__(self, graph: ir.Graph, *, dtype: ir.DataType = ir.DataType.FLOAT, prefix: str = "train") -> None:
+    def __init__(
+        self, graph: ir.Graph, *, dtype: ir.DataType = ir.DataType.FLOAT, prefix: str = "train", constant_nodes: bool = False
+    ) -> None:
         self.graph = graph
         self.dtype = dtype
         self.opset: int = graph.opset_imports.get("", 0)
         self._prefix = prefix
+        self._constant_nodes = constant_nodes
         self._tape = ir.tape.Tape(graph)
         self._taken = _names(graph)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -70,13 +75,24 @@ class GraphBuilder:
         return results
 
     def constant(self, array: np.ndarray) -> ir.Value:
-        """Return the initializer that holds ``array``, shared by all equal ones."""
+        """Return the constant that holds ``array``, shared by all equal ones."""
         array = np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             tensor = ir.tensor(array, name=self.name("constant"))
-            self._constants[key] = self._tape.initializer(tensor)
+            make = self._constant_node if self._constant_nodes else self._tape.initializer
+            self._constants[key] = make(tensor)
         return self._constants[key]
+
+    def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
+        value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
+        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape)
+        return value
+
+    def parameter(self, name: str, array: np.ndarray) -> ir.Value:
+        """Return a new initializer that keeps ``name``, for weights; equal ones are not shared."""
+        self._taken.add(name)
+        return self._tape.initializer(ir.tensor(array, name=name))
 
     def value(self, operand: Operand, partner: ir.DataType | None = None) -> ir.Value | None:
         """Return ``operand`` as a value; a Python int takes the type ``partner`` when there is one."""

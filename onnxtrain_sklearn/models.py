@@ -1,0 +1,199 @@
+"""Graph builders: objects that make an ONNX graph of the size that the data need.
+
+A builder has one method, ``build(n_features, n_outputs, random_state) -> onnx.ModelProto``; the estimators accept any
+object that has it. The graph maps ``X`` (N, n_features) to ``scores`` (N, n_outputs), without a final activation:
+the loss brings its own. Random numbers are drawn here, from ``random_state``, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from numbers import Integral
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+
+from ._graph.builder import GraphBuilder
+from ._graph.model import to_proto
+from .exceptions import nearest
+
+__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MODELS", "MLP", "GraphModel", "Linear"]
+
+ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "identity": lambda op, x: x,
+    "relu": lambda op, x: op.Relu(x),
+    "tanh": lambda op, x: op.Tanh(x),
+    "logistic": lambda op, x: op.Sigmoid(x),
+    "leaky_relu": lambda op, x: op.LeakyRelu(x, alpha=0.01),
+    "softplus": lambda op, x: op.Softplus(x),
+    "silu": lambda op, x: op.Mul(x, op.Sigmoid(x)),
+    "gelu": lambda op, x: op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, 0.5**0.5)), 1.0)),
+}
+"""Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
+
+_RECTIFIERS = frozenset({"relu", "leaky_relu", "softplus", "silu", "gelu"})
+
+Draw = Callable[[np.random.RandomState, int, int], np.ndarray]
+
+
+def _uniform(bound: Callable[[int, int], float]) -> Draw:
+    return lambda rng, n_in, n_out: rng.uniform(-bound(n_in, n_out), bound(n_in, n_out), (n_in, n_out))
+
+
+def _normal(scale: Callable[[int, int], float]) -> Draw:
+    return lambda rng, n_in, n_out: rng.normal(0.0, scale(n_in, n_out), (n_in, n_out))
+
+
+INITIALIZATIONS: dict[str, Draw] = {
+    "glorot_uniform": _uniform(lambda n_in, n_out: float((6.0 / (n_in + n_out)) ** 0.5)),
+    "glorot_normal": _normal(lambda n_in, n_out: float((2.0 / (n_in + n_out)) ** 0.5)),
+    "he_uniform": _uniform(lambda n_in, n_out: float((6.0 / n_in) ** 0.5)),
+    "he_normal": _normal(lambda n_in, n_out: float((2.0 / n_in) ** 0.5)),
+    "zeros": lambda rng, n_in, n_out: np.zeros((n_in, n_out)),
+}
+"""Distributions of the initial weights: Glorot and Bengio (2010), He et al. (2015)."""
+
+
+class GraphModel(BaseEstimator, ABC):
+    """Base class of the graph builders."""
+
+    @abstractmethod
+    def build(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
+    ) -> onnx.ModelProto:
+        """Return a graph from ``X`` (N, n_features) to ``scores`` (N, n_outputs) with initial weights."""
+
+
+class MLP(GraphModel):
+    """Multi-layer perceptron.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : int or sequence of int, default=(100,)
+        Units of each hidden layer; ``()`` is a linear model.
+    activation : {"relu", "tanh", "logistic", "identity", "leaky_relu", "softplus", "silu", "gelu"}, default="relu"
+        Activation of the hidden layers.
+    initialization : str, default="auto"
+        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. "auto": He (uniform) for layers before
+        a rectifier, Glorot (uniform) for the others. Biases start at zero.
+
+    Notes
+    -----
+    The parameters are named ``layers.0.weight`` (n_in, n_out), ``layers.0.bias`` (n_out,), ``layers.1.weight``, ...
+
+    References
+    ----------
+    Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS 2010.
+    He et al., "Delving deep into rectifiers", ICCV 2015.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import MLP
+    >>> model = MLP(hidden_layer_sizes=(8,)).build(n_features=4, n_outputs=3, random_state=0)
+    >>> [initializer.name for initializer in model.graph.initializer]
+    ['layers.0.weight', 'layers.0.bias', 'layers.1.weight', 'layers.1.bias']
+    """
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (100,),
+        activation: str = "relu",
+        initialization: str = "auto",
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.initialization = initialization
+
+    def build(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
+    ) -> onnx.ModelProto:
+        self._validate()
+        sizes = [n_features, *self._hidden_sizes(), n_outputs]
+        rng = check_random_state(random_state)
+        graph, op, x = _empty_graph(n_features)
+        last = len(sizes) - 2
+        for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            rectified = i < last and self.activation in _RECTIFIERS
+            name = self.initialization if self.initialization != "auto" else "he_uniform" if rectified else "glorot_uniform"
+            x = _dense(op, x, INITIALIZATIONS[name](rng, n_in, n_out), f"layers.{i}")
+            x = ACTIVATIONS[self.activation](op, x) if i < last else x
+        return _finish(graph, x, n_outputs)
+
+    def _hidden_sizes(self) -> list[int]:
+        sizes = self.hidden_layer_sizes
+        return [int(sizes)] if isinstance(sizes, Integral) else [int(n) for n in sizes]  # type: ignore[union-attr]
+
+    def _validate(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"Unknown activation {self.activation!r}.{nearest(self.activation, ACTIVATIONS)}")
+        if self.initialization != "auto" and self.initialization not in INITIALIZATIONS:
+            known = ["auto", *INITIALIZATIONS]
+            raise ValueError(f"Unknown initialization {self.initialization!r}.{nearest(self.initialization, known)}")
+        if any(n < 1 for n in self._hidden_sizes()):
+            raise ValueError(f"hidden_layer_sizes must be >= 1 in every layer, got {self.hidden_layer_sizes!r}.")
+
+
+class Linear(GraphModel):
+    """Linear model, ``scores = X W + b``: with log_loss logistic regression, with squared_error linear regression.
+
+    Parameters
+    ----------
+    fit_intercept : bool, default=True
+        Whether there is a bias ``b``.
+    initialization : str, default="glorot_uniform"
+        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. The bias starts at zero.
+
+    Notes
+    -----
+    The parameters are named ``weight`` (n_features, n_outputs) and ``bias`` (n_outputs,).
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import Linear
+    >>> model = Linear().build(n_features=4, n_outputs=1, random_state=0)
+    >>> [initializer.name for initializer in model.graph.initializer]
+    ['weight', 'bias']
+    """
+
+    def __init__(self, fit_intercept: bool = True, initialization: str = "glorot_uniform") -> None:
+        self.fit_intercept = fit_intercept
+        self.initialization = initialization
+
+    def build(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
+    ) -> onnx.ModelProto:
+        if self.initialization not in INITIALIZATIONS:
+            raise ValueError(
+                f"Unknown initialization {self.initialization!r}.{nearest(self.initialization, INITIALIZATIONS)}"
+            )
+        graph, op, x = _empty_graph(n_features)
+        weight = INITIALIZATIONS[self.initialization](check_random_state(random_state), n_features, n_outputs)
+        return _finish(graph, _dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
+
+
+MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
+"""The builders that the package brings."""
+
+
+def _empty_graph(n_features: int) -> tuple[ir.Graph, GraphBuilder, ir.Value]:
+    x = ir.val("X", ir.DataType.FLOAT, ("N", n_features))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="model")
+    return graph, GraphBuilder(graph, prefix="model", constant_nodes=True), x
+
+
+def _dense(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, *, bias: bool = True) -> ir.Value:
+    stem = f"{name}." if name else ""
+    w = op.parameter(f"{stem}weight", weight.astype(np.float32))
+    b = op.parameter(f"{stem}bias", np.zeros(weight.shape[1], np.float32)) if bias else None
+    return op.Gemm(x, w, b)
+
+
+def _finish(graph: ir.Graph, scores: ir.Value, n_outputs: int) -> onnx.ModelProto:
+    scores.name, scores.type = "scores", ir.TensorType(ir.DataType.FLOAT)
+    scores.shape = ir.Shape([ir.SymbolicDim("N"), n_outputs])
+    graph.outputs.append(scores)
+    return to_proto(ir.Model(graph, ir_version=8, producer_name="onnxtrain_sklearn"))
