@@ -1,0 +1,60 @@
+# Each target sets up all that it needs: a virtual environment in $(VENV), the package and one onnxruntime.
+#   make demo            train on three data sets, write ONNX files and a picture into demo-output/
+#   make test            ruff, mypy, pytest
+#   make lint            ruff, mypy
+#   make bench           time of a training step beside scikit-learn's MLP
+# PYTHON=... chooses the interpreter (3.10 to 3.12: the training runtime has no wheels for later ones), VENV=... the
+# folder of the environment, PYTEST_ARGS=... are handed to pytest.
+
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS ?= ort-training,test
+PYTEST_ARGS ?= -n 2
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.12 python3.11 python3.10)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m onnxtrain_sklearn demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/fit_step.py
+
+clean:
+	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache
+
+# Debian's Python has venv but not ensurepip: there the machine's own pip fills the environment.
+$(STAMP): pyproject.toml
+	@python=""; \
+	for candidate in $(CANDIDATES); do \
+	  if "$$candidate" -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; \
+	  then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "No Python 3.10, 3.11 or 3.12 with the module venv found among: $(CANDIDATES)." >&2; \
+	  echo "onnxruntime-training has wheels for these only. Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+	  exit 1; \
+	fi; \
+	set -e; \
+	echo "Setting up $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv "$(VENV)" 2>/dev/null || { \
+	  "$$python" -m venv --without-pip "$(VENV)"; \
+	  "$$python" -m pip --python "$(BIN)/python" install --quiet pip; }; \
+	"$(BIN)/python" -m pip install --quiet --upgrade pip; \
+	"$(BIN)/python" -m pip install --quiet --editable ".[$(EXTRAS)]"; \
+	touch "$(STAMP)"
