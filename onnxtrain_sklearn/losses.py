@@ -4,12 +4,16 @@ A loss is written for one minibatch: scores and targets of shape (N, k) go in, a
 of losses comes out. :func:`append_loss` turns it into the scalar that is differentiated, the weighted mean over
 rows of the plain mean over a row's columns, ``sum_i w_i mean_j l_ij / sum_i w_i``, so that a row of weight zero
 changes nothing. Losses see the scores before the final activation (logits, log-means): the *link* names that
-activation. No gradient is written by hand; the operators used are those that every gradient engine has proven.
+activation, and :func:`apply_link` emits it for prediction. No gradient is written by hand; the operators used are
+those that every gradient engine has proven, in forms whose derivative is a subgradient at the kinks too: a model that
+starts at zero has scores of exactly 0.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from numbers import Real
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -20,7 +24,13 @@ from ._graph.builder import GraphBuilder
 from .exceptions import ModelError, nearest
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel"]
-Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "clipped_margin"]
+Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
+
+__all__ = [
+    "LINKS", "LOSSES", "AbsoluteError", "Elastic", "Focal", "Gamma", "Hinge", "Huber", "LogCosh", "LogLoss", "Loss",
+    "ModifiedHuber", "Poisson", "Quantile", "SquaredError", "SquaredHinge",
+    "append_loss", "append_penalty", "apply_link", "resolve_loss",
+]  # fmt: skip
 
 
 class Loss(BaseEstimator, ABC):
@@ -34,6 +44,11 @@ class Loss(BaseEstimator, ABC):
     ----------
     tasks : frozenset of {"regression", "binary", "multiclass", "multilabel"}
         What the loss can be used for.
+
+    Notes
+    -----
+    A loss must be finite for every finite score: a row of weight zero is a product with 0, and 0 times infinity is NaN.
+    At a kink the derivatives of ``Abs`` and ``Relu`` are 0.
 
     Examples
     --------
@@ -73,26 +88,35 @@ class Loss(BaseEstimator, ABC):
         """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
         return "identity"
 
+    def validate(self) -> None:
+        """Raise ValueError for a parameter out of its range. Called before training, never by the constructor."""
+
+    def check_targets(self, y: np.ndarray) -> None:
+        """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default."""
+
 
 class _RegressionLoss(Loss):
     tasks = frozenset({"regression"})
+
+
+class _ExponentialLoss(_RegressionLoss):
+    def link(self, task: Task) -> Link:
+        return "exp"
 
 
 class _ClassificationLoss(Loss):
     tasks = frozenset({"binary", "multiclass", "multilabel"})
 
 
+class _LikelihoodLoss(_ClassificationLoss):
+    def link(self, task: Task) -> Link:
+        return "softmax" if task == "multiclass" else "sigmoid"
+
+
 class SquaredError(_RegressionLoss):
-    """Squared error, ``(s - y)²``, without a factor of one half.
+    r"""Squared error, :math:`(s - y)^2`, without a factor of one half.
 
-    The definition of ``torch.nn.MSELoss``.
-
-    Examples
-    --------
-    >>> from onnxtrain_sklearn import OrtGradientRegressor
-    >>> from onnxtrain_sklearn.losses import SquaredError
-    >>> OrtGradientRegressor(loss=SquaredError())
-    OrtGradientRegressor(loss=SquaredError())
+    The definition of ``torch.nn.MSELoss``, onnxruntime's ``MSELoss`` and :func:`sklearn.metrics.mean_squared_error`.
     """
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
@@ -100,21 +124,271 @@ class SquaredError(_RegressionLoss):
         return op.Mul(residual, residual)
 
 
-class LogLoss(_ClassificationLoss):
-    """Negative log-likelihood of the labels, also known as cross-entropy.
+class AbsoluteError(_RegressionLoss):
+    r"""Absolute error, :math:`|s - y|`; its minimum is the conditional median.
 
-    With a softmax over the scores ``-sum_k y_k log softmax(s)_k``; with a sigmoid of each score
-    ``softplus(s) - y s``, which is ``-y log σ(s) - (1 - y) log(1 - σ(s))`` without its overflow.
-    Both are computed from the logits and stay finite for scores of any size.
+    The subgradient at :math:`s = y` is 0. The definition of ``torch.nn.L1Loss`` and
+    :func:`sklearn.metrics.mean_absolute_error`.
     """
 
-    def link(self, task: Task) -> Link:
-        return "softmax" if task == "multiclass" else "sigmoid"
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        return op.Abs(op.Sub(scores, y))
+
+
+class Huber(_RegressionLoss):
+    r"""Squared error for small residuals, absolute error for large ones.
+
+    With :math:`r = s - y`, :math:`r^2 / 2` where :math:`|r| \le \delta`, else :math:`\delta (|r| - \delta / 2)`.
+    The definition of ``torch.nn.HuberLoss``.
+
+    Parameters
+    ----------
+    delta : float, default=1.0
+        Residual at which the quadratic part ends, positive, in the unit of the targets.
+
+    References
+    ----------
+    P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
+    """
+
+    def __init__(self, delta: float = 1.0) -> None:
+        self.delta = delta
+
+    def validate(self) -> None:
+        _require(self, "delta", "in (0, inf)", lambda delta: 0 < delta < np.inf)
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        return op.Mul(_huber(op, op.Abs(op.Sub(scores, y)), float(self.delta)), 0.5)
+
+
+class Quantile(_RegressionLoss):
+    r"""Pinball loss; its minimum is the conditional quantile.
+
+    :math:`q (y - s)` where :math:`y \ge s`, else :math:`(1 - q) (s - y)`. The definition of
+    :func:`sklearn.metrics.mean_pinball_loss`. The subgradient at :math:`s = y` is :math:`1/2 - q`.
+
+    Parameters
+    ----------
+    quantile : float, default=0.5
+        The quantile :math:`q` to estimate, in (0, 1). 0.5 is half the absolute error.
+
+    References
+    ----------
+    R. Koenker and G. Bassett, "Regression quantiles", Econometrica 46, 1978.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import OrtGradientRegressor
+    >>> from onnxtrain_sklearn.losses import Quantile
+    >>> OrtGradientRegressor(loss=Quantile(0.9))
+    OrtGradientRegressor(loss=Quantile(quantile=0.9))
+    """
+
+    def __init__(self, quantile: float = 0.5) -> None:
+        self.quantile = quantile
+
+    def validate(self) -> None:
+        _require(self, "quantile", "in (0, 1)", lambda quantile: 0 < quantile < 1)
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        residual = op.Sub(scores, y)
+        half = op.Mul(op.Abs(residual), 0.5)
+        return half if self.quantile == 0.5 else op.Add(half, op.Mul(residual, 0.5 - float(self.quantile)))
+
+
+class Poisson(_ExponentialLoss):
+    r"""Poisson deviance of counts, :math:`e^s - y s`; the prediction is :math:`e^s`.
+
+    Half the deviance but for a term of :math:`y` alone; the definition of ``torch.nn.PoissonNLLLoss``.
+    The targets must not be negative.
+
+    References
+    ----------
+    P. McCullagh and J. A. Nelder, "Generalized Linear Models", second edition, 1989, chapter 6.
+    """
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _require_targets(self, y, y >= 0, "not negative")
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        return op.Sub(op.Exp(scores), op.Mul(y, scores))
+
+
+class Gamma(_ExponentialLoss):
+    r"""Gamma deviance of positive amounts, :math:`s + y e^{-s}`; the prediction is :math:`e^s`.
+
+    Half the deviance but for a term of :math:`y` alone; the definition of scikit-learn's ``HalfGammaLoss``.
+    The targets must be positive.
+
+    References
+    ----------
+    P. McCullagh and J. A. Nelder, "Generalized Linear Models", second edition, 1989, chapter 8.
+    """
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _require_targets(self, y, y > 0, "positive")
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        return op.Add(scores, op.Mul(y, op.Exp(op.Neg(scores))))
+
+
+class LogCosh(_RegressionLoss):
+    r"""Smooth absolute error, :math:`\log \cosh r` with :math:`r = s - y`.
+
+    Near :math:`r^2 / 2` for small residuals and :math:`|r| - \log 2` for large ones. Computed as
+    :math:`r + \mathrm{softplus}(-2 r) - \log 2`, which does not overflow.
+    """
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        residual = op.Sub(scores, y)
+        return op.Add(residual, op.Sub(op.Softplus(op.Mul(residual, -2.0)), float(np.log(2.0))))
+
+
+class Elastic(_RegressionLoss):
+    r"""Mixture of absolute and squared error, :math:`\rho |r| + (1 - \rho) r^2` with :math:`r = s - y`.
+
+    Parameters
+    ----------
+    l1_ratio : float, default=0.5
+        Share :math:`\rho` of the absolute error, in [0, 1]. 0 is the squared error, 1 the absolute error.
+    """
+
+    def __init__(self, l1_ratio: float = 0.5) -> None:
+        self.l1_ratio = l1_ratio
+
+    def validate(self) -> None:
+        _require(self, "l1_ratio", "in [0, 1]", lambda l1_ratio: 0 <= l1_ratio <= 1)
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        residual, l1_ratio = op.Sub(scores, y), float(self.l1_ratio)
+        squares = op.Mul(op.Mul(residual, residual), 1.0 - l1_ratio)
+        return op.Add(op.Mul(op.Abs(residual), l1_ratio), squares)
+
+
+class LogLoss(_LikelihoodLoss):
+    r"""Negative log-likelihood of the labels, also known as cross-entropy.
+
+    With a softmax over the scores :math:`-\sum_k y_k \log \mathrm{softmax}(s)_k`; with a sigmoid of each score
+    :math:`\mathrm{softplus}(s) - y s = -y \log \sigma(s) - (1 - y) \log \sigma(-s)`. Both are computed from the logits
+    and stay finite for scores of any size. The definition of :func:`sklearn.metrics.log_loss`,
+    ``torch.nn.CrossEntropyLoss`` and ``torch.nn.BCEWithLogitsLoss``.
+    """
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         if link == "softmax":
-            return op.Neg(op.ReduceSum(op.Mul(y, op.LogSoftmax(scores, axis=-1)), axes=[-1], keepdims=True))
+            return op.Neg(_row_sum(op, op.Mul(y, op.LogSoftmax(scores, axis=-1))))
         return op.Sub(op.Softplus(scores), op.Mul(scores, y))
+
+
+class Hinge(_ClassificationLoss):
+    r"""Loss of linear support vector machines, :math:`\max(0, 1 - z)` with the margin :math:`z = (2 y - 1) s`.
+
+    Several classes are trained one against the rest: the mean over the columns. Gives no probabilities. The
+    subgradient at :math:`z = 1` is 0.
+
+    References
+    ----------
+    C. Cortes and V. Vapnik, "Support-vector networks", Machine Learning 20, 1995.
+    """
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        return op.Relu(op.Sub(1.0, _margin(op, scores, y)))
+
+
+class SquaredHinge(_ClassificationLoss):
+    r"""Square of the hinge loss, :math:`\max(0, 1 - z)^2` with the margin :math:`z = (2 y - 1) s`.
+
+    Several classes are trained one against the rest: the mean over the columns. Gives no probabilities. The
+    default of :class:`sklearn.svm.LinearSVC`.
+    """
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        missing = op.Relu(op.Sub(1.0, _margin(op, scores, y)))
+        return op.Mul(missing, missing)
+
+
+class ModifiedHuber(_ClassificationLoss):
+    r"""Squared hinge loss that grows linearly for gross errors, and gives probabilities.
+
+    With the margin :math:`z = (2 y - 1) s`, :math:`\max(0, 1 - z)^2` where :math:`z \ge -1`, else :math:`-4 z`.
+    The probability of a label is :math:`(\mathrm{clip}(s, -1, 1) + 1) / 2`. Several classes are trained one against the
+    rest, the mean over the columns, and their probabilities normalised. The definition of
+    :class:`sklearn.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    T. Zhang, "Solving large scale linear prediction problems using stochastic gradient descent algorithms", ICML 2004.
+    """
+
+    def link(self, task: Task) -> Link:
+        return "hard_sigmoid" if task == "multilabel" else "clipped_margin"
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        return _huber(op, op.Relu(op.Sub(1.0, _margin(op, scores, y))), 2.0)
+
+
+class Focal(_LikelihoodLoss):
+    r"""Log loss that discounts rows which are right already, :math:`-(1 - p_t)^\gamma \log p_t`.
+
+    :math:`p_t` is the probability of the true class under a softmax, or of the true label under a sigmoid of each
+    score. Computed from the logits: finite for scores of any size and every :math:`\gamma`.
+
+    Parameters
+    ----------
+    gamma : float, default=2.0
+        Strength of the discount, not negative. 0 is the log loss.
+
+    References
+    ----------
+    T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, "Focal loss for dense object detection", ICCV 2017.
+    """
+
+    def __init__(self, gamma: float = 2.0) -> None:
+        self.gamma = gamma
+
+    def validate(self) -> None:
+        _require(self, "gamma", "in [0, inf)", lambda gamma: 0 <= gamma < np.inf)
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        if link == "softmax":
+            log_p = op.LogSoftmax(scores, axis=-1)
+            # log(1 - p_t) from p_t itself is -inf as soon as p_t rounds to 1.
+            others = op.Sub(log_p, op.Mul(y, 1e30))
+            log_error = op.ReduceLogSumExp(others, axes=[-1], keepdims=True)
+            loss = op.Neg(_row_sum(op, op.Mul(y, log_p)))
+        else:
+            margin = _margin(op, scores, y)
+            log_error = op.Neg(op.Softplus(margin))
+            loss = op.Softplus(op.Neg(margin))
+        return op.Mul(op.Exp(op.Mul(log_error, float(self.gamma))), loss)
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "squared_error": SquaredError,
+    "absolute_error": AbsoluteError,
+    "huber": Huber,
+    "quantile": Quantile,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "log_cosh": LogCosh,
+    "elastic": Elastic,
+    "log_loss": LogLoss,
+    "hinge": Hinge,
+    "squared_hinge": SquaredHinge,
+    "modified_huber": ModifiedHuber,
+    "focal": Focal,
+}
+
+
+def resolve_loss(loss: str | Loss) -> Loss:
+    """Return the loss object that a name or an object stands for, its parameters validated."""
+    if not isinstance(loss, str | Loss):
+        raise TypeError(f"loss must be a name or a Loss object, got {type(loss).__name__}.")
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise ValueError(f"Unknown loss {loss!r}.{nearest(loss, LOSSES)}")
+    resolved = LOSSES[loss]() if isinstance(loss, str) else loss
+    resolved.validate()
+    return resolved
 
 
 def append_loss(
@@ -122,17 +396,15 @@ def append_loss(
 ) -> ir.Value:
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
 
-    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,).
+    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero change nothing,
+    whatever scores and targets of finite loss they hold; of a loss with the link "exp", whatever finite ones.
     """
+    if link == "exp":
+        scores = op.Mul(scores, _nonzero(op, sample_weight))  # 0 · exp(100) is NaN in float32
     rows = loss(op, scores, y, link)
-    expected, got = op.shape(scores), op.shape(rows)
-    if expected is None or got is None or len(got) != 2 or got[0] != expected[0] or got[1] not in (1, expected[1]):
-        raise ModelError(
-            f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for scores of shape (N, k) = {expected}, "
-            f"got {got}. Keep the reduced axis: op.ReduceSum(x, axes=[-1], keepdims=True)."
-        )
+    columns = _columns(op, loss, scores, rows)
     total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
-    share = op.Div(sample_weight, op.Mul(total, float(got[1]))) if got[1] != 1 else op.Div(sample_weight, total)
+    share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
     return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)
 
 
@@ -144,18 +416,83 @@ def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_rati
     return op.Add(squares, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), alpha * l1_ratio))
 
 
-LOSSES: dict[str, type[Loss]] = {
-    "squared_error": SquaredError,
-    "log_loss": LogLoss,
+def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
+    """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
+
+    "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several are divided by
+    their sum, and where that is 0 the classes share alike. The other names are the usual functions.
+    """
+    if link not in LINKS:
+        raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
+    return LINKS[link](op, scores)
+
+
+def _hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    return op.HardSigmoid(scores, alpha=0.5, beta=0.5)
+
+
+def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    margins, shape = _hard_sigmoid(op, scores), op.shape(scores)
+    if shape is not None and shape[-1] == 1:
+        return margins
+    empty = op.Equal(_row_sum(op, margins), 0.0)
+    margins = op.Where(empty, 1.0, margins)
+    return op.Div(margins, _row_sum(op, margins))
+
+
+LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "identity": lambda op, scores: scores,
+    "exp": lambda op, scores: op.Exp(scores),
+    "sigmoid": lambda op, scores: op.Sigmoid(scores),
+    "softmax": lambda op, scores: op.Softmax(scores, axis=-1),
+    "hard_sigmoid": _hard_sigmoid,
+    "clipped_margin": _clipped_margin,
 }
 
 
-def resolve_loss(loss: str | Loss) -> Loss:
-    """Return the loss object that a name or an object stands for."""
-    if isinstance(loss, Loss):
-        return loss
-    if not isinstance(loss, str):
-        raise TypeError(f"loss must be a name or a Loss object, got {type(loss).__name__}.")
-    if loss not in LOSSES:
-        raise ValueError(f"Unknown loss {loss!r}.{nearest(loss, LOSSES)}")
-    return LOSSES[loss]()
+def _margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
+    return op.Mul(op.Sub(op.Mul(y, 2.0), 1.0), scores)
+
+
+def _huber(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
+    """``x²`` of ``x >= 0`` up to ``bound``, its tangent beyond: ``c (2 x - c)`` of the smaller ``c`` of both.
+
+    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` whatever an engine takes for dc/dx where they are equal.
+    """
+    smaller = op.Min(x, bound)
+    return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
+
+
+def _columns(op: GraphBuilder, loss: Loss, scores: ir.Value, rows: ir.Value) -> int:
+    """The number of columns of what ``loss`` returned, held to the shape that it has to have."""
+    expected, got = op.shape(scores), op.shape(rows)
+    if expected is not None and got is not None and got in (expected, (expected[0], 1)):
+        return int(str(got[1]))
+    raise ModelError(
+        f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for scores of shape (N, k) = {expected}, "
+        f"got {got}. Keep the reduced axis: op.ReduceSum(x, axes=[-1], keepdims=True)."
+    )
+
+
+def _row_sum(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    return op.ReduceSum(x, axes=[-1], keepdims=True)
+
+
+def _nonzero(op: GraphBuilder, sample_weight: ir.Value) -> ir.Value:
+    """The column (N, 1) of 1 where the weight is not zero, else 0."""
+    nonzero = op.Cast(op.Cast(sample_weight, to=ir.DataType.BOOL), to=op.dtype)
+    return op.Unsqueeze(nonzero, axes=[1])
+
+
+def _require(loss: Loss, name: str, expected: str, holds: Callable[[float], bool]) -> None:
+    value = getattr(loss, name)
+    if not isinstance(value, Real) or not holds(float(value)):
+        raise ValueError(f"{type(loss).__name__}: {name} must be a number {expected}, got {value!r}.")
+
+
+def _require_targets(loss: Loss, y: np.ndarray, valid: np.ndarray, expected: str) -> None:
+    if not np.all(valid):
+        raise ValueError(
+            f"{type(loss).__name__} needs targets that are {expected}, got {np.count_nonzero(~valid)} of {np.size(y)} "
+            f"that are not, the smallest {np.min(y)}. Check y, or use a loss for targets of any sign: 'squared_error'."
+        )
