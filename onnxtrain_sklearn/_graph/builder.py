@@ -51,7 +51,7 @@ class GraphBuilder:
         self._prefix = prefix
         self._constant_nodes = constant_nodes
         self._tape = ir.tape.Tape(graph)
-        self._taken = _names(graph)
+        self.taken = _names(graph)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
@@ -79,7 +79,7 @@ class GraphBuilder:
         array = np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            tensor = ir.tensor(array, name=self.name("constant"))
+            tensor = _tensor(array, self.name("constant"))
             make = self._constant_node if self._constant_nodes else self._tape.initializer
             self._constants[key] = make(tensor)
         return self._constants[key]
@@ -91,7 +91,7 @@ class GraphBuilder:
 
     def parameter(self, name: str, array: np.ndarray) -> ir.Value:
         """Return a new initializer that keeps ``name``, for weights; equal ones are not shared."""
-        self._taken.add(name)
+        self.taken.add(name)
         return self._tape.initializer(ir.tensor(array, name=name))
 
     def value(self, operand: Operand, partner: ir.DataType | None = None) -> ir.Value | None:
@@ -115,10 +115,10 @@ class GraphBuilder:
         """Return a name that nothing in the graph has yet."""
         base, count = f"{self._prefix}/{stem}", 0
         candidate = base
-        while candidate in self._taken:
+        while candidate in self.taken:
             count += 1
             candidate = f"{base}_{count}"
-        self._taken.add(candidate)
+        self.taken.add(candidate)
         return candidate
 
     def _fit_schema(
@@ -143,6 +143,12 @@ class GraphBuilder:
             return onnx.defs.get_schema(op_type, self.opset, "")
         except onnx.defs.SchemaError:
             raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, the opset of this graph.") from None
+
+
+def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
+    if array.dtype.kind in "UO":
+        return ir.StringTensor([str(s).encode() for s in array.ravel()], shape=ir.Shape(array.shape), name=name)
+    return ir.tensor(array, name=name)
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:

@@ -1,0 +1,124 @@
+"""Minibatches out of arrays, data frames, sparse matrices, memory maps and dicts of inputs.
+
+The step owns one static buffer per input; a batch is gathered into it, converted on the way. So nothing is
+allocated in the loop, a sparse matrix or a memory map is never densified or read beyond the batch, and a copy of
+the data in the graph's type is made only where it is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+COPY_LIMIT = 2**28
+"""Bytes up to which data of another type is converted once, not batch by batch."""
+
+
+class Column:
+    """One input of the graph: rows of it can be gathered into a buffer."""
+
+    def __init__(self, data: Any, dtype: np.dtype[Any]) -> None:
+        self._sparse = sp.issparse(data)
+        self._data = data.tocsr() if self._sparse else _converted(data, dtype)
+        self._dtype = dtype
+        self._direct = not self._sparse and type(self._data) is np.ndarray and self._data.dtype == dtype
+
+    def __len__(self) -> int:
+        return int(self._data.shape[0])
+
+    def rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the given rows as a dense array of the graph's type."""
+        part = self._data[rows]
+        return np.ascontiguousarray(part.toarray() if self._sparse else part, dtype=self._dtype)
+
+    def take(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write the given rows into ``out``."""
+        if self._direct:
+            self._data.take(rows, 0, out, "clip")
+        elif self._sparse:
+            out[...] = self._data[rows].toarray().reshape(out.shape)
+        else:
+            out[...] = self._data[rows].reshape(out.shape)
+
+
+def _converted(data: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return ``data`` in ``dtype``, unless it is mapped from a file or the copy would be large."""
+    if _is_mapped(data) or (data.dtype != dtype and data.size * dtype.itemsize > COPY_LIMIT):
+        return np.asarray(data)
+    return np.ascontiguousarray(data, dtype=dtype)
+
+
+def _is_mapped(data: Any) -> bool:
+    while data is not None and not isinstance(data, np.memmap):
+        data = getattr(data, "base", None)
+    return data is not None
+
+
+class Batches:
+    """Minibatches of some rows of the data.
+
+    Parameters
+    ----------
+    columns : mapping of str to Column
+        The graph's inputs, the target among them, by name.
+    rows : ndarray of int
+        The rows to go through.
+    sample_weight : ndarray of shape (n_samples,) or None
+        Weight of every row of the data; None: one.
+    size : int
+        Rows of a batch.
+    rng : numpy.random.RandomState or None
+        Draws the order of every epoch; None: the order stays as it is.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        rows: np.ndarray,
+        sample_weight: np.ndarray | None,
+        size: int,
+        rng: np.random.RandomState | None,
+    ) -> None:
+        self._columns, self._order, self._weights = dict(columns), rows.copy(), sample_weight
+        self._size, self._rng = min(size, len(rows)), rng
+        self._loaded: object = None
+        self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of one pass."""
+        return len(self._order)
+
+    @property
+    def steps(self) -> int:
+        """Batches of one pass."""
+        return -(-len(self._order) // self._size)
+
+    def into(self, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray) -> Iterator[float]:
+        """Gather one batch after the other into the buffers; yield the sum of the weights of each.
+
+        A batch shorter than the buffers is filled up with copies of its first row at weight zero: they add nothing
+        to a weighted mean, and are finite where the batch is.
+        """
+        if self.steps > 1 and self._rng is not None:
+            self._rng.shuffle(self._order)
+        capacity = len(weight_buffer)
+        for start in range(0, len(self._order), self._size):
+            rows = self._order[start : start + self._size]
+            if self.steps > 1 or self._loaded is not buffers:
+                self._gather(rows, capacity, buffers, weight_buffer)
+                self._loaded = buffers
+            yield float(len(rows)) if self._weights is None else float(self._weights[rows].sum(dtype=np.float64))
+
+    def _gather(
+        self, rows: np.ndarray, capacity: int, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray
+    ) -> None:
+        count = len(rows)
+        padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
+        for name, column in self._columns.items():
+            column.take(padded, buffers[name])
+        weight_buffer[:count] = 1.0 if self._weights is None else self._weights[rows]
+        weight_buffer[count:] = 0.0
