@@ -1,0 +1,190 @@
+"""The command line: ``python -m onnxtrain_sklearn demo`` trains on three data sets beside scikit-learn's MLP.
+
+Both sides get the same data, network, optimizer, batch size and stopping rule, and search the same learning rates.
+What is trained is written as ONNX and read back by onnxruntime alone. Only reporting lives here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn import datasets
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
+
+from . import _runtime
+from ._estimators import OrtGradientClassifier, OrtGradientRegressor
+from .models import MLP
+
+HIDDEN_LAYER_SIZES = (64,)
+SETTINGS = {"batch_size": 64, "max_iter": 100, "alpha": 0.0, "random_state": 0}
+LEARNING_RATES = [0.001, 0.003, 0.01]
+DATA = ("digits", "breast_cancer", "diabetes")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to search and train on, and rows held out; a regression target is in units of its standard deviation."""
+
+    X_train: np.ndarray
+    X_test: np.ndarray
+    y_train: np.ndarray
+    y_test: np.ndarray
+
+    @property
+    def is_classification(self) -> bool:
+        return self.y_train.dtype.kind != "f"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A data set, and the two searches that were fitted on it."""
+
+    name: str
+    split: Split
+    ours: GridSearchCV
+    theirs: GridSearchCV
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line with ``arguments``, by default the process's own, and return its exit status."""
+    options = _parser().parse_args(arguments)
+    return int(options.run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("onnxtrain_sklearn", description="Train ONNX graphs as scikit-learn estimators.")
+    versions = f"onnxtrain-sklearn {metadata.version('onnxtrain-sklearn')} on onnxruntime {_runtime.version()}"
+    parser.add_argument("--version", action="version", version=versions)
+    commands = parser.add_subparsers(title="commands", required=True)
+    demo = commands.add_parser("demo", help="train on digits, breast_cancer and diabetes beside scikit-learn's MLP")
+    demo.add_argument("--output", type=Path, default=Path("demo-output"), metavar="DIR", help="default: %(default)s")
+    demo.add_argument("--data", nargs="+", choices=DATA, default=DATA, help="default: all")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    options.output.mkdir(parents=True, exist_ok=True)
+    print(f"Searching learning rates {LEARNING_RATES} by 3-fold cross-validation, then training with the best.")
+    results = [_search(name) for name in options.data]
+    print("\n".join(["", *_table(results), ""]))
+    equal = [_export(result, options.output / f"{result.name}.onnx") for result in results]
+    _draw(results, options.output / "loss_curves.png")
+    return 0 if all(equal) else 1
+
+
+def _search(name: str) -> Result:
+    split = _load(name)
+    ours, theirs = _estimators(split)
+    return Result(name, split, _fit(ours, split), _fit(theirs, split))
+
+
+def _load(name: str) -> Split:
+    X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    stratify = y if y.dtype.kind == "i" else None
+    X_train, X_test, y_train, y_test = train_test_split(X.astype(np.float32), y, stratify=stratify, random_state=0)
+    if stratify is None:
+        mean, deviation = y_train.mean(), y_train.std()
+        y_train, y_test = (y_train - mean) / deviation, (y_test - mean) / deviation
+    return Split(X_train, X_test, y_train, y_test)
+
+
+def _estimators(split: Split) -> tuple[BaseEstimator, BaseEstimator]:
+    ours = OrtGradientClassifier if split.is_classification else OrtGradientRegressor
+    theirs = MLPClassifier if split.is_classification else MLPRegressor
+    return (
+        ours(MLP(HIDDEN_LAYER_SIZES), optimizer="adam", **SETTINGS),
+        theirs(HIDDEN_LAYER_SIZES, solver="adam", **SETTINGS),
+    )
+
+
+def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
+    pipeline = Pipeline([("scale", StandardScaler()), ("net", estimator)])
+    search = GridSearchCV(pipeline, {"net__learning_rate_init": LEARNING_RATES}, cv=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # some of the rates are too small on purpose
+        return search.fit(split.X_train, split.y_train)
+
+
+def _table(results: Sequence[Result]) -> list[str]:
+    head = f"{'data':<14} {'score':<9} {'estimator':<23} {'rate':>5} {'on test rows':>15} {'search, s':>10} {'speed':>7}"
+    return [head, "-" * len(head), *(row for result in results for row in _rows(result))]
+
+
+def _rows(result: Result) -> list[str]:
+    measure = "accuracy" if result.split.is_classification else "R²"
+    theirs = _seconds(result.theirs)
+    return [
+        f"{result.name:<14} {measure:<9} {_columns(result.ours, result.split)} {theirs / _seconds(result.ours):>6.1f}x",
+        f"{'':<24} {_columns(result.theirs, result.split)} {1.0:>6.1f}x",
+    ]
+
+
+def _columns(search: GridSearchCV, split: Split) -> str:
+    net = search.best_estimator_["net"]
+    score = search.score(split.X_test, split.y_test)
+    return f"{type(net).__name__:<23} {net.learning_rate_init:>5} {score:>15.3f} {_seconds(search):>10.1f}"
+
+
+def _seconds(search: GridSearchCV) -> float:
+    """Return the time of all fits of a search and of the last one on all rows."""
+    return float(np.sum(search.cv_results_["mean_fit_time"]) * search.n_splits_ + search.refit_time_)
+
+
+def _export(result: Result, path: Path) -> bool:
+    """Write the trained graph, run the file by onnxruntime alone, and say whether it predicts the same."""
+    pipeline = result.ours.best_estimator_
+    path.write_bytes(pipeline["net"].to_onnx().SerializeToString())
+    X = pipeline["scale"].transform(result.split.X_test)
+    reloaded = _run(path, X)
+    equal = np.array_equal(reloaded.ravel(), pipeline["net"].predict(X).ravel())
+    verdict = "equal to" if equal else "DIFFERENT FROM"
+    print(f"{path} ({path.stat().st_size:,} bytes): in onnxruntime its {len(X)} predictions are {verdict} predict's.")
+    return equal
+
+
+def _run(path: Path, X: np.ndarray) -> np.ndarray:
+    """Return the first output (of a classifier the labels) of a model file."""
+    session = _runtime.create_session(path.read_bytes(), _runtime.resolve_device())
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: X})[0])
+
+
+def _draw(results: Sequence[Result], path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("The picture of the loss curves needs matplotlib: pip install 'onnxtrain-sklearn[demo]'.")
+        return
+    figure = Figure(figsize=(4 * len(results), 3.2), layout="constrained")
+    for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
+        _draw_curves(axes, result)
+    figure.savefig(path, dpi=100)
+    print(f"{path}: the loss curves.")
+
+
+def _draw_curves(axes: Any, result: Result) -> None:
+    """Draw both loss curves of a result on one scale: scikit-learn halves the squared error."""
+    scale = 1.0 if result.split.is_classification else 2.0
+    for search, factor in ((result.ours, 1.0), (result.theirs, scale)):
+        net = search.best_estimator_["net"]
+        label = f"{type(net).__name__}, rate {net.learning_rate_init}"
+        axes.plot(np.arange(1, len(net.loss_curve_) + 1), factor * np.asarray(net.loss_curve_), label=label)
+    axes.set(title=result.name, xlabel="epoch", ylabel="training loss", yscale="log")
+    axes.legend(fontsize="small")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
