@@ -331,7 +331,8 @@ class Focal(_LikelihoodLoss):
     r"""Log loss that discounts rows which are right already, :math:`-(1 - p_t)^\gamma \log p_t`.
 
     :math:`p_t` is the probability of the true class under a softmax, or of the true label under a sigmoid of each
-    score. Computed from the logits: finite for scores of any size and every :math:`\gamma`.
+    score. With its log-odds :math:`t` the loss is :math:`e^{-\gamma \mathrm{softplus}(t)} \mathrm{softplus}(-t)`,
+    finite for scores of any size and every :math:`\gamma`.
 
     Parameters
     ----------
@@ -350,17 +351,9 @@ class Focal(_LikelihoodLoss):
         _require(self, "gamma", "in [0, inf)", lambda gamma: 0 <= gamma < np.inf)
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        if link == "softmax":
-            log_p = op.LogSoftmax(scores, axis=-1)
-            # log(1 - p_t) from p_t itself is -inf as soon as p_t rounds to 1.
-            others = op.Sub(log_p, op.Mul(y, 1e30))
-            log_error = op.ReduceLogSumExp(others, axes=[-1], keepdims=True)
-            loss = op.Neg(_row_sum(op, op.Mul(y, log_p)))
-        else:
-            margin = _margin(op, scores, y)
-            log_error = op.Neg(op.Softplus(margin))
-            loss = op.Softplus(op.Neg(margin))
-        return op.Mul(op.Exp(op.Mul(log_error, float(self.gamma))), loss)
+        odds = _class_log_odds(op, scores, y) if link == "softmax" else _margin(op, scores, y)
+        discount = op.Exp(op.Mul(op.Softplus(odds), -float(self.gamma)))
+        return op.Mul(discount, op.Softplus(op.Neg(odds)))
 
 
 LOSSES: dict[str, type[Loss]] = {
@@ -452,6 +445,12 @@ LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 
 def _margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
     return op.Mul(op.Sub(op.Mul(y, 2.0), 1.0), scores)
+
+
+def _class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
+    """``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
+    others = op.Sub(scores, op.Mul(y, 1e30))
+    return op.Sub(_row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
 
 
 def _huber(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:

@@ -1,0 +1,296 @@
+"""What every loss in the registry must satisfy, on every engine: value, gradient, weights, extremes, conventions.
+
+The references are written from the formulas in float64; gradients are compared with their central differences.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from sklearn.base import clone
+
+from onnxtrain_sklearn import losses
+from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
+from onnxtrain_sklearn._graph.builder import GraphBuilder
+
+OPSETS = (11, 12, 13, 17, 18, 19, 20, 21)
+COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
+VARIANTS: dict[str, list[dict[str, float]]] = {
+    "huber": [{"delta": 0.25}],
+    "quantile": [{"quantile": 0.9}, {"quantile": 0.02}],
+    "elastic": [{"l1_ratio": 0.0}, {"l1_ratio": 1.0}],
+    "focal": [{"gamma": 0.0}, {"gamma": 0.5}],
+}
+
+
+def margin(s, y):
+    return np.where(y == 1, s, -s)
+
+
+def log_softmax(s):
+    return s - np.logaddexp.reduce(s, axis=1, keepdims=True)
+
+
+def true_log_p(s, y, task):
+    """The log probability of the true class, (N, 1), or of each true label, (N, k); and that of its complement."""
+    if task != "multiclass":
+        return -np.logaddexp(0, -margin(s, y)), -np.logaddexp(0, margin(s, y))
+    log_p, true = log_softmax(s), np.argmax(y, axis=1)
+    right = [row[t] for row, t in zip(log_p, true, strict=True)]
+    wrong = [np.logaddexp.reduce(np.delete(row, t)) for row, t in zip(log_p, true, strict=True)]
+    return np.array(right)[:, None], np.array(wrong)[:, None]
+
+
+def focal(s, y, task, gamma=2.0):
+    right, wrong = true_log_p(s, y, task)
+    return -np.exp(gamma * wrong) * right
+
+
+def huber(s, y, task, delta=1.0):
+    r = np.abs(s - y)
+    return np.where(r <= delta, 0.5 * r * r, delta * (r - 0.5 * delta))
+
+
+def modified_huber(s, y, task):
+    z = margin(s, y)
+    return np.select([z >= 1, z >= -1], [0.0, (1 - z) ** 2], -4 * z)
+
+
+def log_cosh(s, y, task):
+    return np.logaddexp(s - y, y - s) - np.log(2)
+
+
+REFERENCES: dict[str, Callable[..., np.ndarray]] = {
+    "squared_error": lambda s, y, task: (s - y) ** 2,
+    "absolute_error": lambda s, y, task: np.where(s > y, s - y, y - s),
+    "huber": huber,
+    "quantile": lambda s, y, task, quantile=0.5: np.where(y > s, quantile * (y - s), (1 - quantile) * (s - y)),
+    "poisson": lambda s, y, task: np.exp(s) - y * s,
+    "gamma": lambda s, y, task: s + y * np.exp(-s),
+    "log_cosh": log_cosh,
+    "elastic": lambda s, y, task, l1_ratio=0.5: l1_ratio * np.abs(s - y) + (1 - l1_ratio) * (s - y) ** 2,
+    "log_loss": lambda s, y, task: -true_log_p(s, y, task)[0],
+    "hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0),
+    "squared_hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0) ** 2,
+    "modified_huber": modified_huber,
+    "focal": focal,
+}
+
+
+class Case:
+    """One loss with its parameters on one task; ``id`` names it in the test report."""
+
+    def __init__(self, name: str, parameters: dict[str, float], task: Any) -> None:
+        self.name, self.parameters, self.task = name, parameters, task
+        self.loss = losses.LOSSES[name](**parameters)
+        self.id = f"{self.loss!r}-{task}"
+
+    def rows(self, s, y):
+        return np.broadcast_to(REFERENCES[self.name](s, y, self.task, **self.parameters), (len(s), s.shape[1]))
+
+    def value(self, s, y, w):
+        return w @ self.rows(s, y).mean(axis=1) / w.sum()
+
+    def differences(self, s, y, w, *, left, right):
+        """The slope from ``s - left`` to ``s + right``, a score at a time; rows do not meet, so all rows at once."""
+        slopes = np.zeros_like(s)
+        for j in range(s.shape[1]):
+            step = np.eye(s.shape[1])[j]
+            slopes[:, j] = (self.rows(s + right * step, y) - self.rows(s - left * step, y)).mean(axis=1)
+        return slopes * w[:, None] / (w.sum() * (left + right))
+
+    def sample(self, k, n=8, seed=0):
+        rng = np.random.default_rng(seed)
+        scores = 1.5 * rng.standard_normal((n, k))
+        if self.task == "regression":
+            y = rng.exponential(size=(n, k)) - (0.0 if self.loss.link("regression") == "exp" else 1.0)
+        elif self.task == "multiclass":
+            y = np.eye(k)[rng.integers(k, size=n)]
+        else:
+            y = rng.integers(2, size=(n, k))
+        return single(scores), single(y), single(rng.uniform(0.5, 2, size=n))
+
+
+def single(x):
+    """Numbers of float32 as float64: the reference and the graph start from the same."""
+    return np.asarray(x, np.float32).astype(np.float64)
+
+
+CASES = [
+    Case(name, parameters, task)
+    for name, loss in losses.LOSSES.items()
+    for task in sorted(loss.tasks)
+    for parameters in [{}, *VARIANTS.get(name, [])]
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+each_engine = pytest.mark.parametrize("engine", available_engines())
+
+
+@cache
+def session(case: Case, n: int, k: int, engine: str, opset: int) -> onnxruntime.InferenceSession:
+    shapes = {"scores": (n, k), "y": (n, k), "sample_weight": (n,)}
+    inputs = {name: ir.val(name, dtype=ir.DataType.FLOAT, shape=shape) for name, shape in shapes.items()}
+    graph = ir.Graph(list(inputs.values()), [], nodes=[], opset_imports={"": opset}, name="loss")
+    loss = losses.append_loss(GraphBuilder(graph), case.loss, link=case.loss.link(case.task), **inputs)
+    loss.name, loss.dtype, loss.shape = "loss", ir.DataType.FLOAT, ir.Shape([])
+    graph.outputs.append(loss)
+    model = gradient_graph(ir.to_proto(ir.Model(graph, ir_version=8)), wrt=["scores"], of="loss", engine=engine)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(case, scores, y, sample_weight, *, engine, opset=18):
+    """The loss and its gradient with respect to the scores, from the gradient graph."""
+    feeds = {"scores": scores, "y": y, "sample_weight": sample_weight}
+    return session(case, *scores.shape, engine, opset).run(
+        ["loss", "scores_grad"], {name: np.asarray(x, np.float32) for name, x in feeds.items()}
+    )
+
+
+def assert_right(case, scores, y, sample_weight, *, step, tolerance=2e-5, **where):
+    value, gradient = run(case, scores, y, sample_weight, **where)
+    expected = case.differences(scores, y, sample_weight, left=step, right=step)
+    scale = np.abs(case.rows(scores, y)).max()
+    np.testing.assert_allclose(value, case.value(scores, y, sample_weight), rtol=1e-5, atol=1e-6 * scale)
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def test_every_loss_has_a_reference():
+    assert set(REFERENCES) == set(losses.LOSSES)
+
+
+@each_engine
+@each_case
+def test_value_and_gradient(case, engine):
+    for k in COLUMNS[case.task]:
+        assert_right(case, *case.sample(k), step=1e-6, engine=engine)
+
+
+@each_engine
+@pytest.mark.parametrize("case", [case for case in CASES if not case.parameters], ids=lambda case: case.id)
+@pytest.mark.parametrize("opset", [o for o in OPSETS if o != 18])
+def test_value_and_gradient_at_every_opset(case, engine, opset):
+    assert_right(case, *case.sample(COLUMNS[case.task][-1]), step=1e-6, engine=engine, opset=opset)
+
+
+def kinks(case, k):
+    """Rows whose residuals, or scores, lie on and around the points where some loss has a kink."""
+    offsets = np.array([-2, -1, -0.25, 0, 0.25, 1, 2, 0])
+    if case.task == "regression":
+        y = np.tile([[0.5], [2.0]], (4, k))
+        return y + offsets[:, None], y
+    y = np.eye(k)[np.arange(8) % k] if case.task == "multiclass" else np.tile([[0.0], [1.0]], (4, k))
+    return np.repeat(offsets[:, None], k, axis=1), y
+
+
+@each_engine
+@each_case
+def test_subgradient_at_kinks_and_at_zero(case, engine):
+    for k in COLUMNS[case.task]:
+        scores, y = kinks(case, k)
+        w, h = np.ones(len(y)), 1e-6
+        gradient = run(case, scores, y, w, engine=engine)[1]
+        left, right = (case.differences(scores, y, w, left=a, right=b) for a, b in ((h, 0), (0, h)))
+        tolerance = 2e-5 * max(np.abs(left).max(), np.abs(right).max())
+        assert np.all(gradient >= np.minimum(left, right) - tolerance)
+        assert np.all(gradient <= np.maximum(left, right) + tolerance)
+
+
+@each_engine
+@each_case
+def test_extreme_scores(case, engine):
+    k = 2 if case.task == "multiclass" else 1
+    targets = {"regression": [[1.0], [3.0]], "multiclass": np.eye(2)}.get(case.task, [[0.0], [1.0]])
+    scores = np.array(list(product((-1e4, -90, 0.5, 90, 1e4), repeat=k)))
+    scores, y = np.tile(scores, (2, 1)), np.repeat(targets, len(scores), axis=0)
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(case.rows(scores, y).astype(np.float32)).all(axis=1)
+    assert finite.mean() >= 0.5
+    assert_right(case, scores[finite], y[finite], np.ones(finite.sum()), step=1e-3, engine=engine)
+
+
+@each_engine
+@each_case
+def test_weights_repeat_rows(case, engine):
+    times = np.array([1, 2, 0, 3, 1, 0, 0, 1])
+    scores, y, _ = case.sample(COLUMNS[case.task][-1])
+    rows = np.repeat(np.arange(8), times)
+    value, gradient = run(case, scores, y, times, engine=engine)
+    repeated, gradients = run(case, scores[rows], y[rows], np.ones(8), engine=engine)
+    np.testing.assert_allclose(value, repeated, rtol=1e-6, atol=1e-7)
+    sums = np.array([gradients[rows == i].sum(axis=0) for i in range(8)])
+    np.testing.assert_allclose(gradient, sums, rtol=1e-5, atol=1e-6 * np.abs(sums).max())
+
+
+@each_engine
+@each_case
+def test_scale_of_the_weights_does_not_matter(case, engine):
+    scores, y, w = case.sample(COLUMNS[case.task][-1])
+    value, gradient = run(case, scores, y, w, engine=engine)
+    for scale in (1e-3, 1e3):
+        scaled, gradients = run(case, scores, y, w * scale, engine=engine)
+        np.testing.assert_allclose(scaled, value, rtol=1e-5)
+        np.testing.assert_allclose(gradients, gradient, rtol=1e-5, atol=1e-7)
+
+
+@each_engine
+@each_case
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_rows_of_weight_zero_change_nothing(case, engine, sign):
+    k, empty = COLUMNS[case.task][-1], [3, 6]
+    scores, y, w = case.sample(k)
+    w[empty] = 0
+    expected = run(case, scores, y, w, engine=engine)
+    huge = 3e38 if case.loss.link(case.task) == "exp" else 1e15
+    scores[empty] = sign * huge * np.array([1, -1, 1, -1])[:k]
+    y[empty] = [[0.0], [-huge if case.task == "regression" else 1.0]]
+    value, gradient = run(case, scores, y, w, engine=engine)
+    assert value == expected[0]
+    np.testing.assert_array_equal(gradient, expected[1])
+    np.testing.assert_array_equal(gradient[empty], 0)
+
+
+@each_engine
+@each_case
+def test_all_weights_zero(case, engine):
+    scores, y, w = case.sample(COLUMNS[case.task][-1])
+    value, gradient = run(case, scores, y, 0 * w, engine=engine)
+    assert value == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+@each_case
+def test_scikit_learn_conventions(case):
+    loss = case.loss
+    assert loss.get_params().items() >= case.parameters.items()
+    for copy in (clone(loss), pickle.loads(pickle.dumps(loss)), eval(repr(loss), vars(losses))):
+        assert type(copy) is type(loss)
+        assert copy is not loss
+        assert copy.get_params() == loss.get_params()
+    assert type(loss)().set_params(**case.parameters).get_params() == loss.get_params()
+
+
+@each_case
+def test_default_and_variant_parameters_are_valid(case):
+    case.loss.validate()
+    assert losses.resolve_loss(case.loss) is case.loss
+
+
+@each_case
+def test_link_is_in_the_table(case):
+    assert case.loss.link(case.task) in losses.LINKS
+
+
+@pytest.mark.parametrize("loss", losses.LOSSES.values())
+def test_class_is_public(loss):
+    assert loss.__name__ in losses.__all__
+    assert getattr(losses, loss.__name__) is loss
