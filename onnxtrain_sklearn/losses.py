@@ -449,7 +449,7 @@ def _margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
 
 def _class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
     """``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
-    others = op.Sub(scores, op.Mul(y, 1e30))
+    others = op.Sub(scores, op.Mul(y, 1e30))  # takes the true class out of the sum
     return op.Sub(_row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
 
 
