@@ -1,3 +1,25 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
+from . import losses, schedules
+from ._estimators import OrtGradientClassifier, OrtGradientRegressor
+from ._gradient.engine import gradient_graph
+from .models import MLP, Linear
+from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "LBFGS",
+    "MLP",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Linear",
+    "OrtGradientClassifier",
+    "OrtGradientRegressor",
+    "RMSprop",
+    "gradient_graph",
+    "losses",
+    "schedules",
+]

@@ -120,7 +120,7 @@ def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
 
 
 def _table(results: Sequence[Result]) -> list[str]:
-    head = f"{'data':<14} {'score':<9} {'estimator':<23} {'rate':>5} {'on test rows':>15} {'search, s':>10} {'speed':>7}"
+    head = f"{'data':<14} {'score':<9} {'estimator':<23} {'rate':>5} {'on test rows':>15} {'seconds':>10} {'speed':>7}"
     return [head, "-" * len(head), *(row for result in results for row in _rows(result))]
 
 

@@ -7,11 +7,15 @@ the data in the graph's type is made only where it is small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils import check_array
+
+from ._graph.model import TensorSpec
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
@@ -28,6 +32,15 @@ class Column:
 
     def __len__(self) -> int:
         return int(self._data.shape[0])
+
+    def of_type(self, dtype: np.dtype[Any]) -> Column:
+        """Return the same data for an input of another type."""
+        return self if dtype == self._dtype else Column(self._data, dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, then the shape of a row."""
+        return tuple(int(n) for n in self._data.shape)
 
     def rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the given rows as a dense array of the graph's type."""
@@ -48,13 +61,51 @@ def _converted(data: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Return ``data`` in ``dtype``, unless it is mapped from a file or the copy would be large."""
     if _is_mapped(data) or (data.dtype != dtype and data.size * dtype.itemsize > COPY_LIMIT):
         return np.asarray(data)
-    return np.ascontiguousarray(data, dtype=dtype)
+    with np.errstate(over="raise"):
+        try:
+            return np.ascontiguousarray(data, dtype=dtype)
+        except FloatingPointError:
+            raise ValueError(f"Input contains a value too large for {dtype}, the type of the graph's input.") from None
 
 
 def _is_mapped(data: Any) -> bool:
     while data is not None and not isinstance(data, np.memmap):
         data = getattr(data, "base", None)
     return data is not None
+
+
+def dict_columns(X: Mapping[str, Any], specs: Sequence[TensorSpec] | None) -> dict[str, Column]:
+    """Return a dict of arrays as the inputs of a graph, checked for names, lengths and shapes."""
+    if specs is None:
+        raise TypeError("A dict of inputs needs a graph that names them: give model=... an ONNX graph.")
+    wanted, given = [spec.name for spec in specs], list(X)
+    if set(wanted) != set(given):
+        raise ValueError(f"The graph has the inputs {wanted}, X holds {given}.")
+    columns = {}
+    for spec in specs:
+        array = check_array(X[spec.name], accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=f"X[{spec.name!r}]")
+        columns[spec.name] = Column(shaped(array, spec), spec.dtype)
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The inputs in X must have the same number of rows, got {lengths}.")
+    return columns
+
+
+def shaped(array: Any, spec: TensorSpec) -> Any:
+    """Return ``array`` in the shape of a graph input; rows that were flattened are given their shape back."""
+    wanted, got = spec.shape[1:], tuple(array.shape[1:])
+    if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
+        result = array
+    elif None not in wanted and math.prod(int(w) for w in wanted if w is not None) == math.prod(got) and not sp.issparse(array):
+        result = array.reshape(len(array), *wanted)
+    else:
+        features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
+        raise ValueError(
+            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {tuple(w or '?' for w in wanted)}."
+        )
+    if spec.dtype.kind in "iu" and result.dtype.kind == "f" and not np.array_equal(result, np.trunc(result)):
+        raise ValueError(f"The graph's input {spec.name!r} takes integers ({spec.dtype}), but X holds fractions.")
+    return result
 
 
 class Batches:

@@ -162,7 +162,7 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
     if value is not keep:
         if value.producer() is None or value in op.graph.outputs:
             value = op.Identity(value)
-        value.name = name if name not in op.taken else op.name(name)
+        value.name = name if value.name == name or name not in op.taken else op.name(name)
     op.graph.outputs.append(value)
 
 

@@ -9,7 +9,7 @@ below has not used yet. Everything is bound once, so a step neither allocates no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -93,13 +93,14 @@ class TrainingStep:
         self.settings, self.parameters, self.state, self.batch = settings, parameters, state, batch
         dtype = parameters.vector.dtype
         self.buffers = {spec.name: np.zeros(_fixed(spec.shape, batch), spec.dtype) for spec in model.inputs}
-        self.buffers[TARGET] = np.zeros(*target_layout(settings, batch, dtype))
+        self.buffers[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
         self.sample_weight = np.ones(batch, dtype)
         self._loss = np.zeros((), dtype)
         self._gradient = self._gradient_binding(training_graph(model, settings, frozen, batch))
         self._penalty = self._penalty_binding() if settings.alpha and parameters.penalized.stop else None
         self._clip = self._clip_binding() if settings.max_grad_norm is not None else None
         self._updates: list[_runtime.Binding] = []
+        self._initial_slots: Mapping[str, float] = {}
         if isinstance(settings.optimizer, Optimizer):
             self._updates = self._update_bindings(settings.optimizer)
 
@@ -116,13 +117,22 @@ class TrainingStep:
         return loss
 
     def gradients(self, weight: float) -> float:
-        """Fill the vector of gradients from the minibatch in the buffers; return the loss, the penalty included."""
+        """Fill the vector of gradients from the minibatch in the buffers; return the loss, the penalty included.
+
+        The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for.
+        """
         self._gradient.run()
         if self._penalty is None:
             return self._loss.item()
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
         self._penalty.run()
         return self._loss.item() + self._penalty_value.item()
+
+    def forget_state(self) -> None:
+        """Put the optimizer back to where it was before its first step."""
+        self.state.t = 0
+        for name, initial in self._initial_slots.items():
+            self.state.slots[name].fill(initial)
 
     def _gradient_binding(self, graph: ir.Model) -> _runtime.Binding:
         names = self.parameters.names
@@ -162,13 +172,14 @@ class TrainingStep:
             name: np.zeros((), np.int64 if isinstance(value, int) else vector.dtype)
             for name, value in graph.coefficients(0.001, 1).items()
         }
-        self._prepare_slots(graph.slots)
+        self._initial_slots = graph.slots
+        self._prepare_slots()
         session = self._session(graph.model)
         size = PIECE if graph.elementwise and len(vector) > 2 * PIECE else len(vector)
         return [self._update_binding(session, slice(i, i + size)) for i in range(0, len(vector), size)]
 
-    def _prepare_slots(self, slots: Mapping[str, float]) -> None:
-        vector, known = self.parameters.vector, self.state.slots
+    def _prepare_slots(self) -> None:
+        vector, known, slots = self.parameters.vector, self.state.slots, self._initial_slots
         if {name: v.shape for name, v in known.items()} != {name: vector.shape for name in slots}:
             self.state.t = 0
             self.state.slots = {name: np.full_like(vector, initial) for name, initial in slots.items()}
@@ -194,7 +205,7 @@ def training_graph(model: TrainableModel, settings: StepSettings, frozen: Mappin
     scores = next(v for v in graph.outputs if v.name == model.scores)
     _seed_dropout(graph, settings.seed)
     op = GraphBuilder(graph, dtype=_ir_type(model.dtype), prefix="onnxtrain")
-    shape, y_dtype = target_layout(settings, batch, model.dtype)
+    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
     sample_weight = ir.val(WEIGHT, _ir_type(model.dtype), (batch,))
     graph.inputs.extend([y, sample_weight])
@@ -208,11 +219,13 @@ def training_graph(model: TrainableModel, settings: StepSettings, frozen: Mappin
     return graph_model
 
 
-def target_layout(settings: StepSettings, rows: int, dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def target_layout(
+    task: Task, n_outputs: int, rows: int, dtype: np.dtype[Any]
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the target of ``rows`` rows: class indices for several classes, else one number a score."""
-    if settings.task == "multiclass":
+    if task == "multiclass":
         return (rows,), np.dtype(np.int64)
-    return (rows, settings.n_outputs), dtype
+    return (rows, n_outputs), dtype
 
 
 def penalty_graph(size: int, dtype: np.dtype[Any], settings: StepSettings) -> ir.Model:
@@ -254,10 +267,9 @@ def as_float32(model: TrainableModel) -> TrainableModel:
     """Return the float32 form of a float64 model."""
     double, single = np.dtype(np.float64), np.dtype(np.float32)
     inputs = tuple(
-        type(spec)(spec.name, single if spec.dtype == double else spec.dtype, spec.shape) for spec in model.inputs
+        replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs
     )
-    state = {**model.__dict__, "model": in_dtype(model.model, ir.DataType.FLOAT), "inputs": inputs, "dtype": single}
-    return TrainableModel(**state)
+    return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
 
 
 def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:

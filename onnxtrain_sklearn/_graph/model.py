@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,21 @@ class TrainableModel:
         """Return a copy of every parameter and running statistic by name."""
         initializers = self.model.graph.initializers
         return {name: np.array(_array(initializers[name])) for name in (*self.parameters, *self.statistics)}
+
+    def ignoring_activation(self) -> TrainableModel:
+        """Return the same model with the loss taken on its output as it is."""
+        return replace(self, scores=self.output, link=None, log_output=False)
+
+    def fixing(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
+        """Return the same model with the axes behind the batch axis fixed to ``shapes`` (without the batch) by input name."""
+        if all(spec.shape[1:] == shapes[spec.name] for spec in self.inputs):
+            return self
+        model = self.model.clone()
+        for value in model.graph.inputs:
+            value.shape = ir.Shape([ir.SymbolicDim("N"), *shapes[value.name or ""]])
+        _forget_shapes(model.graph)
+        inputs = tuple(replace(spec, shape=(None, *shapes[spec.name])) for spec in self.inputs)
+        return replace(self, model=infer_shapes(model), inputs=inputs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString()}

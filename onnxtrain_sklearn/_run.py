@@ -1,0 +1,237 @@
+"""A training run: the graph, its weights and everything that a later call needs to predict or to go on.
+
+The functions here put the layers below together: which graph, which parameters, which scores, which step. Sessions are
+caches of a run; they are left out of pickles and rebuilt on first use. Nothing here knows scikit-learn's interface.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from . import _runtime
+from ._data import Batches, Column
+from ._graph.model import TrainableModel, load, trainable_model
+from ._inference import Head, Predictor, inference_model
+from ._parameters import FlatParameters, select_trainable
+from ._step import TARGET, OptimizerState, StepSettings, TrainingStep, as_float32, in_trainable_type, target_layout
+from ._targets import Targets
+from ._trainer import History
+from .exceptions import ModelError
+from .losses import LOSSES, Link, Loss, Task
+from .models import GraphModel
+
+Columns = Mapping[str, Column]
+
+
+@dataclass
+class Run:
+    """State of a training run.
+
+    Attributes
+    ----------
+    source, model : TrainableModel
+        The graph as it was given, and as it is trained: the same, or its float32 form.
+    frozen : dict of str to ndarray
+        Parameters that are not trained, and running statistics.
+    parameters : FlatParameters
+        The trained ones.
+    rng : numpy.random.RandomState
+        Draws the order of the epochs and the validation split.
+    seed : int
+        Of dropout.
+    """
+
+    source: TrainableModel
+    model: TrainableModel
+    frozen: dict[str, np.ndarray]
+    parameters: FlatParameters
+    head: Head
+    rng: np.random.RandomState
+    device: _runtime.Device
+    session_options: Mapping[str, Any] | None
+    engine: str
+    seed: int
+    state: OptimizerState = field(default_factory=OptimizerState)
+    history: History = field(default_factory=History)
+    step: TrainingStep | None = None
+    step_key: object = None
+    predictors: dict[str, Predictor] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "step": None, "step_key": None, "predictors": {}}
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and running statistic, in the graph's order and type."""
+        current = {**self.frozen, **self.parameters.weights()}
+        return {name: current[name].astype(array.dtype) for name, array in self.source.weights().items()}
+
+    def predictor(self, *, with_scores: bool = False) -> Predictor:
+        """Return the session that predicts with the current weights; the scores can be its last output."""
+        key = "scores" if with_scores else "predict"
+        if key not in self.predictors:
+            graph = inference_model(self.source, self.weights(), self.head, with_scores=with_scores)
+            self.predictors[key] = Predictor(graph, self.device, self.session_options)
+        return self.predictors[key]
+
+    def live_predictor(self) -> Predictor:
+        """Return a session that reads the parameters while they are trained; its last output are the scores."""
+        graph = inference_model(self.model, self.frozen, self.head, with_scores=True)
+        return Predictor(graph, self.device, self.session_options, live=self.parameters)
+
+
+def source_of(model: Any, output: str | None) -> TrainableModel:
+    """Return the trainable form of what the user gave as ``model``."""
+    if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
+        raise TypeError(
+            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a graph builder such as MLP(), or None, "
+            f"got {type(model).__name__}."
+        )
+    return trainable_model(load(model), output)
+
+
+def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
+    """Return the trainable form of the graph that a builder makes for the data."""
+    return trainable_model(load(builder.build(n_features, n_outputs, rng)))
+
+
+def is_builder(model: Any) -> bool:
+    """Whether ``model`` makes a graph sized to the data."""
+    return isinstance(model, GraphModel) or callable(getattr(model, "build", None))
+
+
+def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:
+    """Return the number of scores a row, found by running the graph on two rows of the data."""
+    graph = source.model.clone()
+    keep = next(v for v in graph.graph.outputs if v.name == source.scores)
+    graph.graph.outputs.clear()
+    graph.graph.outputs.append(keep)
+    last = len(next(iter(columns.values()))) - 1
+    try:
+        scores = Predictor(graph, device, None).run(columns, np.array([0, last]))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"The graph does not run on the data: {error}") from error
+    if scores.ndim > 2 or scores.ndim == 0:
+        raise ModelError(
+            f"The trained output {source.scores!r} has shape {('n', *scores.shape[1:])}; it must be (n,), (n, 1) or (n, k). "
+            f"Name another output with output=..."
+        )
+    return 1 if scores.ndim == 1 else int(scores.shape[1])
+
+
+def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
+    """Return what comes after the scores, and the model with the loss placed before or behind its final activation."""
+    task = _task(targets, n_columns)
+    if task not in loss.tasks:
+        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if task in kind.tasks)
+        raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
+    link = loss.link(task)
+    if task == "regression":
+        seen = source if source.link == link else source.ignoring_activation()
+        return seen, Head(task, link, n_columns)
+    if source.link not in ("sigmoid", "softmax"):
+        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes)
+    if source.link == "softmax" and task != "multiclass":
+        raise ValueError(f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid.")
+    own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
+    return source, Head(task, own, n_columns, targets.classes)
+
+
+def _task(targets: Targets, n_columns: int) -> Task:
+    """Return the task of ``n_columns`` scores; two classes on two scores are trained like several."""
+    if targets.task == "binary" and n_columns == 2:
+        return "multiclass"
+    if n_columns != targets.n_outputs:
+        what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
+        count = targets.n_outputs if targets.classes is None else len(targets.classes)
+        raise ValueError(f"The graph's output has {n_columns} column(s), but y has {count} {what}.")
+    return targets.task
+
+
+def start(
+    source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns, rng: np.random.RandomState
+) -> Run:
+    """Return a new run from the weights of ``source``."""
+    weights = source.weights()
+    names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
+    model = in_trainable_type(source.fixing(_shapes(columns)), settings, names)
+    run = Run(
+        source=source,
+        model=model,
+        frozen={},
+        parameters=FlatParameters({}, model.dtype),
+        head=head,
+        rng=rng,
+        device=settings.device,
+        session_options=settings.session_options,
+        engine=settings.engine,
+        seed=settings.seed,
+    )
+    _choose(run, names, weights)
+    return run
+
+
+def go_on(old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns) -> Run:
+    """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
+    weights = old.weights()
+    names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
+    fixed = source.fixing(_shapes(columns))
+    run = replace(
+        old,
+        source=source,
+        model=fixed if old.model.dtype == fixed.dtype else as_float32(fixed),
+        head=head,
+        device=settings.device,
+        session_options=settings.session_options,
+        engine=settings.engine,
+        predictors={},
+    )
+    if set(names) != set(run.parameters.names):
+        _choose(run, names, weights)
+    return run
+
+
+def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -> None:
+    dtype = run.model.dtype
+    run.parameters = FlatParameters({name: weights[name] for name in names}, dtype)
+    run.frozen = {name: array.astype(dtype) for name, array in weights.items() if name not in set(names)}
+    run.step = None
+
+
+def prepare_step(run: Run, settings: StepSettings, batch: int) -> TrainingStep:
+    """Return the step of a run, a new one only where the settings or the batch do not fit the one at hand."""
+    shapes = tuple(spec.shape for spec in run.model.inputs)
+    key = (_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
+    if run.step is None or run.step_key != key or run.step.batch < batch:
+        run.step = TrainingStep(run.model, settings, run.parameters, run.frozen, run.state, batch)
+        run.step_key = key
+    return run.step
+
+
+def _key(settings: StepSettings) -> tuple[object, ...]:
+    """Objects of one class and equal parameters stand for the same step."""
+    objects = (settings.loss, settings.optimizer)
+    texts = tuple((type(o), repr(sorted(o.get_params().items()))) for o in objects)
+    rest = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.engine, settings.device)
+    return (*texts, *rest, repr(settings.session_options))
+
+
+def batches_for(
+    run: Run, columns: Columns, targets: Targets, weights: np.ndarray | None, rows: np.ndarray, size: int, shuffle: bool
+) -> Batches:
+    """Return the minibatches of some rows, the target among their columns."""
+    values = targets.values
+    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.model.dtype)
+    target = Column(values.reshape(shape), dtype)
+    return Batches({**columns, TARGET: target}, rows, weights, size, run.rng if shuffle else None)
+
+
+def _shapes(columns: Columns) -> dict[str, tuple[int, ...]]:
+    return {name: column.shape[1:] for name, column in columns.items()}
