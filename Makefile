@@ -3,6 +3,7 @@
 #   make test            ruff, mypy, pytest
 #   make lint            ruff, mypy
 #   make bench           time of a training step beside scikit-learn's MLP
+#   make docs            the pages of docs/ as a web site in site/
 # PYTHON=... chooses the interpreter (3.10 to 3.12: the training runtime has no wheels for later ones), VENV=... the
 # folder of the environment, PYTEST_ARGS=... are handed to pytest.
 
@@ -15,7 +16,7 @@ PYTEST_ARGS ?= -n 2
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,8 +36,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/fit_step.py
 
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS),docs]"
+	$(BIN)/mkdocs build
+
 clean:
-	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site demo-output .mypy_cache .pytest_cache .ruff_cache
 
 # Debian's Python has venv but not ensurepip: there the machine's own pip fills the environment.
 $(STAMP): pyproject.toml
