@@ -61,5 +61,5 @@ $(STAMP): pyproject.toml
 	  "$$python" -m venv --without-pip "$(VENV)"; \
 	  "$$python" -m pip --python "$(BIN)/python" install --quiet pip; }; \
 	"$(BIN)/python" -m pip install --quiet --upgrade pip; \
-	"$(BIN)/python" -m pip install --quiet --editable ".[$(EXTRAS)]"; \
+	PYTHONWARNINGS=ignore "$(BIN)/python" -m pip install --quiet --editable ".[$(EXTRAS)]"; \
 	touch "$(STAMP)"
