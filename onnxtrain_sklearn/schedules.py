@@ -2,16 +2,34 @@
 
 A schedule returns a *factor*; the learning rate of a step is ``learning_rate_init * factor``. It keeps no state:
 everything it may depend on is in :class:`Progress`, which the trainer advances and which travels with a pickle.
+The loop asks for a factor at every step, so a factor is a few arithmetic operations: parameters are
+checked beforehand, by :func:`resolve_schedule`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import cos, pi
+from numbers import Integral, Real
+from typing import Any, ClassVar, TypeAlias
 
 from sklearn.base import BaseEstimator
+from sklearn.utils._param_validation import Interval
 
 from .exceptions import nearest
+
+__all__ = [
+    "SCHEDULES", "Adaptive", "Constant", "Cosine", "Exponential", "InverseScaling", "Linear", "OneCycle", "Progress",
+    "Schedule", "StepDecay", "Warmup", "resolve_schedule",
+]
+
+Ranges: TypeAlias = "Mapping[str, list[Any]]"
+
+_COUNT = Interval(Integral, 1, None, closed="left")
+_FACTOR = Interval(Real, 0, None, closed="left")
+_GAMMA = Interval(Real, 0, 1, closed="right")
 
 
 @dataclass(slots=True)
@@ -54,33 +72,347 @@ class Schedule(BaseEstimator, ABC):
     0.25
     """
 
+    _parameter_constraints: ClassVar[Ranges] = {}
+
     @abstractmethod
     def factor(self, progress: Progress) -> float:
         """Return what the initial learning rate is multiplied with in the coming step (dimensionless, >= 0)."""
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
-        """Whether training ends at the plateau just counted; a schedule that goes on from there returns False."""
+        """Whether training ends at the plateau just counted in ``progress``; a schedule that goes on returns False."""
         return True
+
+    def validate(self) -> None:
+        """Raise ``ValueError``, naming parameter, valid range and value, where a parameter is out of range."""
+        self._validate_params()
 
 
 class Constant(Schedule):
-    """The learning rate stays at ``learning_rate_init``."""
+    """The learning rate stays at ``learning_rate_init``.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Constant, Progress
+    >>> Constant().factor(Progress(step=1000))
+    1.0
+    """
 
     def factor(self, progress: Progress) -> float:
         return 1.0
 
 
+class InverseScaling(Schedule):
+    r"""The learning rate falls with the number n of rows seen, epoch by epoch: :math:`(n + 1)^{-p}`.
+
+    It is ``learning_rate="invscaling"`` of scikit-learn's MLP, and as steep: a factor of 0.03 after 1000 rows.
+
+    Parameters
+    ----------
+    power : float, default=0.5
+        p, in [0, inf).
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import InverseScaling, Progress
+    >>> InverseScaling().factor(Progress(samples=99))
+    0.1
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {"power": [_FACTOR]}
+
+    def __init__(self, power: float = 0.5) -> None:
+        self.power = power
+
+    def factor(self, progress: Progress) -> float:
+        return 1.0 / (progress.samples + 1) ** self.power
+
+
+class Adaptive(Schedule):
+    r"""The learning rate is divided at every plateau: :math:`d^{-k}` after k plateaus.
+
+    Training ends at the first plateau at which the rate is at most ``min_rate``. With the defaults it
+    is ``learning_rate="adaptive"`` of scikit-learn's MLP.
+
+    Parameters
+    ----------
+    divisor : float, default=5.0
+        d, in (1, inf).
+    min_rate : float, default=1e-6
+        A learning rate, in [0, inf): not a factor.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Adaptive, Progress
+    >>> Adaptive().factor(Progress(plateaus=1))
+    0.2
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {
+        "divisor": [Interval(Real, 1, None, closed="neither")],
+        "min_rate": [_FACTOR],
+    }
+
+    def __init__(self, divisor: float = 5.0, min_rate: float = 1e-6) -> None:
+        self.divisor = divisor
+        self.min_rate = min_rate
+
+    def factor(self, progress: Progress) -> float:
+        return self.divisor**-progress.plateaus
+
+    def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
+        # The rate that led to the plateau just counted decides, not the one that would follow.
+        return learning_rate_init * self.divisor ** (1 - progress.plateaus) <= self.min_rate
+
+
+class StepDecay(Schedule):
+    r"""The learning rate is multiplied with γ every so many steps: :math:`γ^{⌊t / s⌋}` after t steps.
+
+    Parameters
+    ----------
+    step_size : int, default=1000
+        s, in steps, at least 1.
+    gamma : float, default=0.1
+        γ, in (0, 1].
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Progress, StepDecay
+    >>> StepDecay(step_size=10, gamma=0.5).factor(Progress(step=25))
+    0.25
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {"step_size": [_COUNT], "gamma": [_GAMMA]}
+
+    def __init__(self, step_size: int = 1000, gamma: float = 0.1) -> None:
+        self.step_size = step_size
+        self.gamma = gamma
+
+    def factor(self, progress: Progress) -> float:
+        return self.gamma ** (progress.step // self.step_size)
+
+
+class Exponential(Schedule):
+    r"""The learning rate is multiplied with γ after each step: :math:`γ^t` after t steps.
+
+    Parameters
+    ----------
+    gamma : float, default=0.999
+        γ, in (0, 1]; 0.999 halves the rate every 693 steps.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Exponential, Progress
+    >>> Exponential(gamma=0.5).factor(Progress(step=2))
+    0.25
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {"gamma": [_GAMMA]}
+
+    def __init__(self, gamma: float = 0.999) -> None:
+        self.gamma = gamma
+
+    def factor(self, progress: Progress) -> float:
+        return self.gamma**progress.step
+
+
+class Cosine(Schedule):
+    r"""Half a cosine from 1 down to the final factor f: :math:`f + (1 - f)(1 + \cos(π t / T)) / 2`.
+
+    Without restarts, as ``torch.optim.lr_scheduler.CosineAnnealingLR`` up to T.
+
+    Parameters
+    ----------
+    total_steps : int or None, default=None
+        T, at least 1; None: the steps of ``max_iter`` epochs. From there on the factor stays at ``final``.
+    final : float, default=0.0
+        f, in [0, inf).
+
+    References
+    ----------
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Cosine, Progress
+    >>> Cosine(total_steps=100).factor(Progress(step=100))
+    0.0
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {"total_steps": [_COUNT, None], "final": [_FACTOR]}
+
+    def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
+        self.total_steps = total_steps
+        self.final = final
+
+    def factor(self, progress: Progress) -> float:
+        total = _total_steps(self, self.total_steps, progress)
+        return _cosine(1.0, self.final, progress.step / total) if progress.step < total else float(self.final)
+
+
+class Linear(Schedule):
+    r"""A straight line from 1 to the final factor f: :math:`1 + (f - 1) t / T`.
+
+    Parameters
+    ----------
+    total_steps : int or None, default=None
+        T, at least 1; None: the steps of ``max_iter`` epochs. From there on the factor stays at ``final``.
+    final : float, default=0.0
+        f, in [0, inf).
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Linear, Progress
+    >>> Linear(total_steps=100).factor(Progress(step=25))
+    0.75
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {"total_steps": [_COUNT, None], "final": [_FACTOR]}
+
+    def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
+        self.total_steps = total_steps
+        self.final = final
+
+    def factor(self, progress: Progress) -> float:
+        total = _total_steps(self, self.total_steps, progress)
+        return 1.0 + (self.final - 1.0) * progress.step / total if progress.step < total else float(self.final)
+
+
+class OneCycle(Schedule):
+    r"""Half a cosine up from a low learning rate to ``learning_rate_init``, then one down to a far lower rate.
+
+    It is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing: ``learning_rate_init`` is its ``max_lr``, the
+    top is reached at step :math:`w T - 1` and the end at step :math:`T - 1`.
+
+    Parameters
+    ----------
+    total_steps : int or None, default=None
+        T, at least 1; None: the steps of ``max_iter`` epochs. From there on the factor stays at ``final``.
+    warmup_fraction : float, default=0.3
+        w, the part of the steps in which the rate rises, in [0, 1).
+    initial : float, default=0.04
+        Factor of the first step, in [0, inf): 1 / ``div_factor``.
+    final : float, default=4e-6
+        Factor of the last step, in [0, inf): 1 / ``div_factor`` / ``final_div_factor``.
+
+    References
+    ----------
+    Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates", 2018.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import OneCycle, Progress
+    >>> [round(OneCycle(total_steps=10).factor(Progress(step=t)), 2) for t in range(10)]
+    [0.04, 0.52, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05, 0.0]
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {
+        "total_steps": [_COUNT, None],
+        "warmup_fraction": [Interval(Real, 0, 1, closed="left")],
+        "initial": [_FACTOR],
+        "final": [_FACTOR],
+    }
+
+    def __init__(
+        self, total_steps: int | None = None, warmup_fraction: float = 0.3, initial: float = 0.04, final: float = 4e-6
+    ) -> None:
+        self.total_steps = total_steps
+        self.warmup_fraction = warmup_fraction
+        self.initial = initial
+        self.final = final
+
+    def factor(self, progress: Progress) -> float:
+        step, total = progress.step, _total_steps(self, self.total_steps, progress)
+        top, end = self.warmup_fraction * total - 1.0, total - 1.0
+        if step >= end:
+            return float(self.final)
+        if step < top:
+            return _cosine(self.initial, 1.0, step / top)
+        return _cosine(1.0, self.final, (step - top) / (end - top))
+
+
+class Warmup(Schedule):
+    r"""A straight line up to the beginning of another schedule, then that schedule.
+
+    .. math:: (a + (1 - a) t / W) f(0) \text{ for } t < W, \quad f(t - W) \text{ after}
+
+    Parameters
+    ----------
+    steps : int, default=100
+        W, at least 1. The other schedule counts its steps from there, and has that many fewer in all.
+    schedule : str or Schedule, default="constant"
+        f, the other schedule; its parameters are tunable as ``schedule__NAME`` when it is an object.
+    start : float, default=0.0
+        a, in [0, 1]. With 0 the first step leaves the parameters as they are.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.schedules import Cosine, Progress, Warmup
+    >>> schedule = Warmup(steps=10, schedule=Cosine(total_steps=100))
+    >>> [schedule.factor(Progress(step=t)) for t in (0, 5, 10, 110)]
+    [0.0, 0.5, 1.0, 0.0]
+    """
+
+    _parameter_constraints: ClassVar[Ranges] = {"steps": [_COUNT], "start": [Interval(Real, 0, 1, closed="both")]}
+
+    def __init__(self, steps: int = 100, schedule: str | Schedule = "constant", start: float = 0.0) -> None:
+        self.steps = steps
+        self.schedule = schedule
+        self.start = start
+
+    def validate(self) -> None:
+        super().validate()
+        resolve_schedule(self.schedule)
+
+    def factor(self, progress: Progress) -> float:
+        factor = self._inner().factor(self._after(progress))
+        if progress.step >= self.steps:
+            return factor
+        return (self.start + (1.0 - self.start) * progress.step / self.steps) * factor
+
+    def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
+        return self._inner().stops_at_plateau(self._after(progress), learning_rate_init)
+
+    def _inner(self) -> Schedule:
+        return SCHEDULES[self.schedule]() if isinstance(self.schedule, str) else self.schedule
+
+    def _after(self, progress: Progress) -> Progress:
+        """Return ``progress`` as the other schedule sees it."""
+        total = None if progress.total_steps is None else max(progress.total_steps - self.steps, 1)
+        return replace(progress, step=max(progress.step - self.steps, 0), total_steps=total)
+
+
 SCHEDULES: dict[str, type[Schedule]] = {
     "constant": Constant,
+    "invscaling": InverseScaling,
+    "adaptive": Adaptive,
+    "step": StepDecay,
+    "exponential": Exponential,
+    "cosine": Cosine,
+    "linear": Linear,
+    "one_cycle": OneCycle,
+    "warmup": Warmup,
 }
 
 
 def resolve_schedule(schedule: str | Schedule) -> Schedule:
-    """Return the schedule object that a name or an object stands for."""
-    if isinstance(schedule, Schedule):
-        return schedule
-    if not isinstance(schedule, str):
+    """Return the schedule that a name or an object stands for; an object's parameters are validated."""
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise ValueError(f"Unknown learning_rate {schedule!r}.{nearest(schedule, SCHEDULES)}")
+        return SCHEDULES[schedule]()
+    if not isinstance(schedule, Schedule):
         raise TypeError(f"learning_rate must be a name or a Schedule object, got {type(schedule).__name__}.")
-    if schedule not in SCHEDULES:
-        raise ValueError(f"Unknown learning_rate {schedule!r}.{nearest(schedule, SCHEDULES)}")
-    return SCHEDULES[schedule]()
+    schedule.validate()
+    return schedule
+
+
+def _total_steps(schedule: Schedule, own: int | None, progress: Progress) -> int:
+    total = progress.total_steps if own is None else own
+    if total is None:
+        raise ValueError(f"{schedule!r} does not know how many steps training takes: give total_steps.")
+    return total
+
+
+def _cosine(start: float, end: float, fraction: float) -> float:
+    """Return the point of half a cosine from ``start`` to ``end``."""
+    return end + (start - end) * (1.0 + cos(pi * fraction)) / 2.0
