@@ -66,14 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("onnxtrain_sklearn", description="Train ONNX graphs as scikit-learn estimators.")
-    versions = f"onnxtrain-sklearn {metadata.version('onnxtrain-sklearn')} on onnxruntime {_runtime.version()}"
-    parser.add_argument("--version", action="version", version=versions)
+    parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(title="commands", required=True)
     demo = commands.add_parser("demo", help="train on digits, breast_cancer and diabetes beside scikit-learn's MLP")
     demo.add_argument("--output", type=Path, default=Path("demo-output"), metavar="DIR", help="default: %(default)s")
     demo.add_argument("--data", nargs="+", choices=DATA, default=DATA, help="default: all")
     demo.set_defaults(run=_demo)
     return parser
+
+
+def _versions() -> str:
+    try:
+        own = metadata.version("onnxtrain-sklearn")
+    except metadata.PackageNotFoundError:
+        own = "(a checkout that is not installed)"
+    return f"onnxtrain-sklearn {own} on onnxruntime {_runtime.version()}"
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -107,7 +114,7 @@ def _estimators(split: Split) -> tuple[BaseEstimator, BaseEstimator]:
     theirs = MLPClassifier if split.is_classification else MLPRegressor
     return (
         ours(MLP(HIDDEN_LAYER_SIZES), optimizer="adam", **SETTINGS),
-        theirs(HIDDEN_LAYER_SIZES, solver="adam", **SETTINGS),
+        theirs(hidden_layer_sizes=HIDDEN_LAYER_SIZES, solver="adam", **SETTINGS),
     )
 
 

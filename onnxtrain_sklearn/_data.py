@@ -20,6 +20,9 @@ from ._graph.model import TensorSpec
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
 
+MERGE_LIMIT = 200
+"""Rows up to which a single full batch is looked through for equal rows."""
+
 
 class Column:
     """One input of the graph: rows of it can be gathered into a buffer."""
@@ -108,6 +111,29 @@ def shaped(array: Any, spec: TensorSpec) -> Any:
     return result
 
 
+def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows without those of weight zero, which add nothing to any mean."""
+    return (rows, None) if weights is None else (rows[weights[rows] > 0], weights)
+
+
+def distinct_rows(
+    columns: Mapping[str, Column], rows: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return one row for each group of equal ones, in an order of their content, and weights that hold their sums.
+
+    For a single full batch this changes no mean, only the order in which it is summed: a row of weight two and the
+    row given twice then lead to the same weights to the bit.
+    """
+    ones = np.ones(len(next(iter(columns.values())))) if weights is None else weights
+    rows, _ = weighted_rows(rows, ones)
+    parts = [column.rows(rows).reshape(len(rows), -1) for column in columns.values()]
+    content = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=1)
+    _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
+    merged = np.zeros(len(ones))
+    merged[rows[first]] = np.bincount(group.ravel(), weights=ones[rows], minlength=len(first))
+    return rows[first], merged
+
+
 class Batches:
     """Minibatches of some rows of the data.
 
@@ -123,6 +149,13 @@ class Batches:
         Rows of a batch.
     rng : numpy.random.RandomState or None
         Draws the order of every epoch; None: the order stays as it is.
+    n_rows : int, optional
+        Rows of the data that one pass stands for; by default ``len(rows)``.
+
+    Attributes
+    ----------
+    weight : float
+        Sum of the weights of one pass.
     """
 
     def __init__(
@@ -132,21 +165,19 @@ class Batches:
         sample_weight: np.ndarray | None,
         size: int,
         rng: np.random.RandomState | None,
+        *,
+        n_rows: int | None = None,
     ) -> None:
         self._columns, self._order, self._weights = dict(columns), rows.copy(), sample_weight
-        self._size, self._rng = min(size, len(rows)), rng
+        self.size, self._rng = min(size, len(rows)), rng
         self._loaded: object = None
+        self.n_rows = len(rows) if n_rows is None else n_rows
         self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of one pass."""
-        return len(self._order)
 
     @property
     def steps(self) -> int:
         """Batches of one pass."""
-        return -(-len(self._order) // self._size)
+        return -(-len(self._order) // self.size)
 
     def into(self, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray) -> Iterator[float]:
         """Gather one batch after the other into the buffers; yield the sum of the weights of each.
@@ -157,8 +188,8 @@ class Batches:
         if self.steps > 1 and self._rng is not None:
             self._rng.shuffle(self._order)
         capacity = len(weight_buffer)
-        for start in range(0, len(self._order), self._size):
-            rows = self._order[start : start + self._size]
+        for start in range(0, len(self._order), self.size):
+            rows = self._order[start : start + self.size]
             if self.steps > 1 or self._loaded is not buffers:
                 self._gather(rows, capacity, buffers, weight_buffer)
                 self._loaded = buffers

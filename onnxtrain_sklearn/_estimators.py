@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.model_selection import train_test_split
@@ -255,8 +256,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         run, settings = self._run_for(old, source, columns, targets)
         rows, split = self._split(run, targets, n_rows, given=validation is not None or one_pass)
         batch = self._batch(len(rows), settings.optimizer)
-        step = prepare_step(run, settings, batch)
         batches = batches_for(run, columns, targets, weights, rows, batch, self.shuffle)
+        step = prepare_step(run, settings, batches.size)
         validate = self._validation(run, columns, targets, weights, split, validation)
         return run, Trainer(trainer_settings, step, batches, run.history, validate)
 
@@ -372,7 +373,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     def _columns(self, X: Any, specs: tuple[TensorSpec, ...] | None, *, reset: bool) -> Columns:
         """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""
-        if isinstance(X, Mapping):
+        if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
             return dict_columns(X, specs)
         if specs is not None and len(specs) > 1:
             raise TypeError(
@@ -420,6 +421,12 @@ def _trains_in_minibatches(estimator: BaseOrtGradient) -> bool:
     if isinstance(estimator.optimizer, LBFGS) or estimator.optimizer == "lbfgs":
         raise AttributeError("partial_fit needs an optimizer that trains on minibatches; optimizer='lbfgs' takes all data at once.")
     return True
+
+
+def _number_type(X: Any) -> type[np.floating[Any]]:
+    """Return the type of the predictions for ``X``: as everywhere in scikit-learn, float32 stays what it is."""
+    first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
+    return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64
 
 
 def _check_one_pass(estimator: BaseOrtGradient) -> None:
@@ -591,9 +598,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Returns
         -------
         ndarray of shape (n_samples,) or (n_samples, n_outputs)
-            Of the type of the graph's output.
+            float32 where ``X`` is float32, else float64; the numbers are those that the graph gives.
         """
-        prediction = self._predict(X)
+        prediction = self._predict(X).astype(_number_type(X), copy=False)
         return prediction.ravel() if self.n_outputs_ == 1 else prediction
 
     def __sklearn_tags__(self) -> Any:

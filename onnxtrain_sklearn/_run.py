@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from . import _runtime
-from ._data import Batches, Column
+from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
 from ._graph.model import TrainableModel, load, trainable_model
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters, select_trainable
@@ -229,8 +229,10 @@ def batches_for(
     """Return the minibatches of some rows, the target among their columns."""
     values = targets.values
     shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.model.dtype)
-    target = Column(values.reshape(shape), dtype)
-    return Batches({**columns, TARGET: target}, rows, weights, size, run.rng if shuffle else None)
+    every = {**columns, TARGET: Column(values.reshape(shape), dtype)}
+    n_rows = len(rows)
+    rows, weights = distinct_rows(every, rows, weights) if n_rows <= min(size, MERGE_LIMIT) else weighted_rows(rows, weights)
+    return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
 
 
 def _shapes(columns: Columns) -> dict[str, tuple[int, ...]]:
