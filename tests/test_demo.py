@@ -1,0 +1,65 @@
+"""The demo: what it writes, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import onnx
+import pytest
+
+from onnxtrain_sklearn import __main__ as command
+
+DATA = ["breast_cancer", "diabetes"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Run the demo in a process of its own, as a user does, with warnings as errors."""
+    folder = tmp_path_factory.mktemp("demo") / "made" / "by" / "it"
+    arguments = ["-W", "error", "-m", "onnxtrain_sklearn", "demo", "--output", str(folder), "--data", *DATA]
+    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return folder, result
+
+
+def test_demo_writes_models_and_a_picture(demo):
+    folder, _ = demo
+    assert {path.name for path in folder.iterdir()} == {"breast_cancer.onnx", "diabetes.onnx", "loss_curves.png"}
+    for path in folder.glob("*.onnx"):
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+    assert (folder / "loss_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_prints_the_table_and_the_comparison(demo):
+    _, result = demo
+    assert result.stderr == ""
+    for name in ("OrtGradientClassifier", "MLPClassifier", "OrtGradientRegressor", "MLPRegressor"):
+        assert result.stdout.count(name) == 1
+    assert result.stdout.count("predictions are equal to predict's") == len(DATA)
+
+
+def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert command.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
+    assert "needs matplotlib" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["diabetes.onnx"]
+
+
+def test_demo_fails_where_a_file_predicts_otherwise(tmp_path, monkeypatch, capsys):
+    run = command._run
+    monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)
+    assert command.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
+    assert "DIFFERENT FROM" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["--version"])
+    assert "onnxruntime" in capsys.readouterr().out
+
+
+def test_a_command_is_required(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main([])
+    assert "demo" in capsys.readouterr().err
