@@ -321,9 +321,8 @@ class RMSprop(Optimizer):
             moment = _average(op, state["second_moment"], op.Mul(g, g), self.alpha)
             return moment, {"second_moment": moment}
         # In float32 v - a² may fall below zero (in PyTorch too, and the step is NaN): update the variance itself.
-        alpha = float(self.alpha)
-        deviation = op.Sub(g, state["average"])
-        average = op.Add(state["average"], op.Mul(deviation, 1.0 - alpha))
+        alpha, deviation = float(self.alpha), op.Sub(g, state["average"])
+        average = _average(op, state["average"], g, alpha, deviation)
         spread = op.Mul(op.Mul(deviation, deviation), alpha * (1.0 - alpha))
         variance = op.Add(op.Mul(state["variance"], alpha), spread)
         return variance, {"average": average, "variance": variance}
@@ -400,9 +399,10 @@ def _with_penalty(op: GraphBuilder, gradients: Value, parameters: Value, weight_
     return op.Add(gradients, op.Mul(parameters, float(weight_decay))) if weight_decay else gradients
 
 
-def _average(op: GraphBuilder, old: Value, x: Value, decay: float) -> Value:
+def _average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: Value | None = None) -> Value:
     # Three passes, as β a + (1 - β) x takes, but rounded to float32 that one's 0.999 and 0.001 do not add up to one.
-    return op.Add(old, op.Mul(op.Sub(x, old), 1.0 - float(decay)))
+    gap = op.Sub(x, old) if gap is None else gap
+    return op.Add(old, op.Mul(gap, 1.0 - float(decay))) if decay >= 0.5 else op.Sub(x, op.Mul(gap, float(decay)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -463,7 +463,7 @@ class LBFGS(BaseOptimizer):
         max_iter : int
             Iterations at most.
         tol : float
-            The search ends when no element of the gradient is larger than this.
+            The search ends when no element of the gradient is larger, or (``ftol``) the loss falls no more.
         callback : callable (vector, loss) -> bool or None, optional
             Called after each iteration; True ends the search there.
         """

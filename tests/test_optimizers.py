@@ -1,0 +1,430 @@
+"""Optimizers beyond the contract: validation, the in-place proof, user-written ones, clipping, L-BFGS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxtrain_sklearn import optimizers
+from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.optimizers import (
+    LBFGS,
+    OPTIMIZERS,
+    PIECE,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    MinimizeResult,
+    Optimizer,
+    RMSprop,
+    clip_graph,
+    resolve_optimizer,
+    update_graph,
+)
+
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+
+
+def run_in_place(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run ``model`` once; ``new_NAME`` is written over NAME, which is returned, as are the other outputs."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    bytes_ = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(bytes_, options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    buffers = {name: a.copy() for name, a in arrays.items()}
+    for name, a in buffers.items():
+        binding.bind_input(name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
+    for output in model.graph.outputs:
+        name = (output.name or "").removeprefix("new_")
+        if name not in buffers:
+            buffers[name] = np.zeros((), next(iter(arrays.values())).dtype)
+        a = buffers[name]
+        binding.bind_output(output.name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
+    session.run_with_iobinding(binding)
+    return buffers
+
+
+def test_public_names_exist() -> None:
+    assert sorted(optimizers.__all__) == sorted(set(optimizers.__all__))
+    assert all(hasattr(optimizers, name) for name in optimizers.__all__)
+    assert {kind.__name__ for kind in OPTIMIZERS.values()} <= set(optimizers.__all__)
+
+
+class TestResolve:
+    def test_names_give_the_defaults(self) -> None:
+        for name, kind in OPTIMIZERS.items():
+            resolved = resolve_optimizer(name)
+            assert type(resolved) is kind
+            assert resolved.get_params() == kind().get_params()
+
+    def test_misspelt_name_gets_the_nearest(self) -> None:
+        with pytest.raises(ValueError, match=r"optimizer 'adamv'. Did you mean .*'adamw'.*Valid names: .*'lbfgs'"):
+            resolve_optimizer("adamv")
+
+    @pytest.mark.parametrize("thing", [None, 1, SGD, object()])
+    def test_other_things_raise(self, thing: Any) -> None:
+        with pytest.raises(TypeError, match=f"must be a name or an Optimizer object, got {type(thing).__name__}"):
+            resolve_optimizer(thing)
+
+    @pytest.mark.parametrize(
+        ("optimizer", "message"),
+        [
+            (SGD(momentum=1.0), r"'momentum' parameter of SGD must be a float in the range \[0.0, 1.0\). Got 1.0 "),
+            (SGD(dampening=1.5), r"'dampening' parameter of SGD .* \[0.0, 1.0\]. Got 1.5"),
+            (Adam(beta_1=1.0), r"'beta_1' parameter of Adam .* \[0.0, 1.0\). Got 1.0"),
+            (AdamW(beta_2=1), r"'beta_2' parameter of AdamW .* \[0.0, 1.0\). Got 1 "),
+            (AdamW(weight_decay=-0.1), r"'weight_decay' parameter of AdamW .* \[0.0, inf\). Got -0.1"),
+            (RMSprop(alpha=1.0), r"'alpha' parameter of RMSprop"),
+            (RMSprop(centered="yes"), r"'centered' parameter of RMSprop must be .*bool"),
+            (Adagrad(lr_decay=-1e-9), r"'lr_decay' parameter of Adagrad"),
+            (LBFGS(history_size=0), r"'history_size' parameter of LBFGS must be an int .* \[1, inf\). Got 0"),
+            (LBFGS(max_fun=1.5), r"'max_fun' parameter of LBFGS must be an int"),
+        ],
+    )
+    def test_values_out_of_range_raise(self, optimizer: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            resolve_optimizer(optimizer)
+
+    @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "dampening": 0.1}])
+    def test_nesterov_needs_momentum_without_dampening(self, settings: dict[str, float]) -> None:
+        optimizer = SGD(nesterov=True, **settings)
+        with pytest.raises(ValueError, match=r"needs momentum in \(0, 1\) and dampening == 0, got SGD\(.*nesterov"):
+            resolve_optimizer(optimizer)
+        assert resolve_optimizer(SGD(nesterov=True, momentum=0.9)).nesterov  # type: ignore[attr-defined]
+
+    def test_bounds_themselves_are_valid(self) -> None:
+        resolve_optimizer(SGD(momentum=0, dampening=1, weight_decay=0))
+        resolve_optimizer(Adam(beta_1=0, beta_2=0, epsilon=0))
+        resolve_optimizer(LBFGS(history_size=1, max_line_searches=1, max_fun=np.int64(1)))
+
+    def test_constructors_store_and_check_nothing(self) -> None:
+        assert Adam(beta_1="nonsense").beta_1 == "nonsense"  # type: ignore[arg-type]
+
+    def test_parameters_of_user_written_ones_are_their_own(self) -> None:
+        class Lion(Optimizer):
+            def __init__(self, alpha: float = 7.0) -> None:
+                self.alpha = alpha
+
+            def update(self, op, parameters, gradients, state, coefficients):
+                return op.Sub(parameters, op.Sign(gradients)), {}
+
+        resolve_optimizer(Lion())
+
+        class Strict(Lion):
+            def validate(self) -> None:
+                raise ValueError(f"alpha must be below 1, got {self.alpha}.")
+
+        with pytest.raises(ValueError, match="alpha must be below 1, got 7"):
+            resolve_optimizer(Strict())
+
+
+class TestCoefficients:
+    def test_are_floats_that_do_not_depend_on_the_caller(self) -> None:
+        for kind in OPTIMIZERS.values():
+            if issubclass(kind, Optimizer):
+                for rate in (1, np.float32(0.5), np.float64(0.1)):
+                    scalars = kind().coefficients(rate, 3)
+                    assert all(type(x) is float for x in scalars.values())
+
+    def test_bias_corrections_are_those_of_float64(self) -> None:
+        scalars = Adam().coefficients(0.001, 1)
+        assert scalars["learning_rate"] == pytest.approx(0.001 * 0.001**0.5 / 0.1, rel=1e-12)
+        assert scalars["epsilon"] == pytest.approx(1e-8 * 0.001**0.5, rel=1e-12)
+        late = Adam().coefficients(0.001, 10**6)
+        assert late == {"learning_rate": 0.001, "epsilon": 1e-8}
+
+    def test_names_are_the_inputs_of_the_graph(self) -> None:
+        for kind in OPTIMIZERS.values():
+            if issubclass(kind, Optimizer):
+                graph = update_graph(kind(), FLOAT)
+                inputs = [v.name for v in graph.model.graph.inputs]
+                assert inputs == ["parameters", "gradients", *graph.slots, *graph.coefficients(0.1, 1)]
+                assert [v.name for v in graph.model.graph.outputs] == [f"new_{n}" for n in ("parameters", *graph.slots)]
+
+
+class Custom(Optimizer):
+    """Steps written by the tests: ``rule`` gets what ``update`` gets."""
+
+    slots: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, rule: Any = None) -> None:
+        self.rule = rule
+
+    def state(self) -> dict[str, float]:
+        return self.slots
+
+    def update(self, op, parameters, gradients, state, coefficients):
+        return self.rule(op, parameters, gradients, state, coefficients["learning_rate"])
+
+
+class WithMemory(Custom):
+    slots: ClassVar[dict[str, float]] = {"memory": 0.0}
+
+
+class TestInPlaceProof:
+    def test_reading_old_parameters_after_writing_raises(self) -> None:
+        def rule(op, p, g, state, rate):
+            return op.Sub(p, op.Mul(g, rate)), {"memory": op.Add(state["memory"], op.Mul(p, p))}
+
+        with pytest.raises(ModelError, match=r"WithMemory.update reads 'parameters' in node .*on the way to its new"):
+            update_graph(WithMemory(rule), FLOAT)
+
+    def test_reading_old_state_after_writing_raises(self) -> None:
+        def rule(op, p, g, state, rate):
+            return op.Sub(p, op.Mul(state["memory"], rate)), {"memory": op.Add(state["memory"], g)}
+
+        with pytest.raises(ModelError, match="reads 'memory'"):
+            update_graph(WithMemory(rule), FLOAT)
+
+    def test_keeping_the_old_parameters_raises(self) -> None:
+        with pytest.raises(ModelError, match="reads 'parameters'"):
+            update_graph(WithMemory(lambda op, p, g, s, rate: (op.Sub(p, op.Mul(g, rate)), {"memory": p})), FLOAT)
+
+    def test_writer_that_reads_other_elements_raises(self) -> None:
+        with pytest.raises(ModelError, match="reads 'parameters'"):
+            update_graph(Custom(lambda op, p, g, s, rate: (op.CumSum(p, 0), {})), FLOAT)
+
+    def test_reading_on_the_way_is_right(self) -> None:
+        def rule(op, p, g, state, rate):
+            new = op.Sub(p, op.Mul(g, rate))
+            return new, {"memory": op.Add(state["memory"], op.Mul(new, new))}
+
+        p, g, m = (np.arange(1, 6, dtype=np.float32) * k for k in (1, 2, 3))
+        arrays = {"parameters": p, "gradients": g, "memory": m, "learning_rate": np.array(0.5, np.float32)}
+        got = run_in_place(update_graph(WithMemory(rule), FLOAT).model, arrays)
+        assert np.array_equal(got["parameters"], p - g / 2)
+        assert np.array_equal(got["memory"], m + (p - g / 2) ** 2)
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_one_value_may_stand_for_two_results(self, dtype: Any) -> None:
+        def rule(op, p, g, state, rate):
+            new = op.Add(op.Sub(p, op.Mul(g, rate)), op.Mul(state["memory"], 0.0))
+            return new, {"memory": new}
+
+        p, g = np.array([1, 2, 3], dtype), np.array([2, 2, 4], dtype)
+        arrays = {"parameters": p, "gradients": g, "memory": p * 0, "learning_rate": np.array(0.5, dtype)}
+        got = run_in_place(update_graph(WithMemory(rule), ir.DataType.from_numpy(np.dtype(dtype))).model, arrays)
+        assert np.array_equal(got["parameters"], [0, 1, 1])
+        assert np.array_equal(got["memory"], [0, 1, 1])
+
+    def test_results_may_be_inputs(self) -> None:
+        class Remember(WithMemory):
+            def update(self, op, parameters, gradients, state, coefficients):
+                return parameters, {"memory": gradients}
+
+        p, g = np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)
+        arrays = {"parameters": p, "gradients": g, "memory": p * 0, "learning_rate": np.array(0.5, np.float32)}
+        got = run_in_place(update_graph(Remember(), FLOAT).model, arrays)
+        assert np.array_equal(got["parameters"], p)
+        assert np.array_equal(got["memory"], g)
+
+    @pytest.mark.parametrize("state", [{}, {"memory": None, "memroy": None}])
+    def test_state_must_be_returned_as_declared(self, state: dict[str, Any]) -> None:
+        def rule(op, p, g, slots, rate):
+            new = op.Sub(p, op.Mul(g, rate))
+            return new, dict.fromkeys(state, op.Add(slots["memory"], g))
+
+        with pytest.raises(ModelError, match=r"WithMemory.update must return .* the state \['memory'\], got"):
+            update_graph(WithMemory(rule), FLOAT)
+
+
+class TestElementwise:
+    def test_reductions_are_never_run_in_pieces(self) -> None:
+        def rule(op, p, g, state, rate):
+            return op.Sub(p, op.Div(op.Mul(g, rate), op.ReduceL2(g, keepdims=False))), {}
+
+        graph = update_graph(Custom(rule), FLOAT)
+        assert Custom(rule).elementwise
+        assert not graph.elementwise
+        p, g = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+        arrays = {"parameters": p, "gradients": g, "learning_rate": np.array(10, np.float32)}
+        assert np.allclose(run_in_place(graph.model, arrays)["parameters"], [-5, -6])
+
+    def test_optimizer_may_forbid_pieces(self) -> None:
+        class Whole(SGD):
+            elementwise = False
+
+        assert update_graph(SGD(), FLOAT).elementwise
+        assert not update_graph(Whole(), FLOAT).elementwise
+
+    def test_piece_is_a_number_of_elements(self) -> None:
+        assert isinstance(PIECE, int)
+        assert PIECE > 0
+
+
+class TestFused:
+    @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), SGD(weight_decay=0.1), Adam(weight_decay=0.1), RMSprop()])
+    def test_only_where_the_kernel_does_the_same(self, optimizer: Optimizer) -> None:
+        assert optimizer.fused() is None
+        assert {n.domain for n in update_graph(optimizer, FLOAT, fused=True).model.graph} == {""}
+
+    @pytest.mark.parametrize("optimizer", [SGD(), Adam(), AdamW(), AdamW(weight_decay=0.0)])
+    def test_kernels_are_for_float32(self, optimizer: Optimizer) -> None:
+        def domains(dtype: ir.DataType, fused: bool) -> set[str]:
+            return {n.domain for n in update_graph(optimizer, dtype, fused=fused).model.graph}
+
+        assert "com.microsoft" in domains(FLOAT, True)
+        assert domains(DOUBLE, True) == domains(FLOAT, False) == {""}
+        assert update_graph(optimizer, FLOAT, fused=True).slots == update_graph(optimizer, FLOAT).slots
+
+
+def test_centered_rmsprop_survives_a_constant_gradient() -> None:
+    """There v - a² is zero but for rounding, and PyTorch's root of it is NaN."""
+    graph = update_graph(RMSprop(alpha=0.5, centered=True, epsilon=1e-3), FLOAT)
+    arrays = {"parameters": np.zeros(500, np.float32), "gradients": np.linspace(0.1, 5, 500, dtype=np.float32)}
+    arrays |= {name: np.zeros(500, np.float32) for name in graph.slots}
+    for _ in range(40):
+        arrays["learning_rate"] = np.array(0.001, np.float32)
+        arrays = run_in_place(graph.model, arrays)
+    assert np.isfinite(arrays["parameters"]).all()
+    assert np.all(arrays["variance"] >= 0)
+
+
+def clip(gradients: np.ndarray, max_norm: float) -> tuple[np.ndarray, float]:
+    dtype = gradients.dtype
+    arrays = {"gradients": gradients, "max_norm": np.array(max_norm, dtype)}
+    result = run_in_place(clip_graph(ir.DataType.from_numpy(dtype)), arrays)
+    assert result["norm"].dtype == dtype
+    return result["gradients"], float(result["norm"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+class TestClip:
+    def test_long_gradients_are_scaled(self, dtype: Any) -> None:
+        g = np.random.default_rng(0).normal(size=1001).astype(dtype)
+        norm = np.sqrt((g.astype(np.float64) ** 2).sum())
+        clipped, reported = clip(g, 2.0)
+        assert reported == pytest.approx(norm, rel=1e-7)
+        assert np.allclose(clipped, g * 2 / (norm + 1e-6), rtol=1e-6 if dtype == np.float32 else 1e-14, atol=0)
+        assert np.sqrt((clipped.astype(np.float64) ** 2).sum()) == pytest.approx(2, rel=1e-6)
+
+    def test_short_gradients_stay_as_they_are(self, dtype: Any) -> None:
+        g = np.random.default_rng(0).normal(size=101).astype(dtype)
+        clipped, norm = clip(g, 100.0)
+        assert np.array_equal(clipped, g)
+        assert norm == pytest.approx(np.linalg.norm(g.astype(np.float64)), rel=1e-7)
+
+    def test_zeros_stay_zeros(self, dtype: Any) -> None:
+        clipped, norm = clip(np.zeros(7, dtype), 1.0)
+        assert np.array_equal(clipped, np.zeros(7))
+        assert norm == 0
+
+    def test_many_small_terms_add_up(self, dtype: Any) -> None:
+        """A running float32 sum of a million equal squares is off by 1e-3."""
+        assert clip(np.full(2_000_000, 0.1, dtype), 1.0)[1] == pytest.approx(0.1 * 2_000_000**0.5, rel=1e-6)
+
+    @pytest.mark.parametrize("size", [1e-30, 1e25, 1e37])
+    def test_extreme_gradients_neither_vanish_nor_explode(self, dtype: Any, size: float) -> None:
+        clipped, norm = clip(np.array([3, -4], dtype) * dtype(size), 1.0)
+        assert norm == pytest.approx(5 * size, rel=1e-6)
+        expected = [0.6, -0.8] if size > 1 else np.array([3, -4]) * size
+        assert np.allclose(clipped, expected, rtol=1e-5, atol=0)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_divergence_shows(self, dtype: Any, bad: float) -> None:
+        clipped, norm = clip(np.array([1, bad, 2], dtype), 1.0)
+        assert np.isnan(clipped).all()
+        assert not np.isfinite(norm)
+
+
+def quadratic(curvature: np.ndarray, solution: np.ndarray) -> Any:
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        assert x.dtype == np.float64
+        gap = x - solution
+        return float(gap @ (curvature * gap)) / 2, curvature * gap
+
+    return objective
+
+
+class TestLBFGS:
+    curvature, solution = np.geomspace(1, 100, 20), np.linspace(-1, 1, 20)
+
+    def minimize(self, optimizer: LBFGS | None = None, start: Any = None, **settings: Any) -> MinimizeResult:
+        start = np.zeros(20) if start is None else start
+        objective = settings.pop("objective", quadratic(self.curvature, self.solution))
+        return (optimizer or LBFGS()).minimize(objective, start, **{"max_iter": 200, "tol": 1e-8} | settings)
+
+    def test_finds_the_minimum(self) -> None:
+        result = self.minimize()
+        assert result.converged
+        assert np.allclose(result.vector, self.solution, atol=1e-3)
+        assert result.loss < 1e-6
+        assert 0 < result.n_iter < 200
+
+    def test_float32_start_is_neither_used_nor_changed(self) -> None:
+        start = np.zeros(20, np.float32)
+        assert self.minimize(start=start).vector.dtype == np.float64
+        assert np.array_equal(start, np.zeros(20))
+
+    def test_float32_objective_converges(self) -> None:
+        exact = quadratic(self.curvature, self.solution)
+
+        def rounded(x: np.ndarray) -> tuple[float, np.ndarray]:
+            loss, gradient = exact(x)
+            return float(np.float32(1 + loss)), gradient.astype(np.float32).astype(np.float64)
+
+        result = self.minimize(objective=rounded, tol=1e-4)
+        assert result.converged
+        assert np.allclose(result.vector, self.solution, atol=1e-2)
+
+    def test_tol_bounds_the_gradient(self) -> None:
+        loose, tight = self.minimize(tol=1.0), self.minimize(tol=1e-2)
+        for result, tol in [(loose, 1.0), (tight, 1e-2)]:
+            assert "GRADIENT" in result.message
+            assert np.abs(self.curvature * (result.vector - self.solution)).max() <= tol
+        assert loose.n_iter < tight.n_iter
+
+    def test_limits_end_it_unconverged(self) -> None:
+        few = self.minimize(max_iter=3)
+        assert (few.converged, few.n_iter) == (False, 3)
+        assert "ITERATIONS" in few.message
+        assert not self.minimize(LBFGS(max_fun=4)).converged
+
+    def test_history_size_is_used(self) -> None:
+        assert self.minimize(LBFGS(history_size=1)).n_iter > self.minimize(LBFGS(history_size=20)).n_iter
+
+    def test_settings_reach_scipy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: dict[str, Any] = {}
+        original = optimizers.scipy.optimize.minimize
+        monkeypatch.setattr(
+            optimizers.scipy.optimize, "minimize", lambda *args, **kw: seen.update(kw) or original(*args, **kw)
+        )
+        self.minimize(LBFGS(history_size=3, max_line_searches=7, max_fun=99), max_iter=5, tol=0.1)
+        assert seen["method"] == "L-BFGS-B"
+        assert seen["options"] == {"maxcor": 3, "maxls": 7, "maxfun": 99, "maxiter": 5, "gtol": 0.1}
+
+    def test_callback_sees_each_iteration(self) -> None:
+        seen: list[tuple[np.ndarray, float]] = []
+        result = self.minimize(callback=lambda vector, loss: seen.append((vector.copy(), loss)))
+        assert len(seen) == result.n_iter
+        assert np.array_equal(seen[-1][0], result.vector)
+        assert seen[-1][1] == result.loss
+        losses = [loss for _, loss in seen]
+        assert losses == sorted(losses, reverse=True)
+        objective = quadratic(self.curvature, self.solution)
+        assert all(loss == objective(vector)[0] for vector, loss in seen)
+
+    def test_callback_ends_it(self) -> None:
+        result = self.minimize(callback=lambda vector, loss: loss < 50)
+        assert (result.converged, result.loss < 50) == (False, True)
+        assert result.n_iter < self.minimize().n_iter
+
+    def test_errors_pass_through(self) -> None:
+        def broken(vector: np.ndarray, loss: float) -> bool:
+            raise ArithmeticError("mine")
+
+        with pytest.raises(ArithmeticError, match="mine"):
+            self.minimize(callback=broken)
+
+    def test_nan_is_not_convergence(self) -> None:
+        result = self.minimize(objective=lambda x: (np.nan, np.full_like(x, np.nan)))
+        assert not result.converged
+        assert np.isnan(result.loss)
