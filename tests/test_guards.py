@@ -29,6 +29,8 @@ LAYERS = (
     "losses",
     "schedules",
     "optimizers",
+    "_gradient.nodes",
+    "_gradient.forms",
     "_gradient.ort",
     "_gradient.engine",
     "_data",
@@ -46,7 +48,9 @@ LAYERS = (
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
-    "_graph.model": {"ModelProto", "checker", "load", "load_model_from_string", "version_converter"},  # the border
+    "_graph.model": {  # the border
+        *("ModelProto", "checker", "inliner", "load", "load_model_from_string", "shape_inference", "version_converter"),
+    },
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one

@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, infer_shapes, is_float, reaching
+from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from ..exceptions import ModelError, RuntimeNotFoundError, nearest
 from . import ort
+from .nodes import dims, path, reads
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
@@ -37,16 +39,17 @@ def choose_engine(engine: str) -> str:
     available = available_engines()
     if not available or engine not in ("auto", *available):
         raise RuntimeNotFoundError(
-            f"engine={engine!r} cannot run on the installed onnxruntime {_runtime.version()}: it has no gradient builder. "
-            "Install the training build: pip install 'onnxtrain-sklearn[ort-training]' (Python 3.10-3.12, Linux)."
+            f"engine={engine!r} cannot run on the installed onnxruntime {_runtime.version()}: it has no gradient "
+            "builder. Install the training build: pip install 'onnxtrain-sklearn[ort-training]' "
+            "(Python 3.10-3.12, Linux)."
         )
     return available[0] if engine == "auto" else engine
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> ir.Model:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
-    model = infer_shapes(model.clone())
-    reached = reaching(next(v for v in model.graph.outputs if v.name == of))
+    model = infer_shapes(_inline(model.clone()))
+    reached = _reached(model.graph, wrt, of)
     result = ENGINES[choose_engine(engine)][0](model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.graph, [name for name in wrt if name not in reached])
     _order_outputs(result.graph, [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt])
@@ -93,20 +96,34 @@ def gradient_graph(
     ['y', 'x_grad']
     """
     source = infer_shapes(ir.from_proto(model))
-    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
     _check_names(source.graph, names)
     output = _scalar_output(source.graph, of)
     return ir.to_proto(differentiate(source, names, output, engine))
 
 
+def _inline(model: ir.Model) -> ir.Model:
+    if model.functions:
+        onnx_ir.passes.common.InlinePass()(model)
+    return model
+
+
+def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:
+    """Return the names of the values that the gradient of ``of`` with respect to ``wrt`` passes."""
+    output = next(v for v in graph.outputs if v.name == of)
+    return {of} | {v.name for passage in path(graph, wrt, output) for v in reads(passage.node) if v.name}
+
+
 def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
     values = {v.name: v for v in graph.inputs if v.name} | dict(graph.initializers)
+    taken = set(values) | {v.name for node in graph for v in node.outputs}
     for name in names:
         if name not in values:
-            raise ModelError(f"wrt names {name!r}, which is no input or initializer.{nearest(name, [str(v) for v in values])}")
+            hint = nearest(name, [str(v) for v in values])
+            raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
         if not is_float(values[name]):
-            raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floating-point values have a gradient.")
-        if f"{name}_grad" in values:
+            raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
+        if f"{name}_grad" in taken:
             raise ModelError(f"The graph already has a value named '{name}_grad'; rename it.")
 
 
@@ -115,9 +132,12 @@ def _scalar_output(graph: ir.Graph, of: str | None) -> str:
     name = next(iter(outputs), "") if of is None else of
     if name not in outputs:
         raise ModelError(f"of={of!r} is no output of the graph.{nearest(str(of), outputs)}")
-    shape = outputs[name].shape
-    if shape is not None and len(shape) > 0:
-        raise ModelError(f"The gradient is taken of a scalar, but output {name!r} has shape {tuple(shape)}. Reduce it first.")
+    if not is_float(outputs[name]):
+        raise ModelError(f"Output {name!r} is of type {outputs[name].dtype}; only floats have a gradient.")
+    shape = dims(outputs[name])
+    if shape != []:
+        found = "a shape that could not be inferred" if shape is None else f"shape {tuple(shape)}"
+        raise ModelError(f"The gradient is taken of a scalar, but output {name!r} has {found}. Reduce it first.")
     return name
 
 
@@ -128,7 +148,7 @@ def _add_zero_gradients(graph: ir.Graph, names: Sequence[str]) -> None:
     for name in names:
         source = values[name]
         zero = op.ConstantOfShape(op.Shape(source), value=ir.tensor([0], dtype=source.dtype))
-        zero.name, zero.dtype, zero.shape = f"{name}_grad", source.dtype, source.shape
+        zero.name, zero.type, zero.shape = f"{name}_grad", source.type, source.shape
         graph.outputs.append(zero)
 
 

@@ -1,158 +1,244 @@
 """The engine "ort-training": onnxruntime-training's forward-backward graph builder, held to what is proven right.
 
 The builder differentiates some operators wrongly without an error and fails on others with a message about its
-insides. So every node on a path from a wanted name to the output is looked up in :data:`PROVEN` first: it is there
-only if its gradient was checked against finite differences, with a function that names the settings in which it is
-wrong. Nodes that the builder wants in another form are brought into it by :data:`PREPARE`, on a clone of the graph.
+insides. So every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is there
+only if its gradient was checked against finite differences, with the settings in which it is wrong or fails;
+``tests/contracts/test_gradients.py`` holds the cases. Nodes that the builder needs in another form are brought into it
+before, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.forms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.builder import is_float
 from ..exceptions import UnsupportedOperatorError
+from .forms import prepare, training_mode
+from .nodes import Dims, Passage, attribute, constant, describe, dims, fixed, kind, operand, opset, path
 
-Check = Callable[[ir.Node], "str | None"]
-Prepare = Callable[[GraphBuilder, ir.Node], "ir.Value | None"]
+OPSETS = range(11, 22)
+NEWEST_IR = 10  # that onnxruntime 1.19 reads
+
+Rule: TypeAlias = Callable[[Passage], "str | None"]
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
     if not wrt:
         return model.clone()
-    prepared = _prepare(model.clone(), wrt, of)
-    for node in _path(prepared.graph, wrt, of):
-        _require_proven(node)
-    proto = ir.to_proto(prepared)
-    try:
-        result = _runtime.build_gradient_graph(proto.SerializeToString(), wrt=wrt, of=of)
-    except Exception as error:
-        raise UnsupportedOperatorError(f"onnxruntime-training could not differentiate the graph: {error}") from error
-    return _clean(result, model)
+    _require_opset(model.graph)
+    prepared = model.clone()
+    prepared.ir_version = min(model.ir_version, NEWEST_IR)
+    seed = prepare(prepared, wrt, of)
+    for passage in path(prepared.graph, wrt, seed):
+        _require_proven(passage)
+    return _restore(_build(prepared, wrt, seed.name or of), model, wrt)
 
 
-def _path(graph: ir.Graph, wrt: Collection[str], of: str) -> list[ir.Node]:
-    """Return the nodes between a wanted name and the output."""
-    below: set[str] = set(wrt)
-    forward = []
-    for node in graph:
-        if any(x is not None and x.name in below for x in node.inputs):
-            forward.append(node)
-            below |= {v.name for v in node.outputs if v.name and (v.dtype is None or v.dtype.is_floating_point())}
-    above = {of}
-    path = []
-    for node in reversed(forward):
-        if any(v.name in above for v in node.outputs):
-            path.append(node)
-            above |= {x.name for x in node.inputs if x is not None and x.name in below}
-    return path[::-1]
-
-
-def _prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
-    """Bring the nodes on the path, in place, into the forms that the builder differentiates rightly."""
-    op = GraphBuilder(model.graph, prefix="prepared")
-    path = _path(model.graph, wrt, of)
-    for node in path:
-        _separate_reads(op, node, wrt)
-        prepare = PREPARE.get(_kind(node))
-        value = prepare(op, node) if prepare else None
-        if value is not None:
-            _replace(model.graph, node, value)
-    model.graph.sort()
-    return infer_shapes(model)
-
-
-def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> None:
-    """Put an Identity before each further read of a wanted name by one node: the builder would define its gradient twice."""
-    seen: set[str] = set()
-    for i, x in enumerate(node.inputs):
-        if x is not None and x.name in wrt:
-            if x.name in seen:
-                node.replace_input_with(i, _like(op.Identity(x), x))
-            seen.add(x.name)
-
-
-def _like(value: ir.Value, model: ir.Value) -> ir.Value:
-    value.dtype, value.shape = model.dtype, model.shape
-    return value
-
-
-def _replace(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
-    """Let ``value`` stand, under its name, for the single output of ``node``."""
-    old = node.outputs[0]
-    name = old.name
-    ir.convenience.replace_all_uses_with(old, _like(value, old), replace_graph_outputs=True)
-    graph.remove(node, safe=True)
-    value.name = name
-
-
-def _expand_operands(op: GraphBuilder, node: ir.Node) -> None:
-    """Where: the builder does not reduce the gradient of a broadcast operand."""
-    condition, *operands = node.inputs
-    target = node.outputs[0].shape
-    if target is not None and target.is_static():
-        shape = op.value(list(target.numpy()))
-        if all(x is not None and x.shape == target for x in operands):
-            return
-    else:
-        shape = op.Shape(op.Where(condition, *operands))
-    for i, x in enumerate(operands, start=1):
-        node.replace_input_with(i, op.Expand(x, shape))
-
-
-def _matrices(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """MatMul: a vector as operand becomes a matrix, and the axis that this adds is dropped."""
-    a, b = node.inputs
-    if a is None or b is None or a.shape is None or b.shape is None or min(len(a.shape), len(b.shape)) > 1:
-        return None
-    rows, columns = len(a.shape) == 1, len(b.shape) == 1
-    added = [-2] * rows + [-1] * columns
-    product = op.MatMul(op.Unsqueeze(a, [0]) if rows else a, op.Unsqueeze(b, [1]) if columns else b)
-    rank = max(len(a.shape) + rows, len(b.shape) + columns)
-    return op.Squeeze(product, [rank + axis for axis in added])
-
-
-PREPARE: dict[str, Prepare] = {"Where": _expand_operands, "MatMul": _matrices}
-
-
-def _always(node: ir.Node) -> str | None:
-    return None
-
-
-PROVEN: dict[str, Check] = {
-    name: _always
-    for name in (
-        "Abs Add Cast Concat Div Erf Exp Expand Flatten Gather Gemm Identity Log LogSoftmax MatMul Max Mul Neg Pow "
-        "Reciprocal ReduceMean ReduceSum Relu Reshape Sigmoid Softmax Softplus Sqrt Squeeze Sub Tanh Transpose Unsqueeze "
-        "Where LeakyRelu ReduceLogSumExp Min"
-    ).split()
-}
-
-
-def _require_proven(node: ir.Node) -> None:
-    kind = _kind(node)
-    reason = PROVEN[kind](node) if kind in PROVEN else "onnxruntime-training has no gradient for it that is proven right"
-    if reason:
+def _require_opset(graph: ir.Graph) -> None:
+    version = graph.opset_imports.get("", 0)
+    if version not in OPSETS:
         raise UnsupportedOperatorError(
-            f"Node {node.name!r} ({kind}) cannot be differentiated: {reason}. Freeze the parameters before it "
-            f"(trainable=...), or replace the operator."
+            f"onnxruntime-training differentiates opset {OPSETS[0]} to {OPSETS[-1]}; this graph is of opset {version}. "
+            "Convert it: onnx.version_converter.convert_version(model, 18)."
         )
 
 
-def _kind(node: ir.Node) -> str:
-    return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
+def _require_proven(passage: Passage) -> None:
+    rules = PROVEN.get(kind(passage.node), (_unknown,))
+    for reason in filter(None, (rule(passage) for rule in rules)):
+        raise UnsupportedOperatorError(f"{describe(passage.node)} cannot be differentiated: {reason}. {_REMEDY}")
 
 
-def _clean(result: bytes, source: ir.Model) -> ir.Model:
-    """Return the builder's model with the domains that it uses, not the eight that it lists."""
-    model = ir.from_proto(onnx.load_model_from_string(result))
+_REMEDY = "Freeze the parameters before it, or put other operators in its place."
+
+
+def _unknown(passage: Passage) -> str | None:
+    return "onnxruntime-training has no gradient for it that is proven right"
+
+
+def _wrong(reason: str, when: Callable[[Passage], object]) -> Rule:
+    return lambda passage: reason if when(passage) else None
+
+
+def _only_input(others: str) -> Rule:
+    return _wrong(f"the gradient of {others} is missing", lambda p: not p.inputs <= {0})
+
+
+def _only_output(others: str) -> Rule:
+    return _wrong(f"the gradient through {others} is wrong", lambda p: not p.outputs <= {0})
+
+
+def _since(version: int) -> Rule:
+    return _wrong(f"its gradient needs opset {version} or newer", lambda p: opset(p.node) < version)
+
+
+def _operands(passage: Passage) -> str | None:
+    a, b = (dims(x) for x in passage.node.inputs)
+    return _broadcast(passage, a, b)
+
+
+def _into_output(passage: Passage) -> str | None:
+    target = dims(passage.node.outputs[0])
+    floats = [x for x in passage.node.inputs if x is not None and is_float(x)]
+    return next((reason for x in floats if (reason := _broadcast(passage, dims(x), target))), None)
+
+
+def _matrices(passage: Passage) -> str | None:
+    a, b = (dims(x) for x in passage.node.inputs)
+    if a is None or b is None:
+        return "the rank of an operand is not known, and the gradient of a vector would be wrong"
+    return _broadcast(passage, a[:-2], b[:-2]) if len(a) > 2 or len(b) > 2 else None
+
+
+def _bias(passage: Passage) -> str | None:
+    if 2 not in passage.inputs:
+        return None
+    shape = dims(passage.node.inputs[2])
+    return _broadcast(passage, shape, dims(passage.node.outputs[0])) if shape else "the rank of its bias is not known"
+
+
+def _broadcast(passage: Passage, a: Dims | None, b: Dims | None) -> str | None:
+    """The builder takes dimensions of different names for equal; where one is not known it decides at run time."""
+    if a is None or b is None or None in a or None in b:
+        return None if opset(passage.node) >= 13 else "its shapes are not known, which needs opset 13 or newer"
+    for m, n in zip(reversed(a), reversed(b), strict=False):
+        if m != n and 1 not in (m, n) and not fixed([m, n]):
+            return f"the dimensions {m} and {n} may be equal or broadcast: give them one name, or fix their sizes"
+    return None
+
+
+def _steps_may_be_negative(passage: Passage) -> bool:
+    steps = operand(passage.node, 4)
+    values = None if steps is None else constant(steps)
+    return steps is not None and (values is None or bool((values < 0).any()))
+
+
+def _sizes_along_axis(passage: Passage) -> Dims:
+    axis = attribute(passage.node, "axis", 0)
+    return [shape[axis] if shape else None for shape in map(dims, passage.node.inputs)]
+
+
+def _input_dims(passage: Passage) -> Dims | None:
+    return dims(passage.node.inputs[0])
+
+
+_ALWAYS = """
+    Abs Cast Exp Flatten Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu Reshape
+    Sigmoid Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
+""".split()
+_SCALAR = _wrong(
+    "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
+)
+_NO_AXES = _wrong(
+    "noop_with_empty_axes fails without axes",
+    lambda p: operand(p.node, 1) is None and attribute(p.node, "noop_with_empty_axes", 0),
+)
+_REDUCTION = _wrong(
+    "its gradient is wrong with a reduction", lambda p: attribute(p.node, "reduction", "none") != "none"
+)
+
+PROVEN: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(_ALWAYS, ()),
+    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), (_operands,)),
+    **dict.fromkeys(("Expand", "Max", "Min"), (_into_output,)),
+    **dict.fromkeys(("Cos", "Erf", "Sqrt", "Where"), (_SCALAR,)),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), (_NO_AXES,)),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), (_REDUCTION,)),
+    "AveragePool": (
+        _wrong("the sizes of its input, the batch too, must be fixed", lambda p: not fixed(_input_dims(p))),
+        _wrong("its gradient is wrong in three dimensions", lambda p: len(_input_dims(p) or ()) > 4),
+        _wrong("its gradient is wrong with dilations", lambda p: set(attribute(p.node, "dilations", ())) - {1}),
+        _wrong(
+            "its gradient is wrong for ceil_mode with count_include_pad",
+            lambda p: attribute(p.node, "ceil_mode", 0) and attribute(p.node, "count_include_pad", 0),
+        ),
+    ),
+    "Clip": (_only_input("its bounds"), _since(12)),
+    "Concat": (
+        _wrong(
+            "its sizes must be fixed, or the opset 13 or newer",
+            lambda p: opset(p.node) < 13 and not fixed(_sizes_along_axis(p)),
+        ),
+    ),
+    "Conv": (_wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),),
+    "Dropout": (
+        _only_input("its ratio"),
+        _wrong("its training_mode must be constant", lambda p: training_mode(p.node) is None),
+    ),
+    "GatherND": (_since(12),),
+    "Gelu": (
+        _wrong(
+            "the tanh approximation gets the gradient of the exact form",
+            lambda p: attribute(p.node, "approximate", "none") != "none",
+        ),
+    ),
+    "Gemm": (
+        _wrong("its alpha is zero", lambda p: attribute(p.node, "alpha", 1) == 0),
+        _wrong("its beta is zero", lambda p: 2 in p.inputs and attribute(p.node, "beta", 1) == 0),
+        _bias,
+    ),
+    "LayerNormalization": (_only_output("its mean and deviation"),),
+    "LeakyRelu": (
+        _wrong("its gradient is wrong for a negative alpha", lambda p: attribute(p.node, "alpha", 0.01) < 0),
+    ),
+    "MatMul": (_matrices,),
+    "MaxPool": (
+        # The kernel learns the sizes here, and writes outside its memory where they are not known.
+        _wrong(
+            "the sizes of its input, but for the batch, must be fixed",
+            lambda p: not fixed((_input_dims(p) or [None, None])[1:]),
+        ),
+        _wrong("its gradient is wrong for storage_order=1", lambda p: attribute(p.node, "storage_order", 0)),
+    ),
+    "Pad": (
+        _only_input("its constant value"),
+        _wrong("only mode='constant' has a gradient", lambda p: attribute(p.node, "mode", "constant") != "constant"),
+        _wrong("its gradient is wrong with axes", lambda p: operand(p.node, 3) is not None),
+    ),
+    "Pow": (_only_input("its exponent"), _SCALAR),
+    "ReduceL2": (_NO_AXES, _wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p))),
+    "Slice": (_wrong("its steps must be positive constants", _steps_may_be_negative),),
+    "SoftmaxCrossEntropyLoss": (_only_input("its class weights"), _only_output("its log_prob")),
+    "Split": (
+        _wrong(
+            "some of its outputs do not reach the loss, and their sizes are not known",
+            lambda p: len(p.outputs) < len(p.node.outputs),
+        ),
+    ),
+}
+
+
+def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    try:
+        result = _runtime.build_gradient_graph(ir.to_proto(model).SerializeToString(), wrt=wrt, of=of)
+    except Exception as error:
+        text = _without_source(str(error))
+        node = next((n for n in model.graph if n.name and n.name in text), None)
+        subject = "The graph" if node is None else describe(node)
+        raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {_REMEDY}") from error
+    return ir.from_proto(onnx.load_model_from_string(result))
+
+
+def _without_source(text: str) -> str:
+    """Return an error of onnxruntime without the places in its source where it arose."""
+    text = re.sub(r"\S+\.(?:cc|h):\d+ (?:.*\) (?:const )?)?", "", text.rsplit("[ONNXRuntimeError] :", 1)[-1])
+    return " ".join(text.split()).rstrip(".")
+
+
+def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """Give the builder's model the shapes that ``source`` declares, and no domain that it does not use."""
     used = {node.domain for node in ir.traversal.RecursiveGraphIterator(model.graph)} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
-    model.ir_version = source.ir_version
+    known = {v.name: v for v in source.graph.outputs}
+    known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *source.graph.initializers.values()] if v.name in wrt}
+    for output in model.graph.outputs:
+        output.type, output.shape = known[output.name].type, known[output.name].shape
     return model

@@ -1,0 +1,100 @@
+"""What an engine asks of a graph: which nodes the gradient passes, and what is known of a node and its values.
+
+The gradient passes floating-point values only: what goes through a bool or an int on its way has the gradient zero. A
+value that a subgraph reads counts as read by the node that holds the subgraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import is_float
+
+Dims: TypeAlias = "list[int | str | None]"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A node that the gradient passes: it comes in at these outputs and leaves at these inputs (positions)."""
+
+    node: ir.Node
+    inputs: frozenset[int]
+    outputs: frozenset[int]
+
+
+def path(graph: ir.Graph, wrt: Collection[str], of: ir.Value) -> list[Passage]:
+    """Return the nodes between the inputs and initializers named in ``wrt`` and ``of``, in the order of the graph."""
+    below = {v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt}
+    for node in graph:
+        if not below.isdisjoint(reads(node)):
+            below.update(filter(is_float, node.outputs))
+    above, passages = {of}, []
+    for node in reversed(graph):
+        outputs = frozenset(i for i, v in enumerate(node.outputs) if v in above)
+        sources = below.intersection(reads(node))
+        if outputs and sources:
+            above |= sources
+            passages.append(Passage(node, frozenset(i for i, x in enumerate(node.inputs) if x in sources), outputs))
+    return passages[::-1]
+
+
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that ``node`` reads, those that its subgraphs read included."""
+    yield from (x for x in node.inputs if x is not None)
+    for attribute in node.attributes.values():
+        graphs = [attribute.as_graph()] if attribute.type is ir.AttributeType.GRAPH else []
+        graphs += attribute.as_graphs() if attribute.type is ir.AttributeType.GRAPHS else []
+        for graph in graphs:
+            yield from graph.outputs
+            for inner in graph:
+                yield from reads(inner)
+
+
+def kind(node: ir.Node) -> str:
+    """Return the operator type, behind its domain where that is not ONNX's own."""
+    return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
+
+
+def describe(node: ir.Node) -> str:
+    """Return the start of a sentence about ``node``."""
+    name = f"Node {node.name!r}" if node.name else f"The node that computes {node.outputs[0].name!r}"
+    return f"{name} ({kind(node)})"
+
+
+def opset(node: ir.Node) -> int:
+    """Return the version of ONNX's own operators in the graph of ``node``."""
+    return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
+
+
+def attribute(node: ir.Node, name: str, default: Any) -> Any:
+    """Return the value of an attribute; ONNX's default is the caller's to know."""
+    return node.attributes[name].value if name in node.attributes else default
+
+
+def operand(node: ir.Node, index: int) -> ir.Value | None:
+    """Return the input at ``index``, None where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def constant(value: ir.Value) -> np.ndarray | None:
+    """Return what ``value`` always is, None where it can change from run to run."""
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def dims(value: ir.Value | None) -> Dims | None:
+    """Return the dimensions of ``value``: numbers, names given by the model, and None for those that are not known."""
+    if value is None or value.shape is None:
+        return None
+    sizes = [d if isinstance(d, int) else d.value for d in value.shape]
+    return [None if isinstance(d, str) and d.startswith("unk__") else d for d in sizes]
+
+
+def fixed(sizes: Dims | None) -> bool:
+    """Whether every dimension is a number."""
+    return sizes is not None and all(isinstance(d, int) for d in sizes)
