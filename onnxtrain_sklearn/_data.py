@@ -86,7 +86,8 @@ def dict_columns(X: Mapping[str, Any], specs: Sequence[TensorSpec] | None) -> di
         raise ValueError(f"The graph has the inputs {wanted}, X holds {given}.")
     columns = {}
     for spec in specs:
-        array = check_array(X[spec.name], accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=f"X[{spec.name!r}]")
+        name = f"X[{spec.name!r}]"
+        array = check_array(X[spec.name], accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
         columns[spec.name] = Column(shaped(array, spec), spec.dtype)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -99,13 +100,12 @@ def shaped(array: Any, spec: TensorSpec) -> Any:
     wanted, got = spec.shape[1:], tuple(array.shape[1:])
     if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
         result = array
-    elif None not in wanted and math.prod(int(w) for w in wanted if w is not None) == math.prod(got) and not sp.issparse(array):
+    elif None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got) and not sp.issparse(array):
         result = array.reshape(len(array), *wanted)
     else:
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
-        raise ValueError(
-            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {tuple(w or '?' for w in wanted)}."
-        )
+        row = tuple("?" if w is None else w for w in wanted)
+        raise ValueError(f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.")
     if spec.dtype.kind in "iu" and result.dtype.kind == "f" and not np.array_equal(result, np.trunc(result)):
         raise ValueError(f"The graph's input {spec.name!r} takes integers ({spec.dtype}), but X holds fractions.")
     return result

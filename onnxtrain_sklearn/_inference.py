@@ -148,7 +148,8 @@ def _class_constant(classes: np.ndarray) -> np.ndarray:
         return classes.astype(np.float64)
     if all(isinstance(c, str) for c in classes):
         return np.array([str(c) for c in classes])
-    raise ModelError(f"ONNX has no tensors for labels of type {type(classes[0]).__name__}; use strings, integers or floats.")
+    kind = type(classes[0]).__name__
+    raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
 
 
 def _probabilities(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:
@@ -162,8 +163,16 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
     if value is not keep:
         if value.producer() is None or value in op.graph.outputs:
             value = op.Identity(value)
-        value.name = name if value.name == name or name not in op.taken else op.name(name)
+        value.name = name if value.name == name or _vacated(op, name) else op.name(name)
     op.graph.outputs.append(value)
+
+
+def _vacated(op: GraphBuilder, name: str) -> bool:
+    """Rename what bears ``name`` inside the graph; inputs and initializers keep theirs, and then the answer is no."""
+    for value in (v for node in ir.traversal.RecursiveGraphIterator(op.graph) for v in node.outputs if v.name == name):
+        value.name = op.name(name)
+    kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
+    return name not in kept
 
 
 def _is_large(graph: ir.Graph) -> bool:

@@ -72,10 +72,11 @@ def select_trainable(
         return chosen
     if isinstance(trainable, str) and trainable == "all":
         return list(weights)
-    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    patterns: list[Any] = [trainable] if isinstance(trainable, str) else list(trainable)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"trainable must hold names or glob patterns, got {pattern!r} of type {type(pattern).__name__}.")
+            kind = type(pattern).__name__
+            raise TypeError(f"trainable must hold names or glob patterns, got {pattern!r} of type {kind}.")
         if not any(_matches(name, pattern) for name in weights):
             raise ValueError(f"trainable={pattern!r} matches no parameter of the graph.{nearest(pattern, weights)}")
     chosen = [name for name in weights if any(_matches(name, pattern) for pattern in patterns)]

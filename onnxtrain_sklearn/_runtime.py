@@ -61,7 +61,8 @@ try:
     from onnxruntime.capi import _pybind_state
 except ImportError as error:
     raise RuntimeNotFoundError(
-        f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n  {_EXTRAS}"
+        f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n"
+        f"  {_EXTRAS}"
     ) from error
 
 _GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
@@ -92,7 +93,7 @@ def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
 
 
 def _register_gradients() -> None:
-    """Teach the builder, once a process, gradients that it lacks; each is blind to attributes, so its operator has none."""
+    """Teach the builder, once a process, gradients that it lacks; they are blind to attributes: there must be none."""
     for op_type, nodes in _GRADIENTS.items():
         if op_type not in _registered:
             _pybind_state.register_gradient_definition(f"::{op_type}", [_definition(*node) for node in nodes])
@@ -129,7 +130,9 @@ def resolve_device(
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
     options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
     if len(options) != len(names):
-        raise ValueError(f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each.")
+        raise ValueError(
+            f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each."
+        )
     _check_available(names, device)
     if index and providers is None and kind != "cpu":
         options[0].setdefault("device_id", index)
@@ -170,7 +173,9 @@ def create_session(
     session = onnxruntime.InferenceSession(model, settings, providers=providers)
     used = session.get_providers()
     if device.providers[0] not in used:
-        raise DeviceError(f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}.")
+        raise DeviceError(
+            f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}."
+        )
     return session
 
 
@@ -180,9 +185,12 @@ def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> 
         return
     valid = [a for a in dir(settings) if not a.startswith("_") and not callable(getattr(settings, a))]
     if name not in valid:
-        raise ValueError(f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries.")
+        raise ValueError(
+            f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries."
+        )
     kind = type(getattr(settings, name))
-    setattr(settings, name, kind.__members__[value] if isinstance(value, str) and hasattr(kind, "__members__") else value)
+    by_name = isinstance(value, str) and hasattr(kind, "__members__")
+    setattr(settings, name, kind.__members__[value] if by_name else value)
 
 
 def not_implemented(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from numbers import Integral
 
 import numpy as np
@@ -21,7 +22,7 @@ from ._graph.builder import GraphBuilder
 from ._graph.model import to_proto
 from .exceptions import nearest
 
-__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MODELS", "MLP", "GraphModel", "Linear"]
+__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear"]
 
 ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "identity": lambda op, x: x,
@@ -116,9 +117,10 @@ class MLP(GraphModel):
         rng = check_random_state(random_state)
         graph, op, x = _empty_graph(n_features)
         last = len(sizes) - 2
-        for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (n_in, n_out) in enumerate(pairwise(sizes)):
             rectified = i < last and self.activation in _RECTIFIERS
-            name = self.initialization if self.initialization != "auto" else "he_uniform" if rectified else "glorot_uniform"
+            default = "he_uniform" if rectified else "glorot_uniform"
+            name = default if self.initialization == "auto" else self.initialization
             x = _dense(op, x, INITIALIZATIONS[name](rng, n_in, n_out), f"layers.{i}")
             x = ACTIVATIONS[self.activation](op, x) if i < last else x
         return _finish(graph, x, n_outputs)

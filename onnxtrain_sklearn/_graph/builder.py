@@ -8,7 +8,7 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,11 +39,17 @@ class GraphBuilder:
     -----
     Operands are values of the graph, numpy arrays (kept as they are) or Python numbers. A float becomes a constant
     of ``dtype``. An int becomes one of the type of the operand that it is combined with (``op.Mul(x, 2)``), else
-    int64, as does a list of ints. Attributes and optional inputs are keywords: ``op.ReduceSum(x, axes=[1], keepdims=False)``.
+    int64, as does a list of ints. Attributes and optional inputs are keywords:
+    ``op.ReduceSum(x, axes=[1], keepdims=False)``.
     """
 
     def __init__(
-        self, graph: ir.Graph, *, dtype: ir.DataType = ir.DataType.FLOAT, prefix: str = "train", constant_nodes: bool = False
+        self,
+        graph: ir.Graph,
+        *,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        prefix: str = "train",
+        constant_nodes: bool = False,
     ) -> None:
         self.graph = graph
         self.dtype = dtype
@@ -59,7 +65,9 @@ class GraphBuilder:
             raise AttributeError(op_type)
         return lambda *inputs, **keywords: self.emit(op_type, *inputs, **keywords)[0]
 
-    def emit(self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Any) -> Sequence[ir.Value]:
+    def emit(
+        self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Any
+    ) -> Sequence[ir.Value]:
         """Append one node and return its outputs; the form for several outputs and for other domains."""
         keywords = {key: value for key, value in keywords.items() if value is not None}
         if domain:
@@ -86,7 +94,7 @@ class GraphBuilder:
 
     def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
         value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
-        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape)
+        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
         return value
 
     def parameter(self, name: str, array: np.ndarray) -> ir.Value:
@@ -135,14 +143,15 @@ class GraphBuilder:
             raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
         kinds = [p.type_str for p in schema.inputs]
         kinds += kinds[-1:] * (len(inputs) - len(kinds))
-        partners = {kind: x.dtype or self.dtype for kind, x in zip(kinds, inputs, strict=False) if isinstance(x, ir.Value)}
-        return [self.value(x, partners.get(kind)) for kind, x in zip(kinds, inputs, strict=False)], keywords
+        pairs = list(zip(kinds, inputs, strict=False))
+        partners = {kind: x.dtype or self.dtype for kind, x in pairs if isinstance(x, ir.Value)}
+        return [self.value(x, partners.get(kind)) for kind, x in pairs], keywords
 
     def _schema(self, op_type: str) -> onnx.defs.OpSchema:
         try:
             return onnx.defs.get_schema(op_type, self.opset, "")
         except onnx.defs.SchemaError:
-            raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, the opset of this graph.") from None
+            raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, that of this graph.") from None
 
 
 def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
@@ -170,11 +179,22 @@ def reaching(output: ir.Value) -> set[str]:
         if value.name and value.name not in seen and is_float(value):
             seen.add(value.name)
             node = value.producer()
-            front += [x for x in node.inputs if x is not None] if node is not None else []
+            front += reads(node) if node is not None else []
     return seen
 
 
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that ``node`` reads, and those that its subgraphs do."""
+    yield from (x for x in node.inputs if x is not None)
+    for attribute in node.attributes.values():
+        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
+        for graph in attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else graphs:
+            yield from graph.outputs
+            for inner in graph:
+                yield from reads(inner)
+
+
 def _names(graph: ir.Graph) -> set[str]:
-    nodes = list(ir.traversal.RecursiveGraphIterator(graph))
-    values = [v.name for node in nodes for v in node.outputs] + [v.name for v in graph.inputs] + list(graph.initializers)
-    return {name for name in [*values, *(n.name for n in nodes)] if name}
+    nodes = list(graph.all_nodes())
+    values = [*graph.inputs, *graph.initializers.values(), *(v for node in nodes for v in node.outputs)]
+    return {v.name for v in values if v.name} | {node.name for node in nodes if node.name}

@@ -8,7 +8,7 @@ parameters. Nothing here knows of losses, data or sessions, and nothing changes 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,38 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.checker
+import onnx.inliner
+import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from google.protobuf.message import DecodeError
 
-from ..exceptions import ModelError, nearest
+from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, is_float, reaching
 
 MAX_IR_VERSION = 10
 MIN_OPSET, MAX_OPSET = 11, 21
-_TRAINED_TYPES = {ir.DataType.FLOAT: np.dtype(np.float32), ir.DataType.DOUBLE: np.dtype(np.float64)}
+DEFAULT_DOMAINS = ("", "ai.onnx")
+RESERVED = "onnxtrain/"
+_TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
+    ir.DataType.FLOAT: np.dtype(np.float32),
+    ir.DataType.DOUBLE: np.dtype(np.float64),
+}
 
 ACTIVATIONS = {"Softmax": "softmax", "LogSoftmax": "softmax", "Sigmoid": "sigmoid", "Exp": "exp"}
-"""Final operators that losses look behind, and the link that each computes (a log-softmax is the logits of its own softmax)."""
+"""Final operators that losses look behind, and the link of each (a log-softmax is the logits of its own softmax)."""
 
 NOT_WEIGHTS: dict[str, frozenset[int]] = {
     "BatchNormalization": frozenset({3, 4}),
     "CastLike": frozenset({1}),
     "Clip": frozenset({1, 2}),
+    "DequantizeLinear": frozenset({1}),
     "Dropout": frozenset({1}),
-    "OneHot": frozenset({2}),
+    "OneHot": frozenset({1, 2}),
     "Pad": frozenset({2}),
     "Pow": frozenset({1}),
+    "QuantizeLinear": frozenset({1}),
     "Range": frozenset({0, 1, 2}),
     "Resize": frozenset({1, 2}),
     "Upsample": frozenset({1}),
@@ -103,7 +112,7 @@ class TrainableModel:
         return replace(self, scores=self.output, link=None, log_output=False)
 
     def fixing(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
-        """Return the same model with the axes behind the batch axis fixed to ``shapes`` (without the batch) by input name."""
+        """Return the same model with the axes behind the batch axis fixed to ``shapes`` by input name."""
         if all(spec.shape[1:] == shapes[spec.name] for spec in self.inputs):
             return self
         model = self.model.clone()
@@ -122,24 +131,23 @@ class TrainableModel:
 
 def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
     """Return a validated model; raises ModelError that says what is wrong with it."""
-    proto = _in_opset_range(_read(model))
+    proto = _with_one_default_opset(_read(model))
     try:
+        proto = _inlined(proto)
         onnx.checker.check_model(proto)
-        source = ir.from_proto(proto)
-    except (onnx.checker.ValidationError, ValueError, TypeError) as error:
+    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         raise ModelError(f"The ONNX graph is not valid: {error}") from error
-    if not any(True for _ in source.graph) or not source.graph.outputs:
-        raise ModelError("The ONNX graph has no nodes or no outputs: there is nothing to train.")
-    common.InlinePass()(source)
+    source = ir.from_proto(_in_opset_range(proto))
     common.RemoveInitializersFromInputsPass()(source)
     _name_nodes(source.graph)
+    _refuse_reserved_names(source)
     _restamp(source)
     return infer_shapes(source)
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
-    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+    nodes = list(model.graph.all_nodes())
     used = {node.domain for node in nodes} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
@@ -158,6 +166,7 @@ def trainable_model(source: ir.Model, output: str | None = None) -> TrainableMod
     common.RemoveUnusedNodesPass()(model)
     for value in [v for v in graph.inputs if not v.uses()]:
         graph.inputs.remove(value)
+    _refuse_batch_statistics(graph)
     parameters = _parameters(graph, scores)
     return TrainableModel(
         model=model,
@@ -199,15 +208,13 @@ def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
 def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
-    values = [*clone.graph.inputs, *clone.graph.initializers.values()]
-    values += [v for node in ir.traversal.RecursiveGraphIterator(clone.graph) for v in node.outputs]
-    for value in values:
+    for value in _values(clone):
         if value.dtype in _TRAINED_TYPES:
             value.dtype = dtype
         if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
             array = _array(value).astype(_TRAINED_TYPES[dtype])
             value.const_value = ir.tensor(array, name=value.name)
-    for node in ir.traversal.RecursiveGraphIterator(clone.graph):
+    for node in clone.graph.all_nodes():
         _attributes_in_dtype(node, dtype)
     return clone
 
@@ -215,76 +222,138 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
 def without_dropout(model: ir.Model) -> ir.Model:
     """Return a clone for inference: Dropout passes its input on."""
     clone = model.clone()
-    for node in [n for n in clone.graph if n.op_type == "Dropout" and not n.domain]:
-        source, dropped = node.inputs[0], node.outputs[0]
-        if len(node.outputs) > 1 and node.outputs[1].uses():
+    for node in [n for n in clone.graph.all_nodes() if n.op_type == "Dropout" and not n.domain]:
+        source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
+        assert source is not None
+        assert graph is not None
+        if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
             raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
-        if dropped in clone.graph.outputs:
+        if dropped in graph.outputs:
             identity = ir.node("Identity", [source], name=f"{node.name}/identity")
-            clone.graph.insert_before(node, identity)
+            graph.insert_before(node, identity)
             identity.outputs[0].name, source = dropped.name, identity.outputs[0]
-            clone.graph.outputs[clone.graph.outputs.index(dropped)] = source
-            source.dtype, source.shape, dropped.name = dropped.dtype, dropped.shape, None
+            graph.outputs[graph.outputs.index(dropped)] = source
+            source.type, source.shape, dropped.name = dropped.type, dropped.shape, None
         ir.convenience.replace_all_uses_with(dropped, source)
-        clone.graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
     return clone
 
 
 def _read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        if isinstance(model, bytes):
-            proto, what = onnx.load_model_from_string(model), "The bytes"
-        else:
-            what = f"The file {os.fspath(model)!r}"
-            if not Path(model).is_file():
-                raise ModelError(f"There is no file {os.fspath(model)!r}.")
-            proto = onnx.load(os.fspath(model))
-    except DecodeError as error:
-        where = "The bytes are" if isinstance(model, bytes) else f"{os.fspath(model)!r} is"
-        raise ModelError(f"{where} not an ONNX model, or a truncated one: it cannot be parsed as protobuf.") from error
-    if not proto.graph.node:
-        raise ModelError(f"{what} parsed as protobuf hold no ONNX graph: not an ONNX model, or a truncated or empty one.")
+    proto = model if isinstance(model, onnx.ModelProto) else _parsed(model)
+    if not proto.graph.node or not proto.graph.output:
+        raise ModelError(
+            f"There is no ONNX graph with nodes and outputs in {_source(model)}: it is not an ONNX model, or a "
+            f"truncated or empty one."
+        )
+    if proto.graph.sparse_initializer:
+        raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
     return proto
+
+
+def _parsed(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    if not isinstance(model, bytes) and not Path(model).is_file():
+        raise ModelError(f"There is no file {os.fspath(model)!r}.")
+    try:
+        return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
+    except DecodeError as error:
+        raise ModelError(
+            f"There is no ONNX model in {_source(model)}, or a truncated one: it cannot be parsed as protobuf."
+        ) from error
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise ModelError(f"The weights that {_source(model)} keeps beside it cannot be read: {error}") from error
+
+
+def _source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
+    if isinstance(model, str | os.PathLike):
+        return f"the file {os.fspath(model)!r}"
+    return "the bytes" if isinstance(model, bytes) else "the ModelProto"
+
+
+def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
+    versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
+    if not versions:
+        raise ModelError("The ONNX graph imports no opset of the default domain: the model is not valid, or truncated.")
+    graphs = [proto.graph, *proto.functions]
+    aliased = any(node.domain in DEFAULT_DOMAINS[1:] for graph in graphs for node in _nodes(graph))
+    if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    del result.opset_import[:]
+    result.opset_import.extend(o for o in proto.opset_import if o.domain not in DEFAULT_DOMAINS)
+    result.opset_import.add(domain="", version=versions[-1])
+    for node in (node for graph in (result.graph, *result.functions) for node in _nodes(graph)):
+        node.domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+    return result
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a GraphProto or FunctionProto, those of its subgraphs included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _nodes(subgraph)
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without local functions, which may be of another opset."""
+    if not proto.functions:
+        return proto
+    # First of all steps: ONNX's version converter drops functions.
+    return onnx.inliner.inline_local_functions(onnx.shape_inference.infer_shapes(proto), convert_version=True)
 
 
 def _in_opset_range(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Bring the default opset into the range that the engines take, or say why that cannot be done."""
-    opsets = {o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")}
-    if not opsets:
-        raise ModelError("The ONNX graph imports no opset of the default domain.")
-    opset = max(opsets)
+    opset = next(o.version for o in proto.opset_import if not o.domain)
     target = min(max(opset, MIN_OPSET), MAX_OPSET)
     if opset == target:
         return proto
     try:
-        return onnx.version_converter.convert_version(proto, target)
+        converted = onnx.version_converter.convert_version(proto, target)
+        onnx.checker.check_model(converted)
     except Exception as error:
+        reason = str(error).rpartition(" failed: ")[2]
         raise ModelError(
-            f"The graph is of opset {opset}; opsets {MIN_OPSET} to {MAX_OPSET} can be trained, and ONNX's converter cannot bring "
-            f"it to {target}: {error}. Export the model again with an opset in that range (18 is a good choice)."
+            f"The graph is of opset {opset}; opsets {MIN_OPSET} to {MAX_OPSET} can be trained, and ONNX's converter "
+            f"cannot bring it to {target}: {reason} Export the model again with an opset in that range (18 is a good "
+            f"choice)."
         ) from error
+    return converted
+
+
+def _refuse_reserved_names(model: ir.Model) -> None:
+    for value in _values(model):
+        if (value.name or "").startswith(RESERVED):
+            raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
 
 
 def _restamp(model: ir.Model) -> None:
-    """Stamp the newest IR version that the runtimes read; newer ones only add types and functions, which are refused."""
+    """Stamp the newest IR version that the runtimes read; newer ones only add types, which are refused."""
     if model.ir_version <= MAX_IR_VERSION:
         return
-    values = [*model.graph.initializers.values(), *model.graph.inputs]
-    values += [v for node in ir.traversal.RecursiveGraphIterator(model.graph) for v in node.outputs]
-    newer = [v for v in values if v.dtype is not None and v.dtype.value > ir.DataType.INT4.value]
+    newer = [v for v in _values(model) if v.dtype is not None and v.dtype.value > ir.DataType.INT4.value]
     if newer:
         raise ModelError(
-            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR version "
-            f"{MAX_IR_VERSION}, the newest that can be trained, lacks."
+            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
+            f"version {MAX_IR_VERSION}, the newest that can be trained, lacks."
         )
     model.ir_version = MAX_IR_VERSION
 
 
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    """Yield the values of the graph and of its subgraphs."""
+    for graph in model.graphs():
+        yield from (*graph.inputs, *graph.initializers.values())
+        yield from (v for node in graph for v in node.outputs)
+
+
 def _name_nodes(graph: ir.Graph) -> None:
     taken: set[str] = set()
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in graph.all_nodes():
         stem, count = node.name or node.op_type, 0
         while not node.name or node.name in taken:
             node.name = f"{stem}_{count}"
@@ -305,7 +374,7 @@ def _free_batch_axis(model: ir.Model) -> None:
 
 
 def _forget_shapes(graph: ir.Graph) -> None:
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in graph.all_nodes():
         for value in node.outputs:
             value.shape = None
 
@@ -317,12 +386,14 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
             raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
         return outputs[output]
     for value in graph.outputs:
-        if isinstance(value.type, ir.TensorType) and is_float(value) and _parameters(graph, value, check=False):
+        tensor = value.producer() is not None and isinstance(value.type, ir.TensorType)
+        if tensor and is_float(value) and _parameters(graph, value, check=False):
             return value
     kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
     raise ModelError(
-        f"No float output of the graph depends on a float initializer, so there is no parameter to train. Outputs: {kinds}; "
-        f"initializers: {_listing(graph)}. Weights must be float initializers of the main graph."
+        f"No float output of the graph depends on a float initializer, so there is no parameter to train. "
+        f"Outputs: {kinds}; initializers: {_listing(graph)}. Weights must be float32 or float64 initializers of the "
+        f"main graph."
     )
 
 
@@ -335,11 +406,18 @@ def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
     if node is None or node.domain or node.op_type not in ACTIVATIONS or node.inputs[0] is None:
         return final, ""
     rank = None if final.shape is None else len(final.shape)
-    axis = node.attributes.get_int("axis", -1 if (node.version or node.graph.opset_imports[""]) >= 13 else 1)
-    last_axis = rank == 2 and axis in (1, -1)
-    if "oftmax" in node.op_type and not last_axis:
+    if "oftmax" in node.op_type and not (rank == 2 and _softmax_axis(node) in (1, -1)):
         return final, ""
     return node.inputs[0], node.op_type
+
+
+def _softmax_axis(node: ir.Node) -> int:
+    assert node.graph is not None
+    return _int_attribute(node, "axis", -1 if node.graph.opset_imports[""] >= 13 else 1)
+
+
+def _int_attribute(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def _parameters(graph: ir.Graph, scores: ir.Value, *, check: bool = True) -> list[str]:
@@ -356,6 +434,17 @@ def _parameters(graph: ir.Graph, scores: ir.Value, *, check: bool = True) -> lis
             f"Weights must be float32 or float64 initializers of the main graph."
         )
     return names
+
+
+def _refuse_batch_statistics(graph: ir.Graph) -> None:
+    """Refuse training-mode BatchNormalization: padded rows would enter its means, and its statistics are not kept."""
+    for node in graph.all_nodes():
+        training = _int_attribute(node, "training_mode", 0) or len(node.outputs) > 1
+        if node.op_type == "BatchNormalization" and not node.domain and training:
+            raise UnsupportedOperatorError(
+                f"Node {node.name!r} (BatchNormalization) is in training mode: it normalises with the statistics of "
+                f"each batch, which cannot be trained. Export the model in evaluation mode (in PyTorch: model.eval())."
+            )
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -385,8 +474,8 @@ def _spec(value: ir.Value) -> TensorSpec:
 
 
 def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
-    for key in ("to", "dtype"):
-        if key in node.attributes and node.op_type != "EyeLike" and node.attributes[key].value in _TRAINED_TYPES:
+    for key in ("to", "dtype", "output_datatype"):
+        if key in node.attributes and node.attributes[key].value in _TRAINED_TYPES:
             node.attributes[key] = ir.AttrInt64(key, dtype.value)
     for attribute in list(node.attributes.values()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _TRAINED_TYPES:
