@@ -89,8 +89,8 @@ def source_of(model: Any, output: str | None) -> TrainableModel:
     """Return the trainable form of what the user gave as ``model``."""
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise TypeError(
-            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a graph builder such as MLP(), or None, "
-            f"got {type(model).__name__}."
+            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a graph builder such as MLP(), "
+            f"or None, got {type(model).__name__}."
         )
     return trainable_model(load(model), output)
 
@@ -120,8 +120,8 @@ def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Dev
         raise ModelError(f"The graph does not run on the data: {error}") from error
     if scores.ndim > 2 or scores.ndim == 0:
         raise ModelError(
-            f"The trained output {source.scores!r} has shape {('n', *scores.shape[1:])}; it must be (n,), (n, 1) or (n, k). "
-            f"Name another output with output=..."
+            f"The trained output {source.scores!r} has shape {('n', *scores.shape[1:])}; it must be (n,), (n, 1) or "
+            f"(n, k). Name another output with output=..."
         )
     return 1 if scores.ndim == 1 else int(scores.shape[1])
 
@@ -139,7 +139,9 @@ def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: in
     if source.link not in ("sigmoid", "softmax"):
         return source.ignoring_activation(), Head(task, link, n_columns, targets.classes)
     if source.link == "softmax" and task != "multiclass":
-        raise ValueError(f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid.")
+        raise ValueError(
+            f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
+        )
     own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
     return source, Head(task, own, n_columns, targets.classes)
 
@@ -156,7 +158,12 @@ def _task(targets: Targets, n_columns: int) -> Task:
 
 
 def start(
-    source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns, rng: np.random.RandomState
+    source: TrainableModel,
+    head: Head,
+    settings: StepSettings,
+    trainable: Any,
+    columns: Columns,
+    rng: np.random.RandomState,
 ) -> Run:
     """Return a new run from the weights of ``source``."""
     weights = source.weights()
@@ -178,7 +185,9 @@ def start(
     return run
 
 
-def go_on(old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns) -> Run:
+def go_on(
+    old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns
+) -> Run:
     """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
     weights = old.weights()
     names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
@@ -231,7 +240,8 @@ def batches_for(
     shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.model.dtype)
     every = {**columns, TARGET: Column(values.reshape(shape), dtype)}
     n_rows = len(rows)
-    rows, weights = distinct_rows(every, rows, weights) if n_rows <= min(size, MERGE_LIMIT) else weighted_rows(rows, weights)
+    fits = n_rows <= min(size, MERGE_LIMIT)
+    rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
 
 

@@ -18,6 +18,7 @@ import onnx_ir.passes.common as common
 
 from . import _runtime
 from ._gradient.engine import differentiate
+from ._gradient.nodes import attribute
 from ._graph.builder import GraphBuilder
 from ._graph.model import TrainableModel, in_dtype, initializers_to_inputs, swap_initializers, to_proto, with_batch
 from ._parameters import FlatParameters
@@ -105,7 +106,10 @@ class TrainingStep:
             self._updates = self._update_bindings(settings.optimizer)
 
     def run(self, learning_rate: float, weight: float) -> float:
-        """Take one step on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the step."""
+        """Take one step on the minibatch in the buffers and return its loss before the step.
+
+        ``weight`` is the sum of the minibatch's weights.
+        """
         loss = self.gradients(weight)
         if self._clip is not None:
             self._clip.run()
@@ -180,7 +184,7 @@ class TrainingStep:
 
     def _prepare_slots(self) -> None:
         vector, known, slots = self.parameters.vector, self.state.slots, self._initial_slots
-        if {name: v.shape for name, v in known.items()} != {name: vector.shape for name in slots}:
+        if {name: v.shape for name, v in known.items()} != dict.fromkeys(slots, vector.shape):
             self.state.t = 0
             self.state.slots = {name: np.full_like(vector, initial) for name, initial in slots.items()}
 
@@ -192,12 +196,15 @@ class TrainingStep:
 
     def _session(self, model: ir.Model, threads: int = 1) -> Any:
         """Small graphs get one thread: a second pool that spins would fight with the gradient session's."""
+        settings = self.settings
         return _runtime.create_session(
-            to_proto(model).SerializeToString(), self.settings.device, threads=threads, options=self.settings.session_options
+            to_proto(model).SerializeToString(), settings.device, threads=threads, options=settings.session_options
         )
 
 
-def training_graph(model: TrainableModel, settings: StepSettings, frozen: Mapping[str, np.ndarray], batch: int) -> ir.Model:
+def training_graph(
+    model: TrainableModel, settings: StepSettings, frozen: Mapping[str, np.ndarray], batch: int
+) -> ir.Model:
     """Return the forward graph for ``batch`` rows with target and weights as inputs and the loss as its only output."""
     graph_model = with_batch(model.model, batch)
     graph = graph_model.graph
@@ -222,7 +229,7 @@ def training_graph(model: TrainableModel, settings: StepSettings, frozen: Mappin
 def target_layout(
     task: Task, n_outputs: int, rows: int, dtype: np.dtype[Any]
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of the target of ``rows`` rows: class indices for several classes, else one number a score."""
+    """Return shape and type of the target of ``rows`` rows: a class index, or a number for each score."""
     if task == "multiclass":
         return (rows,), np.dtype(np.int64)
     return (rows, n_outputs), dtype
@@ -276,8 +283,8 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
     shape = op.shape(scores)
     if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
         raise ModelError(
-            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give one output "
-            f"row. Export the graph with a dynamic batch axis."
+            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give "
+            f"one output row. Export the graph with a dynamic batch axis."
         )
     if shape == (batch, n_outputs):
         return scores
@@ -290,6 +297,8 @@ def _one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) 
 
 
 def _seed_dropout(graph: ir.Graph, seed: int) -> None:
+    if graph.opset_imports[""] < 12:  # there it drops nothing, and has no seed
+        return
     for i, node in enumerate(n for n in graph if n.op_type == "Dropout" and not n.domain):
         node.attributes["seed"] = ir.AttrInt64("seed", (seed + i) % 2**31)
 
@@ -311,7 +320,7 @@ def _contracted(node: ir.Node) -> float:
     dims = [int(d) for d in shape]  # type: ignore[arg-type]
     if node.op_type == "Conv":
         return float(np.prod(dims[1:]))
-    return float(dims[0] if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) else dims[-1])
+    return float(dims[0] if node.op_type == "Gemm" and attribute(node, "transA", 0) else dims[-1])
 
 
 def _size(shape: ir.Shape | None) -> float:

@@ -31,6 +31,7 @@ LAYERS = (
     "optimizers",
     "_gradient.nodes",
     "_gradient.forms",
+    "_gradient.faster",
     "_gradient.ort",
     "_gradient.engine",
     "_data",

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from .. import _runtime
 from .._graph.builder import is_float
 from ..exceptions import UnsupportedOperatorError
+from .faster import use_faster_forms
 from .forms import prepare, training_mode
 from .nodes import Dims, Passage, attribute, constant, describe, dims, fixed, kind, operand, opset, path
 
@@ -38,7 +39,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     seed = prepare(prepared, wrt, of)
     for passage in path(prepared.graph, wrt, seed):
         _require_proven(passage)
-    return _restore(_build(prepared, wrt, seed.name or of), model, wrt)
+    return _restore(use_faster_forms(_build(prepared, wrt, seed.name or of)), model, wrt)
 
 
 def _require_opset(graph: ir.Graph) -> None:
