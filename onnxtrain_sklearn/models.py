@@ -129,7 +129,7 @@ class MLP(GraphModel):
     def _hidden_sizes(self) -> list[int]:
         sizes: Any = self.hidden_layer_sizes
         layers: list[Any] = [sizes] if isinstance(sizes, Real) else list(sizes)
-        if not all(isinstance(n, Integral) and n >= 1 for n in layers):
+        if not all(isinstance(n, Integral) and int(n) >= 1 for n in layers):
             raise ValueError(f"hidden_layer_sizes must be integers >= 1, one a layer, got {sizes!r}.")
         return [int(n) for n in layers]
 
