@@ -203,7 +203,7 @@ class Batches:
         *,
         n_rows: int | None = None,
     ) -> None:
-        self._columns, self._order, self._weights = dict(columns), rows.copy(), sample_weight
+        self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
         self.size, self._rng = min(size, len(rows)), rng
         self._loaded: object = None
         self.n_rows = len(rows) if n_rows is None else n_rows
@@ -212,7 +212,7 @@ class Batches:
     @property
     def steps(self) -> int:
         """Batches of one pass."""
-        return -(-len(self._order) // self.size)
+        return -(-len(self._rows) // self.size)
 
     def into(self, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray) -> Iterator[float]:
         """Gather one batch after the other into the buffers; yield the sum of the weights of each.
@@ -220,11 +220,10 @@ class Batches:
         A batch shorter than the buffers is filled up with copies of its first row at weight zero: they add nothing
         to a weighted mean, and are finite where the batch is.
         """
-        if self.steps > 1 and self._rng is not None:
-            self._rng.shuffle(self._order)
+        order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
         capacity = len(weight_buffer)
-        for start in range(0, len(self._order), self.size):
-            rows = self._order[start : start + self.size]
+        for start in range(0, len(order), self.size):
+            rows = order[start : start + self.size]
             if self.steps > 1 or self._loaded is not buffers:
                 self._gather(rows, capacity, buffers, weight_buffer)
                 self._loaded = buffers
