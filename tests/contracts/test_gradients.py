@@ -390,7 +390,8 @@ case("Expand", "y = Expand(x, s)", x=(3, 1), s=ints(2, 3, 4), opsets=OPSETS, dyn
 case("Expand", "y = Expand(x, s)", x=MATRIX, s=ints(2, 1), dynamic=AMBIGUOUS)
 case("Expand", "y = Expand(x, s)", x=MATRIX, s=ints(4, 1, 1))
 case("Expand", "y = Expand(x, s)", x=(1, 3), s=ints(2, 3), dynamic=AMBIGUOUS)
-case("Expand", "y = Expand(x, s)", x=(), s=ints(2, 3), fed=["s"])
+for shape in ((), (3,), (1, 3), (2, 3)):
+    case("Expand", "y = Expand(x, s)", x=shape, s=ints(2, 3), fed=["s"])
 case("Expand", "q = Shape(x) e = Expand(z, q) y = Mul(x, e)", x=MATRIX, z=(3,))
 for opset in OPSETS:
     newer = opset >= 13
