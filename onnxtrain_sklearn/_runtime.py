@@ -168,7 +168,7 @@ def create_session(
 ) -> onnxruntime.InferenceSession:
     """Return a session for ``model`` on ``device``; ``options`` override the defaults by name of the option."""
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
+    settings.log_severity_level = 4  # what goes wrong is raised
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     for name, value in (options or {}).items():
