@@ -123,10 +123,11 @@ class Predictor:
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items()}
         result = np.asarray(self._session.run([self.outputs[output]], feeds | self._live)[0])
-        if len(result) != len(rows):
+        if result.shape[:1] != (len(rows),):
+            found = f"{len(result)} output rows" if result.ndim else "a single number"
             raise ModelError(
-                f"The graph gives {len(result)} output rows for {len(rows)} input rows; each input row must give one "
-                f"output row. Export the graph with a dynamic batch axis."
+                f"The graph gives {found} for {len(rows)} input rows; each input row must give one output row. Export "
+                f"the graph with a dynamic batch axis."
             )
         return result
 
