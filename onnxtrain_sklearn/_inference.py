@@ -67,7 +67,8 @@ def inference_model(
     outputs = {v.name: v for v in graph.outputs}
     scores, final = outputs[model.scores], outputs[model.output]
     graph.outputs.clear()
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict")
+    # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
     own = final if model.link == head.link and not model.log_output else None
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
