@@ -65,8 +65,10 @@ except ImportError as error:
         f"  {_EXTRAS}"
     ) from error
 
+_NONE = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
 _GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "Softplus": [("Sigmoid", ["I(0)"], ["sigmoid"]), ("Mul", ["GO(0)", "sigmoid"], ["GI(0)"])],
+    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign"), _NONE),
 }
 _registered: set[str] = set()
 

@@ -200,8 +200,10 @@ def test_functions_are_inlined():
 
 
 def test_a_model_of_a_newer_ir_version_loads():
-    model = parse("(float[2, 3] x) => (float loss)", "loss = ReduceSum<keepdims = 0>(x)", ir_version=13)
-    np.testing.assert_array_equal(run(gradient_graph(model, wrt="x"), x=X)["x_grad"], np.ones((2, 3)))
+    model = parse("(float[2, 3] x, float w) => (float loss)", "loss = ReduceSum<keepdims = 0>(x)", ir_version=13)
+    for name, gradient in (("x", np.ones((2, 3))), ("w", 0)):
+        values = run(gradient_graph(model, wrt=name), x=X, w=np.array(1, np.float32))
+        np.testing.assert_array_equal(values[f"{name}_grad"], gradient)
 
 
 def test_dropout_in_training_mode_lets_the_gradient_through_where_the_value_went():

@@ -31,11 +31,11 @@ Rule: TypeAlias = Callable[[Passage], "str | None"]
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
-    if not wrt:
-        return model.clone()
-    _require_opset(model.graph)
     prepared = model.clone()
     prepared.ir_version = min(model.ir_version, NEWEST_IR)
+    if not wrt:
+        return prepared
+    _require_opset(model.graph)
     seed = prepare(prepared, wrt, of)
     for passage in path(prepared.graph, wrt, seed):
         _require_proven(passage)
@@ -131,8 +131,8 @@ def _input_dims(passage: Passage) -> Dims | None:
 
 
 _ALWAYS = """
-    Abs Cast Exp Flatten Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu Reshape
-    Sigmoid Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
+    Abs Cast Ceil Exp Flatten Floor Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu
+    Reshape Round Sigmoid Sign Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
 """.split()
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
