@@ -304,3 +304,11 @@ def test_means_of_a_log_link_are_positive(name):
     X, y = line(100)
     estimator = OrtGradientRegressor(MLP((4,)), loss=name, max_iter=3, random_state=0).fit(X, np.exp(y))
     assert (estimator.predict(X) > 0).all()
+
+
+@pytest.mark.parametrize(("schedule", "warned"), [("constant", True), ("cosine", False), ("one_cycle", False)])
+def test_epochs_that_were_planned_are_no_failure_to_converge(schedule, warned):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        small(learning_rate=schedule, max_iter=3, tol=NEVER).fit(*blobs())
+    assert any(issubclass(w.category, ConvergenceWarning) for w in caught) is warned
