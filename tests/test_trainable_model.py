@@ -212,6 +212,8 @@ def test_with_batch_fixes_the_rows_of_a_clone():
     fixed = border.with_batch(found.model, 7)
     assert [tuple(v.shape) for v in [*fixed.graph.inputs, *fixed.graph.outputs]] == [(7, 3), (7, 1), (7, 1)]
     assert found.model.graph.inputs[0].shape[0] != 7
+    again = border.with_batch(fixed, 5)
+    assert [tuple(v.shape) for node in again.graph for v in node.outputs] == [(5, 1), (5, 1)]
 
 
 def test_initializers_become_inputs():

@@ -410,6 +410,8 @@ def _positive_class(final: ir.Value) -> ir.Value:
     concat = final.producer()
     if concat is None or concat.op_type != "Concat" or concat.domain or len(concat.inputs) != 2:
         return final
+    if _int_attribute(concat, "axis", 0) not in (1, -1):
+        return final
     other, p = concat.inputs
     complement = None if other is None else other.producer()
     if p is None or complement is None or complement.op_type != "Sub" or complement.inputs[1] is not p:
