@@ -279,6 +279,16 @@ def test_dropout_trains_with_its_mask_and_predicts_without(ratio, opset):
     assert operators(load(trained.to_onnx()).graph) == ["MatMul"]
 
 
+def test_every_step_draws_a_new_mask():
+    regressor = OrtGradientRegressor(dropping(), optimizer=SGD(), learning_rate_init=0.01, random_state=0)
+    X, masks, before = np.ones((1, 6), np.float32), set(), np.ones(6)
+    for _ in range(5):
+        after = regressor.partial_fit(X, np.zeros(1)).weights_["W"].ravel()
+        masks.add(tuple(after != before))
+        before = after
+    assert len(masks) > 2
+
+
 def test_masks_are_drawn_from_the_random_state():
     X, y = np.ones((30, 6), np.float32), np.zeros(30)
 
