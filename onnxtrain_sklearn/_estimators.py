@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import type_of_target
 from ._base import BaseOrtGradient
 from ._run import Run
 from ._targets import Targets, class_targets, regression_targets
-from .losses import LOSSES, Gamma, Loss
+from .losses import LOSSES, Loss
 from .optimizers import LBFGS, BaseOptimizer
 from .schedules import Schedule
 
@@ -46,6 +46,16 @@ def _links_classes(loss: Any) -> bool:
     """Whether ``loss`` gives probabilities; of what is no loss, ``fit`` will tell what is wrong with it."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
+
+
+def _takes_negative_numbers(loss: Any) -> bool:
+    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
+    try:
+        if isinstance(known, Loss):
+            known.check_targets(np.array([[-1.0]]))
+    except ValueError:
+        return False
+    return True
 
 
 def _number_type(X: Any) -> type[np.floating[Any]]:
@@ -102,7 +112,8 @@ _PARAMETERS = """
     validation_fraction : float, default=0.1
         Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.
     warm_start : bool, default=False
-        Whether ``fit`` goes on from where the last one ended, weights and optimizer alike.
+        Whether ``fit`` goes on from where the last one ended, weights and optimizer alike, for ``max_iter`` more
+        epochs. What the model and its output are was settled by the first.
     random_state : int, RandomState or None, default=None
         Seeds the initial weights of builders, the order of the rows, the validation split and dropout.
     verbose : bool or int, default=0
@@ -210,7 +221,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self.loss == "gamma" or isinstance(self.loss, Gamma)
+        tags.target_tags.positive_only = not _takes_negative_numbers(self.loss)
         return tags
 
     def _encode(self, y: Any, classes: Any) -> Targets:
@@ -230,8 +241,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             class_weight="""
     class_weight : dict, "balanced" or None, default=None
         Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation
-        scores; "balanced": in inverse proportion to their weight in ``y``. Several labels a row: as for
-        :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
+        scores; "balanced": in inverse proportion to their weight in ``y``, not for ``partial_fit``. Several labels a
+        row: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
         )
         + _ATTRIBUTES.format(
             classes="""

@@ -127,6 +127,18 @@ def test_an_error_on_the_way_goes_back_to_the_last_epoch():
     assert_array_equal(estimator.predict_proba(X), expected)
 
 
+def test_epochs_done_before_an_error_count():
+    X, y = blobs()
+    estimator, twin = (small(warm_start=True).fit(X, y) for _ in range(2))
+    with pytest.raises(RuntimeError, match="at this step"):
+        estimator.set_params(learning_rate=Interrupting(20 + 9, RuntimeError)).fit(X, y)
+    twin.set_params(max_iter=2).fit(X, y)
+    assert weights_equal(estimator, twin)
+    assert_array_equal(estimator.predict_proba(X), twin.predict_proba(X))
+    assert estimator.n_iter_ == twin.n_iter_ == 7
+    assert estimator.loss_curve_ == twin.loss_curve_
+
+
 def test_divergence_in_the_first_epoch():
     X, y = line()
     estimator = OrtGradientRegressor(

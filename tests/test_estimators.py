@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_classification, make_regression
 from sklearn.exceptions import DataConversionWarning, NotFittedError
 from sklearn.preprocessing import scale
+from sklearn.utils import get_tags
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
 from onnxtrain_sklearn.losses import LOSSES
@@ -395,6 +396,14 @@ def test_without_probabilities_there_is_no_method_for_them():
     assert hasattr(fitted.set_params(loss="hinge"), "predict_proba")  # what was trained counts
     with pytest.raises(AttributeError, match="predict_proba"):
         _ = classifier(loss="hinge").predict_proba
+
+
+@pytest.mark.parametrize(
+    ("loss", "positive"),
+    [("huber", False), ("poisson", True), ("gamma", True), (losses.Gamma(), True), ("unknown", False), (3, False)],
+)
+def test_tags_tell_of_targets_that_must_not_be_negative(loss, positive):
+    assert get_tags(regressor(loss=loss)).target_tags.positive_only is positive
 
 
 def test_parameters_are_stored_as_they_were_given():

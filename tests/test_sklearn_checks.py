@@ -9,13 +9,15 @@ import pytest
 from scipy._lib._array_api import SCIPY_ARRAY_API
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import Linear, OrtGradientClassifier, OrtGradientRegressor
 
 # The checks set max_iter to a few epochs.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
-@parametrize_with_checks([OrtGradientClassifier(), OrtGradientRegressor()])
+@parametrize_with_checks(
+    [OrtGradientClassifier(), OrtGradientRegressor(), OrtGradientRegressor(Linear(), optimizer="lbfgs")]
+)
 def test_scikit_learn_check(estimator, check):
     try:
         check(estimator)
