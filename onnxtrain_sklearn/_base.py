@@ -211,7 +211,6 @@ class BaseOrtGradient(BaseEstimator, ABC):
         before = dict(vars(self))
         with self._unchanged_on_error():
             run, trainer = self._prepare(X, y, sample_weight, resume, one_pass, classes, validation)
-        run.predictors = {}
         old: Run | None = before.get("_run")
         try:
             trainer.one_pass() if one_pass else trainer.fit()
@@ -428,7 +427,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         self.n_iter_, self.t_ = history.progress.epoch, history.progress.samples
         self.loss_curve_ = list(history.loss_curve)
         self.loss_ = history.loss_curve[-1] if history.loss_curve else math.nan
-        self.best_loss_ = None if self.early_stopping else history.best_loss
+        self.best_loss_ = None if self.early_stopping else min(history.loss_curve, default=math.inf)
         self.validation_scores_ = list(history.validation_scores) or None
         self.best_validation_score_ = history.best_score if history.validation_scores else None
         self.engine_, self.device_ = run.engine, run.device.name

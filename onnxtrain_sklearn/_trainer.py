@@ -47,6 +47,7 @@ class History:
     validation_scores : list of float
         Score of each epoch on the validation data, empty where there are none.
     best_loss, best_score : float
+        What improvement is measured from.
     idle_epochs : int
         Epochs in a row that did not improve by ``tol``.
     proven : ndarray or None
@@ -99,10 +100,12 @@ class Trainer:
     def fit(self) -> None:
         """Train until ``max_iter`` epochs are done or nothing improves any more; warn where it was the former.
 
-        The plan that schedules see reaches to the end of these epochs, whatever was trained before.
+        The plan that schedules see reaches to the end of these epochs, and improvement is judged anew, whatever was
+        trained before: on other data, or with another loss, what was best then says nothing.
         """
         optimizer, progress, max_iter = self._step.settings.optimizer, self._history.progress, self._settings.max_iter
         progress.total_steps = progress.step + max_iter * self._batches.steps
+        self._history.best_loss, self._history.idle_epochs = math.inf, 0
         if self._settings.early_stopping and self._validate is not None and progress.epoch:
             self._history.best_score = self._validate()  # of the weights to start from, on these data
         ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())

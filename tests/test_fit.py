@@ -71,6 +71,15 @@ def test_two_warm_fits_are_one_long_fit(optimizer):
     assert warm.t_ == 6 * len(X)
 
 
+def test_a_warm_fit_learns_harder_data_than_before():
+    X, y = line(200)
+    estimator = OrtGradientRegressor(Linear(), learning_rate_init=0.02, max_iter=500, warm_start=True, random_state=0)
+    estimator.fit(X, y)
+    estimator.fit(X, 5 * y)
+    assert estimator.score(X, 5 * y) > 0.95
+    assert estimator.best_loss_ == min(estimator.loss_curve_)
+
+
 def test_without_warm_start_fit_begins_anew():
     X, y = blobs()
     once, twice = small().fit(X, y), small().fit(X, y).fit(X, y)

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._data import Batches
 from onnxtrain_sklearn._step import TrainingStep
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
@@ -172,6 +173,20 @@ def test_lbfgs_on_weighted_rows_and_in_pieces_is_lbfgs_on_all_at_once(monkeypatc
     for name, array in (("weight", expected.coef_.T), ("bias", expected.intercept_)):
         assert_allclose(whole[name], array, atol=1e-3)
         assert_allclose(pieces[name], array, atol=1e-3)
+
+
+def test_lbfgs_sums_its_pieces_in_one_order(monkeypatch):
+    X, y = blobs(50)
+    orders, gather = set(), Batches._gather
+
+    def recorded(batches, rows, *rest):
+        orders.add(tuple(rows))
+        gather(batches, rows, *rest)
+
+    monkeypatch.setattr(Batches, "_gather", recorded)
+    monkeypatch.setattr("onnxtrain_sklearn._base.LBFGS_PIECE", 20)
+    OrtGradientClassifier(Linear(), optimizer="lbfgs", random_state=0).fit(X, y)
+    assert orders == {tuple(range(20)), tuple(range(20, 40)), tuple(range(40, 50))}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -122,6 +122,15 @@ def test_going_on_scores_the_weights_it_starts_from():
     assert history.best_score == 0.3
 
 
+def test_going_on_judges_improvement_anew():
+    history = History()
+    trainer(Step([0.5, 0.5, 0.5, 0.5]), history=history).fit()
+    assert history.best_loss == 0.5
+    trainer(Step([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0, 4.0, 4.0]), history=history).fit()
+    assert len(history.loss_curve) == 4 + 9
+    assert history.best_loss == 4.0
+
+
 def test_the_loss_of_an_epoch_is_the_mean_over_its_rows():
     history = History()
     trainer(Step([1.0, 2.0, 6.0]), Batches(2.0, 2.0, 1.0), history).one_pass()
