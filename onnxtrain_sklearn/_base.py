@@ -214,7 +214,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         old: Run | None = before.get("_run")
         try:
             trainer.one_pass() if one_pass else trainer.fit()
-        except Exception as error:
+        except BaseException as error:
             if isinstance(error, DivergenceError) or (old is not None and old.history is run.history):
                 self._publish(run)
             else:

@@ -181,6 +181,19 @@ class Jump(Schedule):
         return self.height if progress.epoch >= self.epoch else 1.0
 
 
+def test_divergence_after_a_change_of_what_is_trained_restores_the_right_parameters():
+    X, y = line(32, 6)
+    estimator = OrtGradientRegressor(MLP((6, 6)), optimizer="sgd", learning_rate_init=0.01, trainable="layers.0.bias")
+    for _ in range(2):
+        estimator.set_params(random_state=0).partial_fit(X, y)
+    before = estimator.weights_
+    estimator.set_params(trainable="layers.1.bias", learning_rate=Jump(0, np.inf))
+    with pytest.raises(DivergenceError):
+        estimator.partial_fit(X, y)
+    for name, array in before.items():
+        assert_array_equal(estimator.weights_[name], array)
+
+
 def test_weights_spoilt_by_the_last_step_of_an_epoch_are_noticed():
     X, y = line(32)
     estimator = OrtGradientRegressor(
