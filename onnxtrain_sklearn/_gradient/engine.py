@@ -17,13 +17,14 @@ import onnx_ir.passes.common
 from .. import _runtime
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from ..exceptions import ModelError, RuntimeNotFoundError, nearest
-from . import ort
+from . import ort, portable
 from .nodes import dims, path, reads
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
 ENGINES: dict[str, tuple[Engine, Callable[[], bool]]] = {
     "ort-training": (ort.differentiate, _runtime.has_gradient_builder),
+    "portable": (portable.differentiate, lambda: True),
 }
 
 

@@ -20,6 +20,8 @@ from ..exceptions import ModelError
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
 
+_SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
+
 
 class GraphBuilder:
     """Emit operators into one graph: ``op.Add(x, 1.0)`` appends an ``Add`` and returns its output.
@@ -75,11 +77,14 @@ class GraphBuilder:
             values, attributes = [self.value(x) for x in inputs], keywords
         else:
             values, attributes = self._fit_schema(op_type, list(inputs), keywords)
+        known = {} if domain else self._types(op_type, values, attributes)
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
         name = self.name(op_type)
         results = self._tape.op_multi_out(op_type, values, attributes, num_outputs=outputs, domain=domain, name=name)
         for i, result in enumerate(results):
             result.name = name if outputs == 1 else f"{name}:{i}"
+            if i in known:
+                result.dtype = known[i]
         return results
 
     def constant(self, array: np.ndarray) -> ir.Value:
@@ -146,6 +151,21 @@ class GraphBuilder:
         pairs = list(zip(kinds, inputs, strict=False))
         partners = {kind: x.dtype or self.dtype for kind, x in pairs if isinstance(x, ir.Value)}
         return [self.value(x, partners.get(kind)) for kind, x in pairs], keywords
+
+    def _types(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any]
+    ) -> dict[int, ir.DataType]:
+        """Return the element types of the outputs, by position, that the schema tells without inference."""
+        if op_type == "Cast":
+            return {0: ir.DataType(int(attributes["to"]))}
+        schema = self._schema(op_type)
+        kinds = [p.type_str for p in schema.inputs]
+        kinds += kinds[-1:] * (len(inputs) - len(kinds))
+        known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
+        known |= _SINGLE_TYPES
+        single = {c.type_param_str: known.get(c.allowed_type_strs[0]) for c in schema.type_constraints if len(c.allowed_type_strs) == 1}
+        found = {i: known.get(p.type_str) or single.get(p.type_str) for i, p in enumerate(schema.outputs)}
+        return {i: dtype for i, dtype in found.items() if dtype is not None}
 
     def _schema(self, op_type: str) -> onnx.defs.OpSchema:
         try:

@@ -1,0 +1,71 @@
+"""Matrix products: MatMul of all ranks, Gemm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ..nodes import Dims, dims
+from ..reverse import Reverse, Rule, Thunk, sum_to
+
+
+def _gemm(r: Reverse) -> Sequence[Thunk]:
+    op, a, b, g = r.op, r.x(0), r.x(1), r.g
+    ta, tb = int(r.attribute("transA", 0)), int(r.attribute("transB", 0))
+    alpha, beta = r.attribute("alpha", 1.0), r.attribute("beta", 1.0)
+    return (
+        lambda: op.Gemm(b, g, transA=tb, transB=1, alpha=alpha) if ta else op.Gemm(g, b, transB=1 - tb, alpha=alpha),
+        lambda: op.Gemm(g, a, transA=1, transB=ta, alpha=alpha) if tb else op.Gemm(a, g, transA=1 - ta, alpha=alpha),
+        lambda: r.sum_to(g if beta == 1 else op.Mul(g, beta), 2),
+    )
+
+
+def _matmul(r: Reverse) -> Sequence[Thunk]:
+    """A vector on the left is a row, on the right a column, and the product lacks their axis."""
+    op = r.op
+    left, right = dims(r.x(0)), dims(r.x(1))
+    if left is None or right is None:
+        r.refuse("the rank of an operand is not known")
+    if len(left) == len(right) == 2:
+        return lambda: op.Gemm(r.g, r.x(1), transB=1), lambda: op.Gemm(r.x(0), r.g, transA=1)
+    a = op.Unsqueeze(r.x(0), axes=[0]) if len(left) == 1 else r.x(0)
+    b = op.Unsqueeze(r.x(1), axes=[1]) if len(right) == 1 else r.x(1)
+    rank = max(len(left), len(right), 2)
+    lost = [rank - 2] * (len(left) == 1) + [rank - 1] * (len(right) == 1)
+    g = op.Unsqueeze(r.g, axes=lost) if lost else r.g
+    rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
+    lead = _lead(r, rank)
+    return (
+        lambda: _reduce(r, op.MatMul(g, _swapped(r, b, len(columns))), [*lead, *rows[-2:]], 0, len(left) == 1),
+        lambda: _weight(r, a, g, rows, columns, lead),
+    )
+
+
+def _lead(r: Reverse, rank: int) -> list[int | str | None]:
+    y = dims(r.y)
+    return [None] * (rank - 2) if y is None else y[: rank - 2]
+
+
+def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
+    """A matrix that all matrices on the left share takes one product of all their rows."""
+    op, vector = r.op, len(dims(r.x(1)) or []) == 1
+    if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
+        flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
+        return op.Squeeze(flat, axes=[1]) if vector else flat
+    return _reduce(r, op.MatMul(_swapped(r, a, len(rows)), g), [*lead, *columns[-2:]], 1, vector)
+
+
+def _swapped(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
+    return r.op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool) -> ir.Value:
+    """Drop the axis that a vector was given, then sum over the axes along which the matrices were broadcast."""
+    if vector:
+        axis = len(source) - 2 + index
+        value, source = r.op.Squeeze(value, axes=[axis]), source[:axis] + source[axis + 1 :]
+    return sum_to(r, value, source, r.x(index))
+
+
+RULES: dict[str, Rule] = {"Gemm": _gemm, "MatMul": _matmul}
