@@ -502,7 +502,7 @@ _PARAMETERS = """
         Seeds the initial weights of builders, the order of the rows, the validation split and dropout.
     verbose : bool or int, default=0
         Whether to print a line per epoch.
-    engine : {{"auto", "ort-training"}}, default="auto"
+    engine : {{"auto", "ort-training", "portable"}}, default="auto"
         What differentiates the graph.
     device : str, default="cpu"
         "cpu", "cuda" or "cuda:1". A device that cannot be had is an error.

@@ -220,7 +220,7 @@ def prepare_step(run: Run, settings: StepSettings, batch: int) -> TrainingStep:
     key = (_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
     if run.step is None or run.step_key != key or run.step.batch < batch:
         run.step = TrainingStep(run.model, settings, run.parameters, run.frozen, run.state, batch)
-        run.step_key = key
+        run.step_key, run.engine = key, run.step.engine
     return run.step
 
 

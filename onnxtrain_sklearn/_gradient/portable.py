@@ -18,18 +18,21 @@ from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from ..exceptions import UnsupportedOperatorError
 from .nodes import Passage, kind, path
 from .reverse import REMEDY, Reverse, Rule, unsupported, zeros_like
-from .rules import elementwise, indexing, products, reductions, shapes
+from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
 
 OLDEST_OPSET = 11
 
 RULES: dict[str, Rule] = {
+    **convolution.RULES,
     **elementwise.RULES,
     **indexing.RULES,
+    **likelihood.RULES,
+    **normalization.RULES,
     **products.RULES,
     **reductions.RULES,
     **shapes.RULES,
 }
-SEVERAL_OUTPUTS = frozenset({"Split"})
+SEVERAL_OUTPUTS = frozenset({"SoftmaxCrossEntropyLoss", "Split"})
 """Operators whose rule takes the slopes of all outputs; the others know that of the first only."""
 
 
