@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from ..exceptions import UnsupportedOperatorError
 from .nodes import Passage, kind, path
-from .reverse import REMEDY, Reverse, Rule, unsupported, zeros_like
+from .reverse import Reverse, Rule, unsupported, zeros_like
 from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
+from .tidy import tidy
 
 OLDEST_OPSET = 11
 
@@ -42,12 +42,15 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     graph = result.graph
     _require_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
-    op = GraphBuilder(graph, prefix="gradient")
+    forward = set(graph)
+    op = GraphBuilder(graph, prefix="gradient", shared=True)
     slopes = _reverse(op, path(graph, wrt, output), output)
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     for name in wrt:
         _add_output(op, sources[name], _total(op, slopes.get(sources[name], [])))
-    return _clean(result)
+    infer_shapes(result)
+    tidy(graph, [node for node in graph if node not in forward])
+    return result
 
 
 def _require_opset(graph: ir.Graph) -> None:
@@ -114,13 +117,3 @@ def _add_output(op: GraphBuilder, source: ir.Value, slope: ir.Value | None) -> N
         slope = op.Identity(slope)
     slope.name, slope.type, slope.shape = f"{source.name}_grad", source.type, source.shape
     op.graph.outputs.append(slope)
-
-
-def _clean(model: ir.Model) -> ir.Model:
-    infer_shapes(model)
-    common.CommonSubexpressionEliminationPass()(model)
-    common.RemoveUnusedNodesPass()(model)
-    return model
-
-
-__all__ = ["REMEDY", "RULES", "differentiate"]

@@ -74,10 +74,6 @@ def _cast(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     return g if x.dtype is y.dtype else op.Cast(g, to=x.dtype)
 
 
-def _scaled(r: Reverse, op: GraphBuilder, g: ir.Value, factor: ir.Value) -> ir.Value:
-    return op.Mul(g, factor)
-
-
 # The arguments are: the node, the builder, the slope of the output, the input, the output.
 SLOPES: dict[str, Slope] = {
     "Abs": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
