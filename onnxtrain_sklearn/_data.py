@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from ._graph.model import TensorSpec
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
+
+PIECE = 2**20
+"""Elements of the pieces in which large data are looked through."""
 
 MERGE_LIMIT = 200
 """Rows up to which a single full batch is looked through for equal rows."""
@@ -31,7 +35,8 @@ class Column:
         self._sparse = sp.issparse(data)
         self._data = data.tocsr() if self._sparse else _converted(data, dtype)
         self._dtype = dtype
-        self._direct = not self._sparse and type(self._data) is np.ndarray and self._data.dtype == dtype
+        # ndarray.take copies all of an array that is not contiguous
+        self._direct = not self._sparse and self._data.dtype == dtype and self._data.flags.carray
 
     def __len__(self) -> int:
         return int(self._data.shape[0])
@@ -47,26 +52,39 @@ class Column:
 
     def rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the given rows as a dense array of the graph's type."""
-        part = self._data[rows]
-        return np.ascontiguousarray(part.toarray() if self._sparse else part, dtype=self._dtype)
+        if self._sparse:
+            return np.asarray(self._part(rows).toarray("C"))
+        with _no_overflow(self._dtype):
+            return np.ascontiguousarray(self._data[rows], dtype=self._dtype)
+
+    def _part(self, rows: np.ndarray) -> Any:
+        """Return the given rows of sparse data."""
+        with _no_overflow(self._dtype):
+            return self._data[rows].astype(self._dtype)
 
     def take(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the given rows into ``out``."""
         if self._direct:
             self._data.take(rows, 0, out, "clip")
         elif self._sparse:
-            out[...] = self._data[rows].toarray().reshape(out.shape)
+            self._part(rows).toarray(out=out)
         else:
-            out[...] = self._data[rows].reshape(out.shape)
+            out[...] = self.rows(rows).reshape(out.shape)
 
 
 def _converted(data: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return ``data`` in ``dtype``, unless it is mapped from a file or the copy would be large."""
-    if _is_mapped(data) or (data.dtype != dtype and data.size * dtype.itemsize > COPY_LIMIT):
+    """Return ``data`` contiguous and in ``dtype``, unless it is mapped from a file or the copy would be large."""
+    if _is_mapped(data) or data.size * dtype.itemsize > COPY_LIMIT:
         return np.asarray(data)
+    with _no_overflow(dtype):
+        return np.ascontiguousarray(data, dtype=dtype)
+
+
+@contextmanager
+def _no_overflow(dtype: np.dtype[Any]) -> Iterator[None]:
     with np.errstate(over="raise"):
         try:
-            return np.ascontiguousarray(data, dtype=dtype)
+            yield
         except FloatingPointError:
             raise ValueError(f"Input contains a value too large for {dtype}, the type of the graph's input.") from None
 
@@ -106,14 +124,31 @@ def shaped(array: Any, spec: TensorSpec) -> Any:
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
         row = tuple("?" if w is None else w for w in wanted)
         raise ValueError(f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.")
-    if spec.dtype.kind in "iu" and result.dtype.kind == "f" and not np.array_equal(result, np.trunc(result)):
-        raise ValueError(f"The graph's input {spec.name!r} takes integers ({spec.dtype}), but X holds fractions.")
+    if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
+        values: Any = result
+        _require_exact(values.data if sp.issparse(result) else values, spec)
     return result
+
+
+def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
+    """Raise where a value changes in an integer type; a piece at a time, as the array may be mapped from a file."""
+    rows = max(1, PIECE // max(1, math.prod(array.shape[1:])))
+    for piece in (array[i : i + rows] for i in range(0, len(array), rows)):
+        with np.errstate(invalid="ignore"):
+            exact = piece.astype(spec.dtype)
+        if not np.array_equal(exact, piece):
+            value = piece[exact != piece][0]
+            raise ValueError(f"The graph's input {spec.name!r} takes {spec.dtype}, but X holds {value}, which is none.")
 
 
 def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the rows without those of weight zero, which add nothing to any mean."""
-    return (rows, None) if weights is None else (rows[weights[rows] > 0], weights)
+    if weights is None:
+        return rows, None
+    weighted = rows[weights[rows] > 0]
+    if not len(weighted):
+        raise ValueError(f"All {len(rows)} rows to train on have weight zero.")
+    return weighted, weights
 
 
 def distinct_rows(
@@ -168,7 +203,7 @@ class Batches:
         *,
         n_rows: int | None = None,
     ) -> None:
-        self._columns, self._order, self._weights = dict(columns), rows.copy(), sample_weight
+        self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
         self.size, self._rng = min(size, len(rows)), rng
         self._loaded: object = None
         self.n_rows = len(rows) if n_rows is None else n_rows
@@ -177,7 +212,7 @@ class Batches:
     @property
     def steps(self) -> int:
         """Batches of one pass."""
-        return -(-len(self._order) // self.size)
+        return -(-len(self._rows) // self.size)
 
     def into(self, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray) -> Iterator[float]:
         """Gather one batch after the other into the buffers; yield the sum of the weights of each.
@@ -185,11 +220,10 @@ class Batches:
         A batch shorter than the buffers is filled up with copies of its first row at weight zero: they add nothing
         to a weighted mean, and are finite where the batch is.
         """
-        if self.steps > 1 and self._rng is not None:
-            self._rng.shuffle(self._order)
+        order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
         capacity = len(weight_buffer)
-        for start in range(0, len(self._order), self.size):
-            rows = self._order[start : start + self.size]
+        for start in range(0, len(order), self.size):
+            rows = order[start : start + self.size]
             if self.steps > 1 or self._loaded is not buffers:
                 self._gather(rows, capacity, buffers, weight_buffer)
                 self._loaded = buffers

@@ -7,6 +7,7 @@ disagree. Training-only operators are gone from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ from .losses import Link, Task, apply_link
 
 CHUNK = 8192
 """Rows predicted at a time: bounds the memory that activations take."""
+
+CHUNK_NUMBERS = 2**23
+"""Numbers of an input that are converted at a time: wide rows come in smaller chunks."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ class Predictor:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
         if rows is None:
             rows = np.arange(len(next(iter(columns.values()))))
-        return np.concatenate([self._chunk(columns, rows[i : i + CHUNK], output) for i in range(0, len(rows), CHUNK)])
+        width = max(1, *(math.prod(column.shape[1:]) for column in columns.values()))
+        size = max(1, min(CHUNK, CHUNK_NUMBERS // width))
+        return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items()}

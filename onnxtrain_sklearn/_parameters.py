@@ -6,15 +6,13 @@ rank two and more come first, so that what a penalty applies to is one slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from .exceptions import nearest
-
-Trainable = "str | Sequence[str] | Callable[[str, np.ndarray], bool]"
 
 
 class FlatParameters:
@@ -72,6 +70,8 @@ def select_trainable(
         return chosen
     if isinstance(trainable, str) and trainable == "all":
         return list(weights)
+    if not isinstance(trainable, str | Iterable):
+        raise TypeError(f"trainable must be 'all', names or glob patterns, or a function, got {trainable!r}.")
     patterns: list[Any] = [trainable] if isinstance(trainable, str) else list(trainable)
     for pattern in patterns:
         if not isinstance(pattern, str):

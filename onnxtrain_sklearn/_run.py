@@ -24,7 +24,6 @@ from ._targets import Targets
 from ._trainer import History
 from .exceptions import ModelError
 from .losses import LOSSES, Link, Loss, Task
-from .models import GraphModel
 
 Columns = Mapping[str, Column]
 
@@ -36,7 +35,10 @@ class Run:
     Attributes
     ----------
     source, model : TrainableModel
-        The graph as it was given, and as it is trained: the same, or its float32 form.
+        The graph with the loss placed before or behind its final activation, and the form of it that is trained: the
+        same, or in float32.
+    activation : tuple of str, (str or None), bool
+        The scores, link and log_output of the graph as it was given: another loss may want its final activation back.
     frozen : dict of str to ndarray
         Parameters that are not trained, and running statistics.
     parameters : FlatParameters
@@ -49,6 +51,7 @@ class Run:
 
     source: TrainableModel
     model: TrainableModel
+    activation: tuple[str, str | None, bool]
     frozen: dict[str, np.ndarray]
     parameters: FlatParameters
     head: Head
@@ -65,6 +68,12 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "step": None, "step_key": None, "predictors": {}}
+
+    @property
+    def given(self) -> TrainableModel:
+        """The graph as it was given."""
+        scores, link, log_output = self.activation
+        return replace(self.source, scores=scores, link=link, log_output=log_output)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic, in the graph's order and type."""
@@ -102,7 +111,7 @@ def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.R
 
 def is_builder(model: Any) -> bool:
     """Whether ``model`` makes a graph sized to the data."""
-    return isinstance(model, GraphModel) or callable(getattr(model, "build", None))
+    return not isinstance(model, type) and callable(getattr(model, "build", None))
 
 
 def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:
@@ -158,6 +167,7 @@ def _task(targets: Targets, n_columns: int) -> Task:
 
 
 def start(
+    given: TrainableModel,
     source: TrainableModel,
     head: Head,
     settings: StepSettings,
@@ -165,13 +175,14 @@ def start(
     columns: Columns,
     rng: np.random.RandomState,
 ) -> Run:
-    """Return a new run from the weights of ``source``."""
+    """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
     weights = source.weights()
     names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
     model = in_trainable_type(source.fixing(_shapes(columns)), settings, names)
     run = Run(
         source=source,
         model=model,
+        activation=(given.scores, given.link, given.log_output),
         frozen={},
         parameters=FlatParameters({}, model.dtype),
         head=head,
@@ -211,7 +222,7 @@ def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -
     dtype = run.model.dtype
     run.parameters = FlatParameters({name: weights[name] for name in names}, dtype)
     run.frozen = {name: array.astype(dtype) for name, array in weights.items() if name not in set(names)}
-    run.step = None
+    run.step, run.state = None, OptimizerState()
 
 
 def prepare_step(run: Run, settings: StepSettings, batch: int) -> TrainingStep:

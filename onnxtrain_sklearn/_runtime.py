@@ -128,6 +128,10 @@ def resolve_device(
     if kind not in _PROVIDERS or (index and not index.isdigit()):
         raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
+    if not names:
+        raise ValueError("providers is an empty list: name at least one, or leave it None.")
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"providers holds names, provider_options a dict for each; got providers={names!r}.")
     options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
     if len(options) != len(names):
         raise ValueError(
@@ -188,9 +192,15 @@ def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> 
         raise ValueError(
             f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries."
         )
-    kind = type(getattr(settings, name))
-    by_name = isinstance(value, str) and hasattr(kind, "__members__")
-    setattr(settings, name, kind.__members__[value] if by_name else value)
+    members = getattr(type(getattr(settings, name)), "__members__", {})
+    if isinstance(value, str) and members and value not in members:
+        raise ValueError(f"Session option {name!r} has no value {value!r}.{nearest(value, members)}")
+    try:
+        setattr(settings, name, members.get(value, value) if isinstance(value, str) else value)
+    except TypeError:
+        kind = type(getattr(settings, name)).__name__
+        got = f"{value!r} of type {type(value).__name__}"
+        raise TypeError(f"Session option {name!r} takes {kind}, got {got}.") from None
 
 
 def not_implemented(error: Exception) -> bool:

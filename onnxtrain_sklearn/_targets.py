@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, column_or_1d
-from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils import assert_all_finite, check_array, column_or_1d
+from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight
 
 from .losses import Task
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
+"""Between them sums of weights are exact enough in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,8 @@ def regression_targets(y: Any) -> Targets:
 
 def class_targets(y: Any, classes: np.ndarray | None) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    if getattr(getattr(y, "dtype", None), "kind", "") == "f":
+        assert_all_finite(y, input_name="y")
     check_classification_targets(y)
     if type_of_target(y, input_name="y") == "multilabel-indicator":
         return _indicators(y, classes)
@@ -75,7 +80,7 @@ def class_targets(y: Any, classes: np.ndarray | None) -> Targets:
     if np.any(unknown):
         raise ValueError(
             f"y contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
-            f"The classes are {known.tolist()}; give all of them at the first call of partial_fit."
+            f"The classes, fixed when training began, are {known.tolist()}."
         )
     many = len(known) > 2
     return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
@@ -88,14 +93,31 @@ def _indicators(y: Any, classes: np.ndarray | None) -> Targets:
     return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
 
 
-def row_weights(sample_weight: Any, n_rows: int, y: Any, class_weight: Any) -> np.ndarray | None:
+def row_weights(sample_weight: Any, targets: Targets, class_weight: Any) -> np.ndarray | None:
     """Return the weight of every row, None where all are one; class weights are multiplied in."""
     if sample_weight is None and class_weight is None:
         return None
-    rows = np.empty((n_rows, 1))
-    weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+    rows = np.empty((len(targets.values), 1))
+    weights = np.asarray(_check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True))
     if class_weight is not None:
-        weights = weights * compute_sample_weight(class_weight, y)
+        weights = weights * _class_weights(class_weight, targets, weights)
     if not weights.sum() > 0:
         raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
-    return np.asarray(weights)
+    if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
+        raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
+    return weights
+
+
+def _class_weights(class_weight: Any, targets: Targets, weights: np.ndarray) -> np.ndarray:
+    """Return the weight that its class gives to every row; "balanced" counts a row as often as it weighs."""
+    if targets.task == "multilabel":
+        rows = compute_sample_weight(class_weight, targets.values)
+    elif isinstance(class_weight, str) and class_weight == "balanced":
+        totals = np.bincount(targets.values, weights)
+        rows = (weights.sum() / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))[targets.values]
+    else:
+        classes = targets.classes
+        rows = compute_class_weight(class_weight, classes=classes, y=classes)[targets.values]
+    if np.any(rows < 0):
+        raise ValueError(f"class_weight must not hold negative weights, got {class_weight!r}.")
+    return np.asarray(rows)

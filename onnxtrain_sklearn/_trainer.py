@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -48,6 +49,8 @@ class History:
     best_loss, best_score : float
     idle_epochs : int
         Epochs in a row that did not improve by ``tol``.
+    proven : ndarray or None
+        The latest parameters seen to give a finite loss; not pickled.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -56,6 +59,10 @@ class History:
     best_loss: float = math.inf
     best_score: float = -math.inf
     idle_epochs: int = 0
+    proven: np.ndarray | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "proven": None}
 
 
 class Trainer:
@@ -83,33 +90,59 @@ class Trainer:
         self._settings, self._step, self._batches, self._history = settings, step, batches, history
         self._validate = validate
         self._vector = step.parameters.vector
-        self._finite = self._vector.copy()
-        self._best = self._finite
+        self._best = self._last = self._vector.copy()
+        if history.proven is None or history.proven.shape != self._vector.shape:
+            history.proven = self._last
         self._started = time.perf_counter()
-        if history.progress.total_steps is None:
-            history.progress.total_steps = settings.max_iter * batches.steps
+        self._rate: float | None = None
 
     def fit(self) -> None:
-        """Train until ``max_iter`` epochs are done or nothing improves any more; warn where it was the former."""
-        optimizer = self._step.settings.optimizer
-        try:
-            ended = self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs()
-        except KeyboardInterrupt:
-            warnings.warn("Training was interrupted; the estimator keeps the weights reached so far.", UserWarning, stacklevel=4)
-            ended = True
+        """Train until ``max_iter`` epochs are done or nothing improves any more; warn where it was the former.
+
+        The plan that schedules see reaches to the end of these epochs, whatever was trained before.
+        """
+        optimizer, progress, max_iter = self._step.settings.optimizer, self._history.progress, self._settings.max_iter
+        progress.total_steps = progress.step + max_iter * self._batches.steps
+        if self._settings.early_stopping and self._validate is not None and progress.epoch:
+            self._history.best_score = self._validate()  # of the weights to start from, on these data
+        ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())
         if self._settings.early_stopping and math.isfinite(self._history.best_score):
             self._vector[...] = self._best
         if not ended:
             warnings.warn(
-                f"Training has not converged after max_iter={self._settings.max_iter} epochs: the last of them still improved. "
-                f"Raise max_iter or learning_rate_init, or relax tol.",
+                f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
+                f"or relax tol.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
 
     def one_pass(self) -> None:
         """Train for one epoch, for ``partial_fit``."""
-        self._record(self._epoch())
+        progress = self._history.progress
+        if progress.total_steps is None:
+            progress.total_steps = self._settings.max_iter * self._batches.steps
+
+        def one_epoch() -> bool:
+            self._record(self._epoch())
+            return True
+
+        self._guarded(one_epoch)
+
+    def _guarded(self, train: Callable[[], bool]) -> bool:
+        """Return what ``train`` does, True where it is interrupted; an error takes the weights back by an epoch."""
+        try:
+            return train()
+        except KeyboardInterrupt:
+            warnings.warn("Training was interrupted: the estimator keeps the weights reached so far.", stacklevel=5)
+            if not self._is_finite():
+                self._vector[...] = self._history.proven
+            return True
+        except DivergenceError:
+            self._vector[...] = self._history.proven
+            raise
+        except Exception:
+            self._vector[...] = self._last
+            raise
 
     def _epochs(self) -> bool:
         for _ in range(self._settings.max_iter):
@@ -122,27 +155,35 @@ class Trainer:
         """Go through the data once; return the mean loss."""
         run, progress, rate = self._step.run, self._history.progress, self._settings.learning_rate_init
         factor, total = self._settings.schedule.factor, 0.0
+        self._last = self._vector.copy()
         for weight in self._batches.into(self._step.buffers, self._step.sample_weight):
-            total += weight * run(rate * factor(progress), weight)
+            self._rate = rate * factor(progress)
+            total += weight * run(self._rate, weight)
             progress.step += 1
             if not math.isfinite(total):
                 break
-        if not (math.isfinite(total) and np.isfinite(self._vector).all()):
+            self._history.proven = self._last
+        if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        self._finite = self._vector.copy()
-        progress.epoch += 1
-        progress.samples += self._batches.n_rows
+        self._end_epoch()
         return total / self._batches.weight
 
+    def _is_finite(self) -> bool:
+        """Whether weights and optimizer state are: a second moment that overflowed stops training without a sign."""
+        return all(bool(np.isfinite(vector).all()) for vector in (self._vector, *self._step.state.slots.values()))
+
+    def _end_epoch(self) -> None:
+        self._history.progress.epoch += 1
+        self._history.progress.samples += self._batches.n_rows
+
     def _diverge(self) -> None:
-        """Go back to the last finite weights, forget the optimizer's state, which is spoilt, and raise."""
-        self._vector[...] = self._finite
+        """Forget the optimizer's state, which is spoilt, and raise; the weights are put back where it is caught."""
         self._step.forget_state()
         epoch = self._history.progress.epoch + 1
         raise DivergenceError(
-            f"The loss became NaN or infinite in epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the "
-            f"last finite weights were restored. Scale the inputs (StandardScaler), lower learning_rate_init, or set "
-            f"max_grad_norm=1.0.",
+            f"The loss, the weights or the optimizer's state became NaN or infinite in epoch {epoch} with "
+            f"learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite loss were restored. "
+            f"Scale the inputs (StandardScaler), lower learning_rate_init, or set max_grad_norm=1.0.",
             self._history.loss_curve,
         )
 
@@ -157,7 +198,7 @@ class Trainer:
             if self._settings.early_stopping:
                 improved = score >= history.best_score + tol
             if score > history.best_score:
-                history.best_score, self._best = score, self._finite.copy()
+                history.best_score, self._best = score, self._vector.copy()
         history.idle_epochs = 0 if improved else history.idle_epochs + 1
         if self._settings.verbose:
             self._report()
@@ -172,7 +213,10 @@ class Trainer:
         return self._settings.schedule.stops_at_plateau(self._history.progress, self._settings.learning_rate_init)
 
     def _minimize(self, optimizer: LBFGS) -> bool:
-        """Minimize the loss of all rows; an iteration of L-BFGS counts as an epoch."""
+        """Minimize the loss of all rows, an iteration counting as an epoch; return whether no limit ended the search.
+
+        A line search that finds no lower loss is no reason to warn: in float32 that is how a minimum looks.
+        """
         step, total_weight = self._step, self._batches.weight
         reached = self._vector.astype(np.float64)
 
@@ -188,27 +232,30 @@ class Trainer:
             reached[...] = self._vector[...] = vector
             if not (math.isfinite(loss) and np.isfinite(vector).all()):
                 self._diverge()
-            self._finite = self._vector.copy()
-            self._history.progress.epoch += 1
-            self._history.progress.samples += self._batches.n_rows
+            self._history.proven = self._last = self._vector.copy()
+            self._end_epoch()
             self._record(loss)
             return self._settings.early_stopping and self._idle()
 
         settings = self._settings
         try:
-            end = optimizer.minimize(objective, reached, max_iter=settings.max_iter, tol=settings.tol, callback=after_iteration)
+            end = optimizer.minimize(
+                objective, reached, max_iter=settings.max_iter, tol=settings.tol, callback=after_iteration
+            )
         finally:
             self._vector[...] = reached
         if not math.isfinite(end.loss):
             self._diverge()
+        if not end.n_iter:
+            after_iteration(reached, end.loss)
         self._history.idle_epochs = 0
-        return end.n_iter < settings.max_iter
+        return not end.limited
 
     def _report(self) -> None:
         history = self._history
         if len(history.loss_curve) == 1:
             print(f"{'epoch':>6} {'loss':>12} {'validation':>12} {'rate':>12} {'seconds':>9}")
         score = f"{history.validation_scores[-1]:12.6f}" if history.validation_scores else f"{'':>12}"
-        rate = self._settings.learning_rate_init * self._settings.schedule.factor(history.progress)
+        rate = f"{'':>12}" if self._rate is None else f"{self._rate:12.3g}"
         seconds = time.perf_counter() - self._started
-        print(f"{history.progress.epoch:6d} {history.loss_curve[-1]:12.6f} {score} {rate:12.3g} {seconds:9.2f}")
+        print(f"{history.progress.epoch:6d} {history.loss_curve[-1]:12.6f} {score} {rate} {seconds:9.2f}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from numbers import Integral
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import onnx
@@ -126,8 +127,11 @@ class MLP(GraphModel):
         return _finish(graph, x, n_outputs)
 
     def _hidden_sizes(self) -> list[int]:
-        sizes = self.hidden_layer_sizes
-        return [int(sizes)] if isinstance(sizes, Integral) else [int(n) for n in sizes]  # type: ignore[union-attr]
+        sizes: Any = self.hidden_layer_sizes
+        layers: list[Any] = [sizes] if isinstance(sizes, Real) else list(sizes)
+        if not all(isinstance(n, Integral) and int(n) >= 1 for n in layers):
+            raise ValueError(f"hidden_layer_sizes must be integers >= 1, one a layer, got {sizes!r}.")
+        return [int(n) for n in layers]
 
     def _validate(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -135,8 +139,6 @@ class MLP(GraphModel):
         if self.initialization != "auto" and self.initialization not in INITIALIZATIONS:
             known = ["auto", *INITIALIZATIONS]
             raise ValueError(f"Unknown initialization {self.initialization!r}.{nearest(self.initialization, known)}")
-        if any(n < 1 for n in self._hidden_sizes()):
-            raise ValueError(f"hidden_layer_sizes must be >= 1 in every layer, got {self.hidden_layer_sizes!r}.")
 
 
 class Linear(GraphModel):

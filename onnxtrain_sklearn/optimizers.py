@@ -409,13 +409,14 @@ def _average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: Value | 
 class MinimizeResult:
     """Where :meth:`LBFGS.minimize` ended: the last iterate, of shape (P,), and the objective there.
 
-    ``converged``: a tolerance was met, rather than a limit or a failing line search. ``message`` is SciPy's.
+    ``converged``: a tolerance was met; ``limited``: a limit was, else a line search failed. ``message`` is SciPy's.
     """
 
     vector: np.ndarray
     loss: float
     n_iter: int
     converged: bool
+    limited: bool
     message: str
 
 
@@ -476,7 +477,7 @@ class LBFGS(BaseOptimizer):
 
         x0: Any = np.asarray(start, dtype=np.float64)
         end = scipy.optimize.minimize(objective, x0, jac=True, method="L-BFGS-B", callback=report, options=options)
-        return MinimizeResult(end.x, float(end.fun), int(end.nit), bool(end.success), str(end.message))
+        return MinimizeResult(end.x, float(end.fun), int(end.nit), bool(end.success), end.status == 1, str(end.message))
 
 
 OPTIMIZERS: dict[str, type[BaseOptimizer]] = {

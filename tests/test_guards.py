@@ -41,6 +41,7 @@ LAYERS = (
     "_inference",
     "_trainer",
     "_run",
+    "_base",
     "_estimators",
     "export",
     "__main__",
@@ -56,7 +57,7 @@ PROTOBUF = {
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one
     "_run": {"ModelProto"},  # takes what users give
-    "_estimators": {"ModelProto"},  # to_onnx returns one
+    "_base": {"ModelProto"},  # to_onnx returns one
 }
 
 PUBLIC = {

@@ -57,7 +57,10 @@ def choose_engine(engine: str) -> str:
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
-    model = infer_shapes(_inline(model.clone()))
+    return _differentiate(infer_shapes(_inline(model.clone())), wrt, of, engine)
+
+
+def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     reached = _reached(model.graph, wrt, of)
     result = _first_able(_candidates(model, engine), model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
@@ -124,11 +127,11 @@ def gradient_graph(
     >>> [output.name for output in gradient_graph(model, wrt="x").graph.output]
     ['y', 'x_grad']
     """
-    source = infer_shapes(ir.from_proto(model))
+    source = infer_shapes(_inline(ir.from_proto(model)))
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
     _check_names(source.graph, names)
     output = _scalar_output(source.graph, of)
-    return ir.to_proto(differentiate(source, names, output, engine).model)
+    return ir.to_proto(_differentiate(source, names, output, engine).model)
 
 
 def _inline(model: ir.Model) -> ir.Model:

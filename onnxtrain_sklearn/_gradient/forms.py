@@ -24,6 +24,7 @@ _SCALAR = np.zeros(0, np.int64)
 def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
     """Bring the nodes on the path to ``of`` into the right forms, in place; return the value to differentiate."""
     graph, op = model.graph, GraphBuilder(model.graph, prefix="prepared", constant_nodes=True)
+    known = len(op.taken)
     for passage in path(graph, wrt, _output(graph, of)):
         _free_names(op, passage.node)
         _separate_reads(op, passage.node, wrt)
@@ -31,8 +32,10 @@ def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
         if not any(v.uses() or v.is_graph_output() for v in passage.node.outputs):
             graph.remove(passage.node, safe=True)
     seed = _seed(op, _output(graph, of))
-    graph.sort()
-    _forget_invented_names(infer_shapes(model).graph)
+    if len(op.taken) > known:
+        graph.sort()
+        infer_shapes(model)
+    _forget_invented_names(graph)
     return seed
 
 

@@ -99,6 +99,8 @@ class GraphBuilder:
     def constant(self, array: np.ndarray) -> ir.Value:
         """Return the constant that holds ``array``, shared by all equal ones."""
         array = np.asarray(array)
+        if array.dtype.kind == "O":
+            array = array.astype(str)  # its bytes would be addresses
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             tensor = _tensor(array, self.name("constant"))
@@ -123,7 +125,9 @@ class GraphBuilder:
         if isinstance(operand, np.ndarray | np.generic):
             return self.constant(np.asarray(operand))
         array = np.asarray(operand)
-        if array.dtype.kind == "f":
+        if array.dtype.kind == "b":
+            return self.constant(array)
+        if array.dtype.kind == "f" and array.size:  # an empty list stands for no axes, or the shape of a scalar
             return self.constant(array.astype(self.dtype.numpy()))
         return self.constant(array.astype(np.int64 if partner is None else partner.numpy()))
 
@@ -158,8 +162,14 @@ class GraphBuilder:
         kinds = [p.type_str for p in schema.inputs]
         kinds += kinds[-1:] * (len(inputs) - len(kinds))
         pairs = list(zip(kinds, inputs, strict=False))
-        partners = {kind: x.dtype or self.dtype for kind, x in pairs if isinstance(x, ir.Value)}
-        return [self.value(x, partners.get(kind)) for kind, x in pairs], keywords
+        return [self.value(x, self._partner(kind, pairs) if _is_integer(x) else None) for kind, x in pairs], keywords
+
+    def _partner(self, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
+        """Return the type of the values among the operands that the schema wants to be of one type ``kind``."""
+        values = [x for other, x in pairs if other == kind and isinstance(x, ir.Value)]
+        if values and values[0].dtype is None:
+            infer_shapes(ir.Model(self.graph, ir_version=10))
+        return (values[0].dtype or self.dtype) if values else None
 
     def _types(
         self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any]
@@ -183,6 +193,11 @@ class GraphBuilder:
             return onnx.defs.get_schema(op_type, self.opset, "")
         except onnx.defs.SchemaError:
             raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, that of this graph.") from None
+
+
+def _is_integer(operand: Operand) -> bool:
+    """Whether ``operand`` is an int, or a list of them."""
+    return not isinstance(operand, ir.Value | np.ndarray | np.generic) and np.asarray(operand).dtype.kind == "i"
 
 
 def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:

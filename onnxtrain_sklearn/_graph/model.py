@@ -131,13 +131,7 @@ class TrainableModel:
 
 def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
     """Return a validated model; raises ModelError that says what is wrong with it."""
-    proto = _with_one_default_opset(_read(model))
-    try:
-        proto = _inlined(proto)
-        onnx.checker.check_model(proto)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(f"The ONNX graph is not valid: {error}") from error
-    source = ir.from_proto(_in_opset_range(proto))
+    source = ir.from_proto(_in_opset_range(_inlined(_with_one_default_opset(_read(model)))))
     common.RemoveInitializersFromInputsPass()(source)
     _name_nodes(source.graph)
     _refuse_reserved_names(source)
@@ -158,7 +152,7 @@ def trainable_model(source: ir.Model, output: str | None = None) -> TrainableMod
     """Prune ``source`` to the output that is trained and find its parameters."""
     model = source.clone()
     _free_batch_axis(model)
-    graph = model.graph
+    graph, listing = model.graph, _listing(model.graph)
     final = _trained_output(graph, output)
     scores, activation = _behind_activation(final)
     graph.outputs.clear()
@@ -168,6 +162,11 @@ def trainable_model(source: ir.Model, output: str | None = None) -> TrainableMod
         graph.inputs.remove(value)
     _refuse_batch_statistics(graph)
     parameters = _parameters(graph, scores)
+    if not parameters:
+        raise ModelError(
+            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {listing}. Weights must "
+            f"be float32 or float64 initializers of the main graph."
+        )
     return TrainableModel(
         model=model,
         inputs=tuple(_spec(v) for v in graph.inputs),
@@ -210,7 +209,7 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     clone = model.clone()
     for value in _values(clone):
         if value.dtype in _TRAINED_TYPES:
-            value.dtype = dtype
+            value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
         if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
             array = _array(value).astype(_TRAINED_TYPES[dtype])
             value.const_value = ir.tensor(array, name=value.name)
@@ -299,11 +298,16 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without local functions, which may be of another opset."""
-    if not proto.functions:
-        return proto
-    # First of all steps: ONNX's version converter drops functions.
-    return onnx.inliner.inline_local_functions(onnx.shape_inference.infer_shapes(proto), convert_version=True)
+    """Return the model, validated, without local functions, which may be of another opset; the converter drops them."""
+    what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
+    try:
+        if proto.functions:
+            typed = onnx.shape_inference.infer_shapes(proto)
+            proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
+        onnx.checker.check_model(proto)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
+        raise ModelError(f"The ONNX {what}: {_reason(error)}") from error
+    return proto
 
 
 def _in_opset_range(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -316,13 +320,17 @@ def _in_opset_range(proto: onnx.ModelProto) -> onnx.ModelProto:
         converted = onnx.version_converter.convert_version(proto, target)
         onnx.checker.check_model(converted)
     except Exception as error:
-        reason = str(error).rpartition(" failed: ")[2]
         raise ModelError(
             f"The graph is of opset {opset}; opsets {MIN_OPSET} to {MAX_OPSET} can be trained, and ONNX's converter "
-            f"cannot bring it to {target}: {reason} Export the model again with an opset in that range (18 is a good "
-            f"choice)."
+            f"cannot bring it to {target}: {_reason(error)}. Export the model again with an opset in that range (18 is "
+            f"a good choice)."
         ) from error
     return converted
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error of ONNX without the place in its source where it arose."""
+    return " ".join(str(error).rpartition(" failed: ")[2].split()).rstrip(".")
 
 
 def _refuse_reserved_names(model: ir.Model) -> None:
@@ -387,7 +395,7 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
         return outputs[output]
     for value in graph.outputs:
         tensor = value.producer() is not None and isinstance(value.type, ir.TensorType)
-        if tensor and is_float(value) and _parameters(graph, value, check=False):
+        if tensor and is_float(value) and _parameters(graph, value):
             return value
     kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
     raise ModelError(
@@ -420,20 +428,14 @@ def _int_attribute(node: ir.Node, name: str, default: int) -> int:
     return node.attributes[name].as_int() if name in node.attributes else default
 
 
-def _parameters(graph: ir.Graph, scores: ir.Value, *, check: bool = True) -> list[str]:
+def _parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
     """Return the float initializers that serve as a weight somewhere on the way to ``scores``."""
     reached = reaching(scores)
-    names = [
+    return [
         name
         for name, value in graph.initializers.items()
         if name in reached and value.dtype in _TRAINED_TYPES and _is_weight(value) and _array(value).size
     ]
-    if check and not names:
-        raise ModelError(
-            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {_listing(graph)}. "
-            f"Weights must be float32 or float64 initializers of the main graph."
-        )
-    return names
 
 
 def _refuse_batch_statistics(graph: ir.Graph) -> None:
@@ -467,8 +469,8 @@ def _common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
 
 
 def _spec(value: ir.Value) -> TensorSpec:
-    if value.dtype is None or value.shape is None or not len(value.shape):
-        raise ModelError(f"Graph input {value.name!r} must declare an element type and a shape with a batch axis.")
+    if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None or not len(value.shape):
+        raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
 

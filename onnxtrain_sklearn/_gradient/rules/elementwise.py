@@ -58,6 +58,12 @@ def _hard_sigmoid(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.
     return op.Mul(g, op.Mul(inside, r.attribute("alpha", 0.2)))
 
 
+def _sine(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Older runtimes have a sine in float64, but no cosine."""
+    double = op.dtype is ir.DataType.DOUBLE
+    return op.Mul(g, op.Sin(op.Add(x, pi / 2)) if double else op.Cos(x))
+
+
 def _selu(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     alpha, gamma = r.attribute("alpha", 1.67326319217681884765625), r.attribute("gamma", 1.05070102214813232421875)
     return op.Mul(g, op.Where(op.Greater(x, 0.0), gamma, op.Add(y, alpha * gamma)))
@@ -114,7 +120,7 @@ SLOPES: dict[str, Slope] = {
     "Shrink": _shrink,
     "Sigmoid": lambda r, op, g, x, y: op.Mul(g, op.Mul(y, op.Sub(1.0, y))),
     "Sign": lambda r, op, g, x, y: None,
-    "Sin": lambda r, op, g, x, y: op.Mul(g, op.Cos(x)),
+    "Sin": _sine,
     "Sinh": lambda r, op, g, x, y: op.Mul(g, op.Cosh(x)),
     "Softplus": lambda r, op, g, x, y: op.Mul(g, op.Sigmoid(x)),
     "Softsign": lambda r, op, g, x, y: op.Div(g, op.Mul(*[op.Add(op.Abs(x), 1.0)] * 2)),

@@ -37,7 +37,7 @@ def _matmul(r: Reverse) -> Sequence[Thunk]:
     rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
     lead = _lead(r, rank)
     return (
-        lambda: _reduce(r, op.MatMul(g, _swapped(r, b, len(columns))), [*lead, *rows[-2:]], 0, len(left) == 1),
+        lambda: _reduce(r, _times_transposed(r, g, b, len(columns)), [*lead, *rows[-2:]], 0, len(left) == 1),
         lambda: _weight(r, a, g, rows, columns, lead),
     )
 
@@ -53,7 +53,20 @@ def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lea
     if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
         flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
         return op.Squeeze(flat, axes=[1]) if vector else flat
-    return _reduce(r, op.MatMul(_swapped(r, a, len(rows)), g), [*lead, *columns[-2:]], 1, vector)
+    return _reduce(r, _transposed_times(r, a, g, len(rows)), [*lead, *columns[-2:]], 1, vector)
+
+
+# onnxruntime 1.19's training build fuses Transpose and MatMul to an operator that it has in float32 only.
+def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
+    if r.op.dtype is ir.DataType.DOUBLE:
+        return r.op.Einsum(g, b, equation="...ij,...kj->...ik")
+    return r.op.MatMul(g, _swapped(r, b, rank))
+
+
+def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
+    if r.op.dtype is ir.DataType.DOUBLE:
+        return r.op.Einsum(a, g, equation="...ji,...jk->...ik")
+    return r.op.MatMul(_swapped(r, a, rank), g)
 
 
 def _swapped(r: Reverse, value: ir.Value, rank: int) -> ir.Value:

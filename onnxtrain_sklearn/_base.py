@@ -1,0 +1,450 @@
+"""What the two estimators share: scikit-learn's conventions around a training run.
+
+Constructors store their arguments and do nothing else. ``fit`` resolves and checks everything before it changes the
+estimator: an error leaves it as it was, weights, optimizer state and random numbers included. Targets and predictions,
+in which classification and regression differ, are left to the public classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import onnx
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state, check_scalar
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from . import _runtime
+from ._data import Column, dict_columns, shaped
+from ._gradient.engine import choose_engine
+from ._graph.model import TensorSpec, TrainableModel, to_proto
+from ._inference import inference_model
+from ._run import (
+    Run,
+    batches_for,
+    built_source,
+    go_on,
+    head_for,
+    is_builder,
+    prepare_step,
+    score_columns,
+    source_of,
+    start,
+)
+from ._step import StepSettings
+from ._targets import Targets, row_weights
+from ._trainer import Trainer, TrainerSettings
+from .exceptions import DivergenceError, ModelError
+from .losses import Loss, resolve_loss
+from .models import MLP, MODELS
+from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from .schedules import Schedule, resolve_schedule
+
+AUTO_BATCH = 200
+"""Rows of a minibatch where ``batch_size="auto"``, as in scikit-learn's MLP."""
+
+LBFGS_PIECE = 4096
+"""Rows of the pieces that the full batch of L-BFGS is accumulated from."""
+
+Columns = dict[str, Column]
+
+
+class BaseOrtGradient(BaseEstimator, ABC):
+    """What the classifier and the regressor share."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        loss: str | Loss = "squared_error",
+        optimizer: str | BaseOptimizer = "adamw",
+        learning_rate_init: float = 0.001,
+        learning_rate: str | Schedule = "constant",
+        batch_size: int | str = "auto",
+        max_iter: int = 200,
+        shuffle: bool = True,
+        alpha: float = 0.0,
+        l1_ratio: float = 0.0,
+        max_grad_norm: float | None = None,
+        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        output: str | None = None,
+        tol: float = 1e-4,
+        n_iter_no_change: int = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | int = 0,
+        engine: str = "auto",
+        device: str = "cpu",
+        providers: Sequence[str] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        session_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.learning_rate_init = learning_rate_init
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.shuffle = shuffle
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.max_grad_norm = max_grad_norm
+        self.trainable = trainable
+        self.output = output
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+        self.engine = engine
+        self.device = device
+        self.providers = providers
+        self.provider_options = provider_options
+        self.session_options = session_options
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+    ) -> BaseOrtGradient:
+        """Train the graph for up to ``max_iter`` epochs.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features), or dict of str to array-like
+            Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
+            several inputs takes a dict of arrays by input name.
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
+            Targets.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Weight of every row in the mean that the loss is, >= 0; None: one.
+        X_val, y_val, sample_weight_val : like the ones above, default=None
+            Validation data, scored after each epoch; with ``early_stopping`` they take the place of a split.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError, TypeError
+            A parameter or the data are wrong; the estimator is left as it was.
+        ModelError
+            The graph cannot be read, or not be trained on these data.
+        DivergenceError
+            The loss became NaN or infinite; the estimator holds the last finite weights.
+        """
+        if (X_val is None) != (y_val is None):
+            raise ValueError("X_val and y_val belong together: give both or neither.")
+        validation = None if X_val is None else (X_val, y_val, sample_weight_val)
+        return self._train(X, y, sample_weight, resume=self.warm_start, validation=validation)
+
+    def to_onnx(self) -> onnx.ModelProto:
+        """Return the trained inference graph.
+
+        Returns
+        -------
+        onnx.ModelProto
+            Without training-only operators, with the opset domains that it uses. A classifier's has the outputs
+            ``label`` and ``probabilities`` (``scores`` where the loss gives no probabilities), as skl2onnx names
+            them; a regressor's keeps the graph's output. Its predictions are those of ``predict``.
+        """
+        check_is_fitted(self)
+        return to_proto(inference_model(self._run.source, self._run.weights(), self._run.head))
+
+    @property
+    def model_(self) -> onnx.ModelProto:
+        """The trained inference graph, as :meth:`to_onnx` returns it."""
+        return self.to_onnx()
+
+    @property
+    def weights_(self) -> dict[str, np.ndarray]:
+        """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
+        check_is_fitted(self)
+        return self._run.weights()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    @abstractmethod
+    def _encode(self, y: Any, classes: Any) -> Targets:
+        """Return the targets as numbers; ``classes`` are those already known."""
+
+    @abstractmethod
+    def _score(self, output: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        """Return the validation score of a live predictor's output."""
+
+    _live_output: int
+    """Which output of a live predictor :meth:`_score` takes."""
+
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        resume: bool,
+        one_pass: bool = False,
+        classes: Any = None,
+        validation: tuple[Any, Any, Any] | None = None,
+    ) -> Any:
+        before = dict(vars(self))
+        with self._unchanged_on_error():
+            run, trainer = self._prepare(X, y, sample_weight, resume, one_pass, classes, validation)
+        run.predictors = {}
+        old: Run | None = before.get("_run")
+        try:
+            trainer.one_pass() if one_pass else trainer.fit()
+        except Exception as error:
+            if isinstance(error, DivergenceError) or (old is not None and old.history is run.history):
+                self._publish(run)
+            else:
+                self._restore(before)
+            raise
+        self._publish(run)
+        return self
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        before = dict(vars(self))
+        generators = (self.random_state, getattr(before.get("_run"), "rng", None))
+        states = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
+        try:
+            yield
+        except BaseException:
+            self._restore(before)
+            for rng, state in states:
+                rng.set_state(state)
+            raise
+
+    def _restore(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.clear()
+        self.__dict__.update(attributes)
+
+    def _prepare(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        resume: bool,
+        one_pass: bool,
+        classes: Any,
+        validation: tuple[Any, Any, Any] | None,
+    ) -> tuple[Run, Trainer]:
+        """Check everything and put together what trains; nothing has been trained yet.
+
+        The step comes last: it is the first to change what a run that goes on shares with the old one.
+        """
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        trainer_settings = self._trainer_settings()
+        old: Run | None = getattr(self, "_run", None) if resume else None
+        rng = check_random_state(self.random_state) if old is None else old.rng
+        source = self._known_source(old)
+        columns = self._columns(X, None if source is None else source.inputs, reset=old is None)
+        targets = self._encode(y, classes if old is None else old.head.classes)
+        _check_rows(columns, len(targets.values), "y")
+        weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
+        if source is None:
+            source, columns = self._built(columns, targets, rng)
+        run, settings = self._run_for(old, source, columns, targets, rng)
+        rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
+        batch = self._batch(len(rows), settings.optimizer)
+        shuffle = bool(self.shuffle) and not isinstance(settings.optimizer, LBFGS)
+        batches = batches_for(run, columns, targets, weights, rows, batch, shuffle)
+        validate = self._validation(run, columns, targets, weights, split, validation)
+        step = prepare_step(run, settings, batch if one_pass else batches.size)
+        return run, Trainer(trainer_settings, step, batches, run.history, validate)
+
+    def _trainer_settings(self) -> TrainerSettings:
+        """Resolve and check the parameters that concern the loop."""
+        _check_number(self, "learning_rate_init", Real, 0.0)
+        _check_number(self, "max_iter", Integral, 1)
+        _check_number(self, "n_iter_no_change", Integral, 1)
+        _check_number(self, "alpha", Real, 0.0)
+        _check_number(self, "l1_ratio", Real, 0.0, 1.0)
+        if self.early_stopping:
+            _check_number(self, "validation_fraction", Real, 0.0, 1.0, ends="neither")
+        if self.max_grad_norm is not None:
+            _check_number(self, "max_grad_norm", Real, 0.0, ends="neither")
+        check_scalar(self.tol, "tol", Real)
+        if math.isnan(self.tol):
+            raise ValueError(f"tol must be a number, got {self.tol!r}.")
+        return TrainerSettings(
+            learning_rate_init=float(self.learning_rate_init),
+            schedule=resolve_schedule(self.learning_rate),
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            n_iter_no_change=int(self.n_iter_no_change),
+            early_stopping=bool(self.early_stopping),
+            verbose=bool(self.verbose),
+        )
+
+    def _known_source(self, old: Run | None) -> TrainableModel | None:
+        """Return the graph where it is known before the data are: given, or trained before."""
+        if old is not None:
+            return old.given
+        return None if self.model is None or is_builder(self.model) else source_of(self.model, self.output)
+
+    def _built(self, columns: Columns, targets: Targets, rng: np.random.RandomState) -> tuple[TrainableModel, Columns]:
+        """Return the graph that the builder makes for the data, and the data as its input."""
+        (column,) = columns.values()
+        source = built_source(MLP() if self.model is None else self.model, column.shape[1], targets.n_outputs, rng)
+        if len(source.inputs) != 1:
+            raise ModelError(f"{type(self.model).__name__}.build made a graph with {len(source.inputs)} inputs, not 1.")
+        spec = source.inputs[0]
+        return source, {spec.name: column.of_type(spec.dtype)}
+
+    def _run_for(
+        self, old: Run | None, source: TrainableModel, columns: Columns, targets: Targets, rng: np.random.RandomState
+    ) -> tuple[Run, StepSettings]:
+        """Return a new run, or the old one brought in line with parameters that were changed since."""
+        loss, optimizer = resolve_loss(self.loss), resolve_optimizer(self.optimizer)
+        loss.check_targets(targets.values)
+        device = _runtime.resolve_device(self.device, self.providers, self.provider_options)
+        if old is not None:
+            n_columns = old.head.n_outputs
+        elif self.model is None or type(self.model) in MODELS.values():
+            n_columns = targets.n_outputs
+        else:
+            n_columns = score_columns(source, columns, device)
+        seen, head = head_for(source, loss, targets, n_columns)
+        settings = StepSettings(
+            loss=loss,
+            task=head.task,
+            link=head.link,
+            n_outputs=n_columns,
+            optimizer=optimizer,
+            alpha=float(self.alpha),
+            l1_ratio=float(self.l1_ratio),
+            max_grad_norm=None if self.max_grad_norm is None else float(self.max_grad_norm),
+            engine=choose_engine(self.engine),
+            device=device,
+            session_options=self.session_options,
+            seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
+        )
+        if old is None:
+            return start(source, seen, head, settings, self.trainable, columns, rng), settings
+        return go_on(old, seen, head, settings, self.trainable, columns), settings
+
+    def _split(
+        self, rng: np.random.RandomState, targets: Targets, weights: np.ndarray | None, *, given: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the rows to train on, and those held out for early stopping; rows of weight zero are in neither."""
+        rows = np.arange(len(targets.values)) if weights is None else np.flatnonzero(weights)
+        if not self.early_stopping or given:
+            return rows, None
+        seed, fraction = rng.randint(2**31 - 1), float(self.validation_fraction)
+        stratify = None if targets.stratify is None else targets.stratify[rows]
+        trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
+        return trained, held
+
+    def _batch(self, n_rows: int, optimizer: BaseOptimizer) -> int:
+        if isinstance(optimizer, LBFGS):
+            return min(n_rows, LBFGS_PIECE)
+        if isinstance(self.batch_size, str):
+            if self.batch_size != "auto":
+                raise ValueError(f"batch_size must be 'auto' or an integer >= 1, got {self.batch_size!r}.")
+            return min(n_rows, AUTO_BATCH)
+        check_scalar(self.batch_size, "batch_size", Integral, min_val=1)
+        return min(n_rows, int(self.batch_size))
+
+    def _validation(
+        self,
+        run: Run,
+        columns: Columns,
+        targets: Targets,
+        weights: np.ndarray | None,
+        split: np.ndarray | None,
+        given: tuple[Any, Any, Any] | None,
+    ) -> Callable[[], float] | None:
+        """Return the function that scores the parameters while they are trained."""
+        if given is not None:
+            X, y, sample_weight = given
+            columns = self._columns(X, run.source.inputs, reset=False)
+            targets = self._encode(y, run.head.classes)
+            _check_rows(columns, len(targets.values), "y_val")
+            weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
+            split = np.arange(len(targets.values))
+        if split is None:
+            return None
+        held = Targets(targets.values[split], targets.task, targets.n_outputs, targets.classes)
+        held_weights = None if weights is None else weights[split]
+        predictor = run.live_predictor()
+        live = {spec.name: columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
+        return lambda: self._score(predictor.run(live, split, self._live_output), held, held_weights)
+
+    def _columns(self, X: Any, specs: tuple[TensorSpec, ...] | None, *, reset: bool) -> Columns:
+        """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""
+        if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
+            if reset:
+                self.__dict__.pop("n_features_in_", None)
+                self.__dict__.pop("feature_names_in_", None)
+            return dict_columns(X, specs)
+        if specs is not None and len(specs) > 1:
+            raise TypeError(
+                f"The graph has {len(specs)} inputs: {', '.join(repr(s.name) for s in specs)}. Give X as a dict of "
+                f"arrays by input name, got {type(X).__name__}."
+            )
+        spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
+        array = validate_data(
+            self, X, reset=reset, accept_sparse="csr", allow_nd=len(spec.shape) > 2, ensure_2d=len(spec.shape) > 1
+        )
+        return {spec.name: Column(shaped(array, spec), spec.dtype)}
+
+    def _publish(self, run: Run) -> None:
+        """Set the fitted attributes."""
+        history = run.history
+        self._run = run
+        self.n_outputs_ = run.head.n_outputs
+        self.n_iter_, self.t_ = history.progress.epoch, history.progress.samples
+        self.loss_curve_ = list(history.loss_curve)
+        self.loss_ = history.loss_curve[-1] if history.loss_curve else math.nan
+        self.best_loss_ = None if self.early_stopping else history.best_loss
+        self.validation_scores_ = list(history.validation_scores) or None
+        self.best_validation_score_ = history.best_score if history.validation_scores else None
+        self.engine_, self.device_ = run.engine, run.device.name
+        if run.head.classes is not None:
+            self.classes_ = run.head.classes
+
+    def _predict(self, X: Any, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
+        check_is_fitted(self)
+        columns = self._columns(X, self._run.source.inputs, reset=False)
+        return self._run.predictor(with_scores=with_scores).run(columns, output=output)
+
+
+def _check_number(
+    estimator: BaseOrtGradient, name: str, kind: type, low: float, high: float | None = None, *, ends: str = "both"
+) -> None:
+    value = getattr(estimator, name)
+    check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=ends)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}.")
+
+
+def _check_rows(columns: Columns, n_targets: int, name: str) -> None:
+    n_rows = len(next(iter(columns.values())))
+    if n_rows != n_targets:
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, {name} has {n_targets}."
+        )

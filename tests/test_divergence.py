@@ -1,0 +1,204 @@
+"""Training that is interrupted, fails or diverges leaves a usable estimator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.datasets import make_classification, make_regression
+from sklearn.preprocessing import scale
+
+from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._step import TrainingStep
+from onnxtrain_sklearn.exceptions import DivergenceError
+from onnxtrain_sklearn.schedules import Progress, Schedule
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+NEVER = -np.inf
+"""A tol that every epoch improves by: training takes all its epochs."""
+
+
+def blobs(n: int = 120, features: int = 5, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    X, y = make_classification(
+        n, features, n_informative=features, n_redundant=0, n_classes=classes, class_sep=1.5, random_state=seed
+    )
+    return scale(X).astype(np.float32), y
+
+
+def line(n: int = 120, features: int = 4, outputs: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    X, y = make_regression(n, features, n_targets=outputs, noise=5.0, random_state=seed)
+    return scale(X).astype(np.float32), scale(y)
+
+
+def small(**parameters: object) -> OrtGradientClassifier:
+    defaults = {"learning_rate_init": 0.01, "max_iter": 5, "batch_size": 32, "tol": NEVER, "random_state": 0}
+    return OrtGradientClassifier(MLP((6,)), **defaults | parameters)
+
+
+def weights_equal(a: object, b: object) -> bool:
+    return all(np.array_equal(x, b.weights_[name]) for name, x in a.weights_.items())
+
+
+class Interrupting(Schedule):
+    """Raise at a step."""
+
+    def __init__(self, at: int = 0, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.at = at
+        self.error = error
+
+    def factor(self, progress: Progress) -> float:
+        if progress.step == self.at:
+            raise self.error("at this step")
+        return 1.0
+
+
+@pytest.mark.parametrize("at", [0, 1, 6])
+def test_interruption_keeps_the_weights_reached(at):
+    X, y = blobs()  # four steps an epoch
+    with pytest.warns(UserWarning, match="interrupted") as caught:
+        estimator = small(learning_rate=Interrupting(at)).fit(X, y)
+    assert caught[0].filename == __file__
+    assert estimator.n_iter_ == at // 4 == len(estimator.loss_curve_)
+    assert estimator.predict(X).shape == (120,)
+    initial = small(learning_rate_init=0, max_iter=1).fit(X, y)
+    assert weights_equal(estimator, initial) == (at == 0)
+    estimator.set_params(learning_rate="constant", warm_start=True).fit(X, y)
+    assert estimator.n_iter_ == at // 4 + 5
+
+
+def test_interruption_of_partial_fit_leaves_a_usable_estimator():
+    X, y = blobs()
+    estimator = small(learning_rate=Interrupting(2))
+    with pytest.warns(UserWarning, match="interrupted"):
+        estimator.partial_fit(X, y, classes=[0, 1])
+    estimator.predict(X)
+    estimator.set_params(learning_rate="constant").partial_fit(X, y)
+    assert estimator.n_iter_ == 1
+
+
+def test_interruption_with_early_stopping_restores_the_best_weights():
+    X, y = blobs(300)
+    estimator = small(early_stopping=True, max_iter=50, learning_rate=Interrupting(24), learning_rate_init=0.5)
+    with pytest.warns(UserWarning, match="interrupted"):
+        estimator.fit(X[:200], y[:200], X_val=X[200:], y_val=y[200:])
+    assert estimator.score(X[200:], y[200:]) == max(estimator.validation_scores_)
+
+
+def test_interruption_of_lbfgs_keeps_the_iterations_done(monkeypatch):
+    X, y = blobs()
+    calls, gradients = [], TrainingStep.gradients
+
+    def counted(step, weight):
+        calls.append(weight)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return gradients(step, weight)
+
+    monkeypatch.setattr(TrainingStep, "gradients", counted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        estimator = small(optimizer="lbfgs", max_iter=50).fit(X, y)
+    assert 0 < estimator.n_iter_ < 8
+    monkeypatch.undo()
+    p = np.clip(estimator.predict_proba(X)[np.arange(120), y], 1e-7, 1)
+    assert_allclose(-np.log(p).mean(), estimator.loss_, rtol=1e-4)
+
+
+def test_an_error_in_the_first_fit_leaves_the_estimator_unfitted():
+    X, y = blobs()
+    estimator = small(learning_rate=Interrupting(2, RuntimeError))
+    before = dict(vars(estimator))
+    with pytest.raises(RuntimeError, match="at this step"):
+        estimator.fit(X, y)
+    assert vars(estimator) == before
+
+
+def test_an_error_on_the_way_goes_back_to_the_last_epoch():
+    X, y = blobs()
+    estimator = small().fit(X, y)
+    expected = estimator.predict_proba(X)
+    estimator.set_params(learning_rate=Interrupting(22, RuntimeError))
+    with pytest.raises(RuntimeError, match="at this step"):
+        estimator.partial_fit(X, y)
+    assert_array_equal(estimator.predict_proba(X), expected)
+    with pytest.raises(RuntimeError, match="at this step"):
+        estimator.set_params(learning_rate=Interrupting(3, RuntimeError)).fit(X, y)
+    assert_array_equal(estimator.predict_proba(X), expected)
+
+
+def test_divergence_in_the_first_epoch():
+    X, y = line()
+    estimator = OrtGradientRegressor(
+        MLP((8,)), optimizer="sgd", learning_rate_init=1e4, batch_size=16, max_iter=20, random_state=0
+    )
+    with pytest.raises(DivergenceError, match=r"epoch 1 .*StandardScaler.*learning_rate_init.*max_grad_norm") as caught:
+        estimator.fit(X, y)
+    assert caught.value.loss_curve == []
+    initial = clone(estimator).set_params(learning_rate_init=0.0, max_iter=1).fit(X, y)
+    assert weights_equal(estimator, initial)
+    assert estimator.n_iter_ == 0
+    estimator.set_params(learning_rate_init=0.01)
+    for _ in range(20):
+        estimator.partial_fit(X, y)
+    assert estimator.score(X, y) > 0.8
+
+
+def test_divergence_later_carries_the_curve_and_restores_the_epoch_before():
+    X, y = line()
+    steps = SGD(momentum=0.9)
+    estimator = OrtGradientRegressor(MLP((8,)), optimizer=steps, learning_rate_init=0.01, tol=NEVER, random_state=0)
+    good = clone(estimator).set_params(max_iter=3).fit(X, y)
+    estimator.set_params(learning_rate=Jump(3))
+    with pytest.raises(DivergenceError) as caught:
+        estimator.fit(X, y)
+    assert caught.value.loss_curve[:3] == good.loss_curve_
+    assert caught.value.loss_curve == estimator.loss_curve_
+    assert np.isfinite(estimator.predict(X)).all()
+    assert all(np.isfinite(array).all() for array in estimator.weights_.values())
+
+
+class Jump(Schedule):
+    """A rate that is far too high from one epoch on."""
+
+    def __init__(self, epoch: int = 3, height: float = 1e30) -> None:
+        self.epoch = epoch
+        self.height = height
+
+    def factor(self, progress: Progress) -> float:
+        return self.height if progress.epoch >= self.epoch else 1.0
+
+
+def test_weights_spoilt_by_the_last_step_of_an_epoch_are_noticed():
+    X, y = line(32)
+    estimator = OrtGradientRegressor(
+        Linear(), optimizer="sgd", learning_rate_init=1.0, learning_rate=Jump(0, np.inf), batch_size=32, random_state=0
+    )
+    with pytest.raises(DivergenceError):
+        estimator.partial_fit(X, y)
+    assert np.isfinite(estimator.predict(X)).all()
+    assert estimator.loss_curve_ == []
+
+
+def test_divergence_of_lbfgs():
+    X, y = line()
+    X[3] = 1e30
+    estimator = OrtGradientRegressor(Linear(), optimizer="lbfgs", random_state=0)
+    with pytest.raises(DivergenceError), np.errstate(all="ignore"):
+        estimator.fit(X, y)
+    assert all(np.isfinite(array).all() for array in estimator.weights_.values())
+
+
+def test_a_second_moment_that_overflows_is_noticed():
+    X, y = blobs()
+    estimator = OrtGradientClassifier(Linear(), optimizer="adam", max_iter=3)
+    with pytest.raises(DivergenceError, match="optimizer's state"):
+        estimator.fit(X * np.float32(1e30), y)
+
+
+def test_clipping_prevents_divergence():
+    X, y = line()
+    settings = {"optimizer": "sgd", "learning_rate_init": 0.5, "max_iter": 10, "tol": NEVER, "random_state": 0}
+    with pytest.raises(DivergenceError):
+        OrtGradientRegressor(Linear(), **settings).fit(X * 100, y)
+    OrtGradientRegressor(Linear(), max_grad_norm=1.0, **settings).fit(X * 100, y)

@@ -1,0 +1,421 @@
+"""The border: what is taken for a model, what is refused and why, and what of a graph is trained."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
+from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+
+NEWEST = onnx.defs.onnx_opset_version()
+W = "float[3, 1] W = {1, -2, 3}"
+
+
+def model(body="Y = MatMul(X, W)", *, x="float[N, 3] X", y="float[N, 1] Y", weights=W, opset=18, ir_version=8, more=""):
+    domains, functions = more or ("", "")
+    return onnx.parser.parse_model(f"""
+        <ir_version: {ir_version}, opset_import: ["": {opset}{domains}]>
+        net ({x}) => ({y}) <{weights}> {{ {body} }} {functions}""")
+
+
+def trainable(*args, output=None, **kwargs):
+    return trainable_model(load(model(*args, **kwargs)), output)
+
+
+def operators(graph):
+    return [node.op_type for node in graph]
+
+
+def evaluate(proto, **feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def rows(n=8, k=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
+
+
+def quietly(fit, *args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fit(*args)
+
+
+def one_step(proto, X, y, rate=0.1):
+    regressor = OrtGradientRegressor(proto, optimizer=SGD(), learning_rate_init=rate, max_iter=1, random_state=0)
+    return quietly(regressor.fit, X, y)
+
+
+# What is a model
+
+
+def test_forms_of_a_model(tmp_path):
+    proto = model()
+    onnx.save(proto, tmp_path / "net.onnx")
+    forms = [proto, proto.SerializeToString(), tmp_path / "net.onnx", str(tmp_path / "net.onnx")]
+    for form in forms:
+        np.testing.assert_array_equal(trainable_model(load(form)).weights()["W"], [[1], [-2], [3]])
+
+
+def test_weights_in_files_beside_the_model(tmp_path):
+    path, proto = tmp_path / "net.onnx", model()
+    proto.graph.initializer[0].raw_data = np.array([1, -2, 3], np.float32).tobytes()
+    proto.graph.initializer[0].ClearField("float_data")
+    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    np.testing.assert_array_equal(trainable_model(load(path)).weights()["W"], [[1], [-2], [3]])
+    (tmp_path / "weights.bin").write_bytes(b"12")
+    with pytest.raises(ModelError, match=r"weights that .*net\.onnx' keeps beside it cannot be read: External"):
+        load(path)
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelError, match=r"cannot be read: .*W.* should be stored in .*weights.bin"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello world, this is a text\n" * 9, b'{"a": 1}', pickle.dumps([1, 2]), np.arange(10.0).tobytes()],
+    ids=["empty", "text", "json", "pickle", "numbers"],
+)
+def test_what_is_not_a_model(content, tmp_path):
+    with pytest.raises(ModelError, match=r"There is no ONNX (model|graph).* in the bytes"):
+        load(content)
+    (tmp_path / "net.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=r"There is no ONNX (model|graph).* in the file '.*net.onnx'.* truncated"):
+        load(tmp_path / "net.onnx")
+
+
+def test_truncated_model():
+    content = model(body="H = MatMul(X, W) Y = Tanh(H)").SerializeToString()
+    for length in range(len(content)):
+        with pytest.raises(ModelError, match="truncated"):
+            load(content[:length])
+
+
+def test_no_file(tmp_path):
+    for path in (tmp_path / "missing.onnx", tmp_path):
+        with pytest.raises(ModelError, match=f"There is no file '{path}'"):
+            load(path)
+
+
+@pytest.mark.parametrize("proto", [onnx.ModelProto(), model(body="", y="float[N, 3] X"), model(y="")], ids=str)
+def test_graph_without_nodes_or_outputs(proto):
+    with pytest.raises(ModelError, match="no ONNX graph with nodes and outputs in the ModelProto"):
+        load(proto)
+
+
+def test_invalid_graph():
+    with pytest.raises(ModelError, match=r"The ONNX graph is not valid: .*Nonsense"):
+        load(model("Y = Nonsense(X, W)"))
+
+
+def test_sparse_initializers_are_refused():
+    values = onnx.helper.make_tensor("W", onnx.TensorProto.FLOAT, [1], [1.0])
+    indices = onnx.helper.make_tensor("indices", onnx.TensorProto.INT64, [1], [2])
+    proto = model(weights="")
+    proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [3, 1]))
+    with pytest.raises(ModelError, match="sparse initializers"):
+        load(proto)
+
+
+def test_reserved_names():
+    for proto in (model('"onnxtrain/h" = Relu(X) Y = MatMul("onnxtrain/h", W)'), model()):
+        proto.graph.node[0].output[0] = "onnxtrain/y"
+        proto.graph.node[-1].input[0] = "onnxtrain/y" if len(proto.graph.node) > 1 else "X"
+        proto.graph.output[0].name = proto.graph.node[-1].output[0]
+        with pytest.raises(ModelError, match="names that begin so, 'onnxtrain/', are reserved"):
+            load(proto)
+
+
+# Versions
+
+
+def squeezing_net(opset):
+    squeeze = "Squeeze(R, axes)" if opset >= 13 else "Squeeze <axes = [1]> (R)"
+    weights = "float[3, 2] A = {0.1, 0.2, -0.3, 0.4, 0.5, -0.6}, float[2] b = {0.1, -0.2}, float[2, 1] W = {0.7, -0.8}"
+    weights += ", int64[1] axes = {1}" if opset >= 13 else ""
+    body = f"H = Gemm(X, A, b) T = Tanh(H) R = MatMul(T, W) Y = {squeeze}"
+    return model(body, y="float[N] Y", weights=weights, opset=opset)
+
+
+@pytest.mark.parametrize("opset", range(7, NEWEST + 1))
+def test_every_opset_takes_the_right_step(opset):
+    X, y = rows(), rows(8, 1, seed=1).ravel()
+    A, b, w = np.array([[0.1, 0.2], [-0.3, 0.4], [0.5, -0.6]]), np.array([0.1, -0.2]), np.array([[0.7], [-0.8]])
+    trained = one_step(squeezing_net(opset), X, y)
+    hidden = np.tanh(X @ A + b)
+    slope = 2 * (hidden @ w - y[:, None]) / len(y)
+    back = (slope @ w.T) * (1 - hidden**2)
+    expected = {"A": A - 0.1 * X.T @ back, "b": b - 0.1 * back.sum(axis=0), "W": w - 0.1 * hidden.T @ slope}
+    for name, array in expected.items():
+        np.testing.assert_allclose(trained.weights_[name], array, rtol=0, atol=1e-6, err_msg=name)
+    versions = {entry.domain: entry.version for entry in trained.to_onnx().opset_import}
+    assert versions == {"": min(max(opset, 11), 21)}
+
+
+@pytest.mark.parametrize(
+    ("opset", "body", "reason"),
+    [
+        (23, "H = MatMul(X, W) Y = RMSNormalization(H, one)", "No Previous Version of RMSNormalization exists"),
+        (24, "H = MatMul(X, W) Y = Swish(H)", "No Previous Version of Swish exists"),
+        (NEWEST, "H = MatMul(X, W) Y = Swish(H)", "No Previous Version of Swish exists"),
+        (24, 'H = Cast <to = 11, round_mode = "down"> (X) I = Cast <to = 1> (H) Y = MatMul(I, W)', "round_mode"),
+    ],
+)
+def test_operator_that_no_opset_in_the_range_has(opset, body, reason):
+    with pytest.raises(ModelError, match=rf"of opset {opset}; opsets 11 to 21 .* to 21: .*{reason}.* Export") as error:
+        load(model(body, opset=opset, ir_version=10, weights=f"{W}, float[1] one = {{1}}"))
+    assert "/project/" not in str(error.value)
+
+
+@pytest.mark.parametrize("ir_version", [4, 8, 10, 11, 13, onnx.IR_VERSION])
+def test_ir_versions(ir_version):
+    source = load(model(ir_version=ir_version))
+    assert source.ir_version == min(ir_version, 10)
+    trained = one_step(model(ir_version=ir_version), rows(), rows(8, 1).ravel())
+    assert trained.to_onnx().ir_version == min(ir_version, 10)
+
+
+def test_newest_ir_version_with_an_old_opset():
+    assert trainable(opset=18, ir_version=14).parameters == ("W",)
+
+
+@pytest.mark.parametrize(("kind", "opset"), [(16, 18), (17, 19), (22, 21), (23, 23), (24, 24), (25, 25), (26, 25)])
+def test_types_that_ir_version_10_has_and_lacks(kind, opset):
+    body = f"H = MatMul(X, W) Q = Cast <to = {kind}> (H) R = Cast <to = 1> (Q) Y = Add(H, R)"
+    proto = model(body, opset=opset, ir_version=14)
+    if kind <= ir.DataType.INT4:
+        assert load(proto).ir_version == 10
+    else:
+        with pytest.raises(ModelError, match=r"IR version 10, the newest that can be trained|is unallowed for Opset"):
+            load(proto)
+
+
+def test_default_domain_listed_twice_counts_the_last():
+    proto = model("Y = ReduceMean <axes = [1]> (H) H = Mul(X, W)", weights="float[1, 3] W = {1, 2, 3}", opset=NEWEST)
+    proto.graph.node.reverse()
+    proto.opset_import.add(domain="", version=13)
+    assert load(proto).opset_imports == {"": 13}
+    proto.opset_import.add(domain="ai.onnx", version=17)
+    assert load(proto).opset_imports == {"": 17}
+    assert one_step(proto, rows(), rows(8, 1).ravel()).to_onnx().opset_import[0].version == 17
+
+
+def test_default_domain_by_its_long_name():
+    graph = "g () => (float[N, 1] Z) { Z = ai.onnx.MatMul(X, W) }"
+    proto = model(
+        f"H = ai.onnx.If (yes) <then_branch = {graph}, else_branch = {graph.replace('Z', 'V')}> Y = ai.onnx.Sigmoid(H)",
+        weights=f"{W}, bool yes = {{1}}",
+    )
+    proto.opset_import[0].domain = "ai.onnx"
+    found = trainable_model(load(proto))
+    assert found.model.opset_imports == {"": 18}
+    assert {node.domain for node in found.model.graph.all_nodes()} == {""}
+    assert (found.scores, found.link) == ("H", "sigmoid")
+
+
+def test_no_opset():
+    proto = model()
+    del proto.opset_import[:]
+    with pytest.raises(ModelError, match="imports no opset of the default domain"):
+        load(proto)
+
+
+@pytest.mark.parametrize(("opset", "inner"), [(18, 18), (22, 22), (10, 10), (18, 13), (12, 9), (NEWEST, 18)])
+def test_local_functions_are_inlined(opset, inner):
+    mean = "ReduceMean <axes = [1], keepdims = 1> (c)" if inner < 18 else "ReduceMean <keepdims = 1> (c, axes)"
+    constant = "" if inner < 18 else "axes = Constant <value = int64[1] {1}> ()"
+    function = f"""<domain: "own", opset_import: ["": {inner}]>
+        center (c) => (r) {{ {constant} m = {mean} r = Sub(c, m) }}"""
+    twice = "A = own.center(X) B = own.center(A)" if inner == opset else "B = own.center(X)"
+    proto = model(f"{twice} Y = MatMul(B, W)", opset=opset, more=(', "own": 1', function))
+    found = trainable_model(load(proto))
+    assert not found.model.functions
+    assert "center" not in operators(found.model.graph)
+    X = rows()
+    expected = (X - X.mean(axis=1, keepdims=True)) @ [[1.0], [-2], [3]]
+    np.testing.assert_allclose(evaluate(to_proto(found.model), X=X)[0], expected, rtol=0, atol=1e-5)
+    assert {entry.domain for entry in to_proto(found.model).opset_import} == {""}
+
+
+def test_recursive_function():
+    function = '<domain: "own", opset_import: ["": 18, "own": 1]> f (c) => (r) { m = Relu(c) r = own.f(m) }'
+    with pytest.raises(ModelError, match=r"functions cannot be inlined: .*own::f"):
+        load(model("H = own.f(X) Y = MatMul(H, W)", more=(', "own": 1', function)))
+
+
+# Names
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_initializers_listed_as_inputs(ir_version):
+    proto = model(ir_version=ir_version)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("W", onnx.TensorProto.FLOAT, [3, 1]))
+    found = trainable_model(load(proto))
+    assert [spec.name for spec in found.inputs] == ["X"]
+    assert found.parameters == ("W",)
+    assert [value.name for value in one_step(proto, rows(), rows(8, 1).ravel()).to_onnx().graph.input] == ["X"]
+
+
+def test_every_node_gets_a_name_of_its_own():
+    proto = model("A = Relu(X) B = Relu(A) C = Tanh(B) D = Tanh(C) E = Tanh(D) Y = MatMul(E, W)")
+    for node, name in zip(proto.graph.node, ["", "same", "same", "", "Tanh_0", "same_0"], strict=True):
+        node.name = name
+    names = [node.name for node in load(proto).graph]
+    assert len(set(names)) == len(names)
+    assert "" not in names
+    assert names[1] == "same"
+
+
+# What is trained
+
+
+@pytest.mark.parametrize(
+    ("body", "weights", "expected"),
+    [
+        ("H = Pow(X, p) Y = MatMul(H, W)", "float p = {2}", ["W"]),
+        ("H = Pow(p, X) Y = MatMul(H, W)", "float p = {2}", ["W", "p"]),
+        ("H = Clip(X, p, q) Y = MatMul(H, W)", "float p = {-1}, float q = {1}", ["W"]),
+        ("H = Clip(X, , p) Y = MatMul(H, W)", "float p = {1}", ["W"]),
+        ("H = Dropout(X, p) Y = MatMul(H, W)", "float p = {0.5}", ["W"]),
+        ("H = BatchNormalization(X, s, s, m, v) Y = MatMul(H, W)",
+         "float[3] s = {1, 2, 3}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}", ["W", "s"]),
+        ("H = MatMul(X, W) Y = Pad(H, pads, p)", "int64[4] pads = {0, 0, 0, 0}, float p = {0.5}", ["W"]),
+        ("c = Constant <value = float[3] {1, 2, 3}> () H = Add(X, c) Y = MatMul(H, W)", "", ["W"]),
+        ("s = Cast <to = 1> (k) H = Mul(X, s) Y = MatMul(H, W)", "int64[1] k = {2}", ["W"]),
+        ("d = DequantizeLinear(k, s) H = Mul(X, d) Y = MatMul(H, W)", "int8[3] k = {1, 2, 3}, float s = {0.1}", ["W"]),
+        ("H = MatMul(X, W) T = Transpose(W) G = MatMul(H, T) Y = MatMul(G, W)", "", ["W"]),
+        ("H = Pow(X, p) G = Mul(H, p) Y = MatMul(G, W)", "float p = {2}", ["W", "p"]),
+        ("H = MatMul(X, W) u = Identity(p) Y = Tanh(H)", "float p = {2}", ["W"]),
+        ("i = Cast <to = 7> (p) f = Cast <to = 1> (i) H = Mul(X, f) Y = MatMul(H, W)", "float p = {2}", ["W"]),
+        ("H = MatMul(X, W) Y = Add(H, p)", "float[0] p = {}", ["W"]),
+    ],
+)
+def test_parameters_are_chosen_by_their_role(body, weights, expected):
+    found = trainable(body, weights=f"{W}{', ' if weights else ''}{weights}")
+    assert sorted(found.parameters) == expected
+
+
+def test_running_statistics():
+    weights = "float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] m = {0, 1, 2}, float[3] v = {1, 1, 1}"
+    found = trainable("H = BatchNormalization(X, s, b, m, v) Y = MatMul(H, W)", weights=f"{W}, {weights}")
+    assert (found.parameters, found.statistics) == (("W", "s", "b"), ("m", "v"))
+    np.testing.assert_array_equal(found.weights()["m"], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("opset", "node"),
+    [(18, "Y, m2, v2 = BatchNormalization <training_mode = 1> (X, W, W, m, m)"),
+     (13, "Y, m2, v2, m3, v3 = BatchNormalization (X, W, W, m, m)")],
+)
+def test_batch_statistics_are_refused(opset, node):
+    weights = "float[3] W = {1, 2, 3}, float[3] m = {1, 1, 1}"
+    with pytest.raises(UnsupportedOperatorError, match=r"\(BatchNormalization\) is in training mode.* model.eval\(\)"):
+        trainable(node, opset=opset, y="float[N, 3] Y", weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("graph", "listed"),
+    [
+        (("Y = Neg(X)", "float[N, 3] X", "float[N, 3] Y", "int64[2] k = {1, 2}"), r"'Y' \(FLOAT\).*'k' \(INT64\)"),
+        (("w = Constant <value = float[3, 1] {1, 2, 3}> () Y = MatMul(X, w)", "float[N, 3] X", "float[N, 1] Y", ""),
+         "none"),
+        (("d = DequantizeLinear(k, s) Y = MatMul(X, d)", "float[N, 3] X", "float[N, 1] Y",
+          "int8[3, 1] k = {1, 2, 3}, float s = {1}"), r"'k' \(INT8\), 's' \(FLOAT\)"),
+        (("Y = MatMul(X, W)", "int64[N, 3] X", "int64[N, 1] Y", "int64[3, 1] W = {1, 2, 3}"), r"'Y' \(INT64\)"),
+        (("Y = MatMul(X, W)", "float16[N, 3] X", "float16[N, 1] Y", "float16[3, 1] W = {1, 2, 3}"), r"'W' \(FLOAT16\)"),
+        (("Y = MatMul(X, W)", "float[N, 3] X", "float[3, 1] W", W), r"Outputs: 'W' \(FLOAT\)"),
+    ],
+)
+def test_no_float_parameter(graph, listed):
+    body, x, y, weights = graph
+    with pytest.raises(ModelError, match=rf"no parameter to train.*{listed}.*must be float32 or float64 initializers"):
+        trainable(body, x=x, y=y, weights=weights)
+
+
+def test_named_output_without_parameter():
+    with pytest.raises(ModelError, match=r"Output 'Z' depends on no float parameter. Initializers .*'W' \(FLOAT\)"):
+        trainable("Z = Neg(X) Y = MatMul(X, W)", y="float[N, 3] Z, float[N, 1] Y", output="Z")
+
+
+def test_unknown_output():
+    with pytest.raises(ModelError, match=r"output='score' .*Did you mean 'scores'\? Valid names: 'other', 'scores'"):
+        trainable("scores = MatMul(X, W) other = Neg(X)", y="float[N, 1] scores, float[N, 3] other", output="score")
+
+
+def test_mixed_types_are_refused():
+    body = "H = MatMul(X, W) D = Cast <to = 11> (H) E = Add(D, b) Y = Cast <to = 1> (E)"
+    with pytest.raises(ModelError, match="mixes float32 and float64"):
+        trainable(body, weights=f"{W}, double[1] b = {{1}}")
+
+
+@pytest.mark.parametrize(
+    ("body", "y", "expected"),
+    [
+        ("L = ArgMax <axis = 1> (Y) Y = MatMul(X, W)", "int64[N, 1] L, float[N, 1] Y", "Y"),
+        ("Y = MatMul(X, W)", "float[N, 3] X, float[N, 1] Y", "Y"),
+        ("Y = MatMul(X, W)", "float[3, 1] W, float[N, 1] Y", "Y"),
+        ("Z = Neg(X) Y = MatMul(X, W)", "float[N, 3] Z, float[N, 1] Y", "Y"),
+        ("Y = MatMul(X, W) Z = Neg(Y)", "float[N, 1] Y, float[N, 1] Z", "Y"),
+        ("Y = MatMul(X, W) Z = Neg(Y)", "float[N, 1] Z, float[N, 1] Y", "Z"),
+        ("Y = MatMul(X, W) S = SequenceConstruct(Y)", "seq(float[N, 1]) S, float[N, 1] Y", "Y"),
+    ],
+)
+def test_trained_output(body, y, expected):
+    proto = model(body, y=y)
+    if proto.graph.node[0].op_type == "ArgMax":
+        proto.graph.node.reverse()
+    assert trainable_model(load(proto)).output == expected
+
+
+def test_only_the_way_to_the_output_is_kept():
+    found = trainable(
+        "Z = MatMul(X, W) P = Sigmoid(Z) L = ai.onnx.ml.Binarizer(Q) H = Mul(U, V)",
+        more=(', "ai.onnx.ml": 3', ""),
+        x="float[N, 3] X, float[N, 2] U, float[N, 3] Q",
+        y="float[N, 3] L, float[N, 1] P, float[N, 2] H",
+        weights=f"{W}, float[1, 2] V = {{1, 2}}",
+        output="P",
+    )
+    assert operators(found.model.graph) == ["MatMul", "Sigmoid"]
+    assert ([spec.name for spec in found.inputs], found.parameters) == (["X"], ("W",))
+    assert [entry.domain for entry in to_proto(found.model).opset_import] == [""]
+
+
+@pytest.mark.parametrize(
+    ("opset", "body", "y", "link"),
+    [
+        (18, "Y = Softmax(H)", "float[N, 1] Y", "softmax"),
+        (18, "Y = Softmax <axis = 1> (H)", "float[N, 1] Y", "softmax"),
+        (18, "Y = Softmax <axis = 0> (H)", "float[N, 1] Y", None),
+        (11, "Y = Softmax(H)", "float[N, 1] Y", "softmax"),
+        (12, "Y = LogSoftmax(H)", "float[N, 1] Y", "softmax"),
+        (12, "Y = Softmax <axis = 0> (H)", "float[N, 1] Y", None),
+        (13, "Y = LogSoftmax(H)", "float[N, 1] Y", "softmax"),
+        (18, "Y = Sigmoid(H)", "float[N, 1] Y", "sigmoid"),
+        (18, "Y = Exp(H)", "float[N, 1] Y", "exp"),
+        (18, "P = Sigmoid(H) I = Identity(P) Y = Identity(I)", "float[N, 1] Y", "sigmoid"),
+        (18, "Y = Tanh(H)", "float[N, 1] Y", None),
+        (18, "P = Sigmoid(H) Y = Neg(P)", "float[N, 1] Y", None),
+        (18, "U = Unsqueeze(H, axes) Y = Softmax(U)", "float[N, 1, 1] Y", None),
+        (18, "S = Squeeze(H, axes) Y = Sigmoid(S)", "float[N] Y", "sigmoid"),
+        (18, "S = Squeeze(H, axes) Y = Softmax(S)", "float[N] Y", None),
+    ],
+)
+def test_final_activation(opset, body, y, link):
+    found = trainable(f"H = MatMul(X, W) {body}", opset=opset, y=y, weights=f"{W}, int64[1] axes = {{1}}")
+    assert (found.output, found.link, found.log_output) == ("Y", link, "LogSoftmax" in body)
+    assert (found.scores == "Y") is (link is None)
+    assert found.ignoring_activation().scores == "Y"

@@ -1,0 +1,209 @@
+"""The graph builders: what they build, the numbers they draw, and the conventions of scikit-learn."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.numpy_helper
+import onnxruntime
+import pytest
+import scipy.special
+from sklearn.base import clone
+
+from onnxtrain_sklearn import MLP, Linear, models
+from onnxtrain_sklearn.models import ACTIVATIONS, INITIALIZATIONS, MODELS
+
+REFERENCES = {
+    "identity": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "logistic": scipy.special.expit,
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "softplus": lambda x: np.logaddexp(0, x),
+    "silu": lambda x: x * scipy.special.expit(x),
+    "gelu": lambda x: x * scipy.special.ndtr(x),
+}
+SPREAD = {  # the half width of a uniform distribution, or the standard deviation of a normal one
+    "glorot_uniform": lambda n_in, n_out: np.sqrt(6 / (n_in + n_out)),
+    "glorot_normal": lambda n_in, n_out: np.sqrt(2 / (n_in + n_out)),
+    "he_uniform": lambda n_in, n_out: np.sqrt(6 / n_in),
+    "he_normal": lambda n_in, n_out: np.sqrt(2 / n_in),
+}
+
+
+def weights(model):
+    return {i.name: onnx.numpy_helper.to_array(i).astype(np.float64) for i in model.graph.initializer}
+
+
+def evaluate(model, X):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["scores"], {"X": X})[0]
+
+
+def random_biases(model, seed=0):
+    """Biases start at zero, where they cannot be seen."""
+    rng = np.random.default_rng(seed)
+    for initializer in model.graph.initializer:
+        if initializer.name.endswith("bias"):
+            array = rng.normal(size=tuple(initializer.dims)).astype(np.float32)
+            initializer.CopyFrom(onnx.numpy_helper.from_array(array, initializer.name))
+    return model
+
+
+def test_every_activation_and_initialization_is_tested():
+    assert set(REFERENCES) == set(ACTIVATIONS)
+    assert set(SPREAD) == set(INITIALIZATIONS) - {"zeros"}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_mlp_is_its_formula(activation):
+    model = random_biases(MLP((7, 5), activation).build(4, 3, random_state=0))
+    X = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+    values = X.astype(np.float64)
+    parameters = weights(model)
+    for i in range(3):
+        values = values @ parameters[f"layers.{i}.weight"] + parameters[f"layers.{i}.bias"]
+        values = REFERENCES[activation](values) if i < 2 else values
+    np.testing.assert_allclose(evaluate(model, X), values, rtol=0, atol=2e-6)
+
+
+def test_linear_is_its_formula():
+    model = random_biases(Linear().build(4, 3, random_state=0))
+    X = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+    expected = X.astype(np.float64) @ weights(model)["weight"] + weights(model)["bias"]
+    np.testing.assert_allclose(evaluate(model, X), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shapes"),
+    [
+        ((7, 5), [(4, 7), (7,), (7, 5), (5,), (5, 3), (3,)]),
+        ([6], [(4, 6), (6,), (6, 3), (3,)]),
+        (6, [(4, 6), (6,), (6, 3), (3,)]),
+        (np.int64(6), [(4, 6), (6,), (6, 3), (3,)]),
+        (np.array([6]), [(4, 6), (6,), (6, 3), (3,)]),
+        ((), [(4, 3), (3,)]),
+    ],
+)
+def test_names_and_shapes_of_the_layers(sizes, shapes):
+    arrays = weights(MLP(sizes).build(4, 3, random_state=0))
+    names = [f"layers.{i}.{kind}" for i in range(len(shapes) // 2) for kind in ("weight", "bias")]
+    assert {name: array.shape for name, array in arrays.items()} == dict(zip(names, shapes, strict=True))
+
+
+def test_linear_without_intercept():
+    arrays = weights(Linear(fit_intercept=False).build(4, 3, random_state=0))
+    assert {name: array.shape for name, array in arrays.items()} == {"weight": (4, 3)}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_graphs_pass_the_full_check(activation):
+    model = MLP((5,), activation).build(4, 3, random_state=0)
+    onnx.checker.check_model(model, full_check=True)
+    assert [(v.name, v.type.tensor_type.elem_type) for v in model.graph.output] == [("scores", onnx.TensorProto.FLOAT)]
+    dims = [d.dim_param or d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim]
+    assert dims == ["N", 3]
+    names = [node.name for node in model.graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
+def test_constants_are_not_initializers():
+    model = MLP((5,), "gelu").build(4, 3, random_state=0)
+    assert len(model.graph.initializer) == 4
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_distribution_of_the_weights(name):
+    W = weights(Linear(initialization=name).build(300, 200, random_state=0))["weight"]
+    spread = SPREAD[name](300, 200)
+    normal = name.endswith("normal")
+    assert abs(W.mean()) < 0.01 * spread
+    np.testing.assert_allclose(W.std(), spread if normal else spread / np.sqrt(3), rtol=0.01)
+    if normal:
+        np.testing.assert_allclose(np.mean(np.abs(W) < spread), 0.6827, atol=0.01)
+    else:
+        assert 0.999 * spread < np.abs(W).max() <= spread * (1 + 1e-6)
+
+
+def test_zeros():
+    assert not weights(Linear(initialization="zeros").build(4, 3))["weight"].any()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_automatic_initialization(activation):
+    rectifier = activation in {"relu", "leaky_relu", "softplus", "silu", "gelu"}
+    arrays = weights(MLP((300,), activation).build(200, 100, random_state=0))
+    first = SPREAD["he_uniform" if rectifier else "glorot_uniform"](200, 300)
+    np.testing.assert_allclose(np.abs(arrays["layers.0.weight"]).max(), first, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(arrays["layers.1.weight"]).max(), SPREAD["glorot_uniform"](300, 100), rtol=1e-3)
+    assert not arrays["layers.0.bias"].any()
+
+
+def test_named_initialization_holds_for_every_layer():
+    arrays = weights(MLP((300,), initialization="he_normal").build(200, 100, random_state=0))
+    np.testing.assert_allclose(arrays["layers.0.weight"].std(), np.sqrt(2 / 200), rtol=0.02)
+    np.testing.assert_allclose(arrays["layers.1.weight"].std(), np.sqrt(2 / 300), rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (MLP(activation="rleu"), r"Unknown activation 'rleu'\. Did you mean 'relu'.*Valid names: .*'tanh'"),
+        (MLP(initialization="he_unform"), r"Unknown initialization 'he_unform'\. Did you mean 'he_uniform'.*'auto'"),
+        (Linear(initialization="auto"), r"Unknown initialization 'auto'.*'glorot_uniform'"),
+        (MLP((5, 0)), r"hidden_layer_sizes must be integers >= 1, one a layer, got \(5, 0\)"),
+        (MLP(-1), "hidden_layer_sizes must be integers >= 1, one a layer, got -1"),
+        (MLP((2.5,)), "hidden_layer_sizes must be integers >= 1"),
+        (MLP(8.0), "hidden_layer_sizes must be integers >= 1"),
+        (MLP("12"), "hidden_layer_sizes must be integers >= 1"),
+    ],
+)
+def test_errors(builder, message):
+    with pytest.raises(ValueError, match=message):
+        builder.build(4, 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+class TestContract:
+    """What every builder must satisfy."""
+
+    def test_same_seed_same_graph(self, name):
+        builder = MODELS[name]()
+        assert builder.build(4, 3, random_state=7) == builder.build(4, 3, random_state=7)
+        assert builder.build(4, 3, random_state=7) != builder.build(4, 3, random_state=8)
+
+    def test_random_state_goes_on(self, name):
+        rng = np.random.RandomState(7)
+        first, second = (MODELS[name]().build(4, 3, random_state=rng) for _ in range(2))
+        assert first == MODELS[name]().build(4, 3, random_state=7)
+        assert first != second
+
+    @pytest.mark.parametrize("n_outputs", [1, 3])
+    def test_scores_have_a_row_per_row(self, name, n_outputs):
+        model = MODELS[name]().build(4, n_outputs, random_state=0)
+        onnx.checker.check_model(model, full_check=True)
+        for n in (1, 5):
+            assert evaluate(model, np.ones((n, 4), np.float32)).shape == (n, n_outputs)
+
+    def test_conventions(self, name):
+        builder = MODELS[name]()
+        parameters = builder.get_params()
+        assert set(vars(builder)) == set(parameters)
+        copies = [clone(builder), pickle.loads(pickle.dumps(builder)), type(builder)(**parameters)]
+        for copy in copies:
+            assert copy.get_params() == parameters
+            assert copy.build(4, 3, random_state=0) == builder.build(4, 3, random_state=0)
+
+    def test_parameters_are_set_and_shown(self, name):
+        builder = MODELS[name]().set_params(initialization="zeros")
+        assert repr(builder) == f"{type(builder).__name__}(initialization='zeros')"
+        assert not any(array.any() for array in weights(builder.build(4, 3)).values())
+        assert clone(builder).initialization == "zeros"
+
+    def test_is_public(self, name):
+        assert MODELS[name].__name__ in models.__all__
+        assert "Examples" in MODELS[name].__doc__

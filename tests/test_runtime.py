@@ -1,0 +1,280 @@
+"""The boundary to onnxruntime: devices, session options, threads, bound memory, and installations that cannot work."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+import pytest
+
+from onnxtrain_sklearn import MLP, OrtGradientRegressor, _runtime, _step
+from onnxtrain_sklearn._runtime import Binding, Device, create_session, resolve_device
+from onnxtrain_sklearn.exceptions import DeviceError, RuntimeNotFoundError
+
+CPU = "CPUExecutionProvider"
+DOUBLED = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 18]> g (float[N] X) => (float[N] Y) { Y = Add(X, X) }""").SerializeToString()
+
+
+HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+without_cuda = pytest.mark.skipif(HAS_CUDA, reason="this build has CUDA")
+
+
+# Devices
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu:0"])
+def test_cpu(name):
+    assert resolve_device(name) == Device(name, (CPU,), ({},))
+
+
+def test_named_providers_and_their_options():
+    assert resolve_device("cpu", [CPU], [{"flag": 1}]) == Device("cpu", (CPU,), ({"flag": "1"},))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("gpu",), ValueError, r"Unknown device 'gpu'\. Did you mean 'cpu'.*Valid names: 'cpu', 'cuda'"),
+        (("cuda:x",), ValueError, r"Unknown device 'cuda:x'\. Did you mean 'cuda'.*A number may follow: 'cuda:1'"),
+        ((None,), ValueError, "Unknown device None"),
+        (("cpu", []), ValueError, "providers is an empty list"),
+        (("cpu", [CPU], [{}, {}]), ValueError, "provider_options has 2 entries for 1 providers .*; give one dict each"),
+        (("cpu", [(CPU, {})]), TypeError, "providers holds names, provider_options a dict for each"),
+        (("cpu", ["NoneProvider"]), DeviceError, "needs NoneProvider, which the installed onnxruntime .* lacks"),
+    ],
+)
+def test_wrong_devices(arguments, error, message):
+    with pytest.raises(error, match=message):
+        resolve_device(*arguments)
+
+
+@without_cuda
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_cuda_without_a_cuda_build(device):
+    message = rf"device='{device}' needs CUDAExecutionProvider, .* {onnxruntime.__version__} \(onnxruntime.*\) lacks"
+    with pytest.raises(DeviceError, match=message + r".*onnxtrain-sklearn\[portable-cuda\].*use device='cpu'"):
+        resolve_device(device)
+    with pytest.raises(DeviceError, match=message):
+        OrtGradientRegressor(device=device).fit(np.eye(4), np.arange(4.0))
+
+
+def test_cuda_with_a_cuda_build(monkeypatch):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
+    assert resolve_device("cuda") == Device("cuda", ("CUDAExecutionProvider", CPU), ({}, {}))
+    assert resolve_device("cuda:1").provider_options == ({"device_id": "1"}, {})
+    named = resolve_device("cuda:1", ["CUDAExecutionProvider"], [{"device_id": 2}])
+    assert named.provider_options == ({"device_id": "2"}, {})
+
+
+@without_cuda
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_provider_that_does_not_start():
+    device = Device("cuda", ("CUDAExecutionProvider", CPU), ({}, {}))
+    with pytest.raises(DeviceError, match=r"CUDAExecutionProvider could not be started .*'cuda'; .* fell back"):
+        create_session(DOUBLED, device)
+
+
+# Session options
+
+
+def options_of(**options):
+    return create_session(DOUBLED, resolve_device(), options=options).get_session_options()
+
+
+def test_defaults():
+    options = options_of()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level) == (1, 1, 3)
+    assert create_session(DOUBLED, resolve_device(), threads=2).get_session_options().intra_op_num_threads == 2
+
+
+def test_options_by_name_override_the_defaults():
+    options = options_of(intra_op_num_threads=2, enable_mem_pattern=False, graph_optimization_level="ORT_DISABLE_ALL")
+    assert (options.intra_op_num_threads, options.enable_mem_pattern) == (2, False)
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert options_of(graph_optimization_level=level).graph_optimization_level == level
+
+
+def test_configuration_entries_have_a_dot_in_their_names():
+    options = options_of(**{"session.intra_op.allow_spinning": 0})
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"intra_op_threads": 2}, ValueError, r"Unknown session option 'intra_op_threads'\. Did you mean 'intra_op"),
+        ({"add_session_config_entry": 1}, ValueError, "Unknown session option"),
+        ({"graph_optimization_level": "ALL"}, ValueError, "has no value 'ALL'.*'ORT_ENABLE_ALL'"),
+        ({"intra_op_num_threads": "2"}, TypeError, "'intra_op_num_threads' takes int, got '2' of type str"),
+    ],
+)
+def test_wrong_options(options, error, message):
+    with pytest.raises(error, match=message):
+        options_of(**options)
+
+
+def test_options_reach_every_session(monkeypatch):
+    seen = spy(monkeypatch)
+    options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
+    regressor = OrtGradientRegressor(alpha=0.1, max_grad_norm=1.0, max_iter=1, session_options=options)
+    fitted(regressor, rows=8).predict(np.eye(4))
+    assert len(seen) >= 5
+    for session, _ in seen:
+        assert not session.get_session_options().enable_mem_pattern
+        assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+# Threads
+
+
+def spy(monkeypatch):
+    """A list that fills with every session that is created, and its number of threads."""
+    seen, create = [], create_session
+
+    def record(*args, threads=1, **kwargs):
+        session = create(*args, threads=threads, **kwargs)
+        seen.append((session, threads))
+        return session
+
+    monkeypatch.setattr(_runtime, "create_session", record)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def fitted(regressor, rows, features=4):
+    rng = np.random.default_rng(0)
+    regressor.partial_fit(rng.normal(size=(rows, features)), rng.normal(size=rows))
+    return regressor
+
+
+def test_small_graphs_get_one_thread(monkeypatch):
+    monkeypatch.setattr(_runtime, "available_threads", lambda: 2)
+    seen = spy(monkeypatch)
+    fitted(OrtGradientRegressor(MLP((64,))), rows=200).predict(np.eye(4))
+    assert {threads for _, threads in seen} == {1}
+
+
+def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatch):
+    monkeypatch.setattr(_runtime, "available_threads", lambda: 2)
+    seen = spy(monkeypatch)
+    monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60))
+    fitted(OrtGradientRegressor(MLP((60,))), rows=200)
+    updates = [threads for session, threads in seen if "gradients" in {v.name for v in session.get_inputs()}]
+    gradients = [threads for session, threads in seen if _step.LOSS in {v.name for v in session.get_outputs()}]
+    assert (gradients, updates) == ([2], [1])
+
+
+def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
+    monkeypatch.setattr(_runtime, "available_threads", lambda: 2)
+    monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
+    seen = spy(monkeypatch)
+    fitted(OrtGradientRegressor(MLP((60,))), rows=200)
+    assert {threads for _, threads in seen} == {1}
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"), [("1", 1), ("3", 3), ("64", 4), ("", 4), ("0", 4), ("-1", 4), ("2,2", 4), ("many", 4)]
+)
+def test_a_worker_is_told_its_share_of_the_cores(variable, expected, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert _runtime.available_threads() == expected
+
+
+def test_all_cores_without_a_share(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3}, raising=False)
+    assert _runtime.available_threads() == 2
+
+
+# Bound memory
+
+
+def test_binding_reads_and_writes_the_arrays():
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    binding = Binding(create_session(DOUBLED, resolve_device()), {"X": x}, {"Y": y})
+    binding.run()
+    assert y.tolist() == [0, 2, 4, 6]
+    x[...] = 1
+    binding.run()
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_binding_takes_views_into_a_vector():
+    vector = np.arange(12, dtype=np.float32)
+    Binding(create_session(DOUBLED, resolve_device()), {"X": vector[2:5]}, {"Y": vector[8:11]}).run()
+    assert vector.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 4, 6, 8, 11]
+
+
+def test_binding_keeps_the_arrays_alive():
+    x, y = np.ones(1000, np.float32), np.zeros(1000, np.float32)
+    references = weakref.ref(x), weakref.ref(y)
+    binding = Binding(create_session(DOUBLED, resolve_device()), {"X": x}, {"Y": y})
+    del x, y
+    gc.collect()
+    assert all(reference() is not None for reference in references)
+    binding.run()
+    assert (references[1]() == 2).all()
+    del binding
+    gc.collect()
+    assert all(reference() is None for reference in references)
+
+
+@pytest.mark.parametrize("inputs", [True, False])
+def test_binding_refuses_arrays_that_are_not_contiguous(inputs):
+    strided, plain = np.ones(8, np.float32)[::2], np.ones(4, np.float32)
+    x, y = (strided, plain) if inputs else (plain, strided)
+    with pytest.raises(ValueError, match=f"'{'X' if inputs else 'Y'}' must be C-contiguous to be bound"):
+        Binding(create_session(DOUBLED, resolve_device()), {"X": x}, {"Y": y})
+
+
+def test_missing_kernels_are_told_from_other_errors():
+    erf = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (double[N] X) => (double[N] Y) { Y = Erf(X) }'
+    )
+    with pytest.raises(Exception, match="NOT_IMPLEMENTED") as error:
+        create_session(erf.SerializeToString(), resolve_device())
+    assert _runtime.not_implemented(error.value)
+    with pytest.raises(Exception, match="PROTOBUF") as error:
+        create_session(b"123", resolve_device())
+    assert not _runtime.not_implemented(error.value)
+    assert not _runtime.not_implemented(ValueError("shape"))
+
+
+# Installations
+
+
+def test_one_distribution_is_right():
+    _runtime.check_distributions([])
+    _runtime.check_distributions(["onnxruntime"])
+    assert len(_runtime.installed_distributions()) <= 1
+    assert _runtime.installed_distributions(["numpy", "no-such-distribution"]) == ["numpy"]
+
+
+def test_several_distributions_overwrite_each_other():
+    with pytest.raises(RuntimeNotFoundError) as error:
+        _runtime.check_distributions(["onnxruntime", "onnxruntime-training-cpu"])
+    text = str(error.value)
+    assert "Several distributions of onnxruntime are installed: onnxruntime, onnxruntime-training-cpu." in text
+    assert "\n  pip uninstall -y onnxruntime onnxruntime-training-cpu\n" in text
+    assert "onnxtrain-sklearn[ort-training]" in text
+    assert "onnxtrain-sklearn[portable]" in text
+
+
+def test_import_with_several_distributions():
+    program = """
+from importlib import metadata
+version = metadata.version
+metadata.version = lambda name: "1.0" if name in ("onnxruntime", "onnxruntime-gpu") else version(name)
+import onnxtrain_sklearn"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "exceptions.RuntimeNotFoundError: Several distributions of onnxruntime" in result.stderr
+    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in result.stderr

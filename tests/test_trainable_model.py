@@ -1,0 +1,273 @@
+"""A graph pruned to what is trained: its shapes and types, its clones and its inference form."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._graph import model as border
+from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
+from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+
+NEWEST = onnx.defs.onnx_opset_version()
+W = "float[3, 1] W = {1, -2, 3}"
+
+
+def model(body="Y = MatMul(X, W)", *, x="float[N, 3] X", y="float[N, 1] Y", weights=W, opset=18, ir_version=8, more=""):
+    domains, functions = more or ("", "")
+    return onnx.parser.parse_model(f"""
+        <ir_version: {ir_version}, opset_import: ["": {opset}{domains}]>
+        net ({x}) => ({y}) <{weights}> {{ {body} }} {functions}""")
+
+
+def trainable(*args, output=None, **kwargs):
+    return trainable_model(load(model(*args, **kwargs)), output)
+
+
+def operators(graph):
+    return [node.op_type for node in graph]
+
+
+def evaluate(proto, **feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def rows(n=8, k=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
+
+
+def quietly(fit, *args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fit(*args)
+
+
+def one_step(proto, X, y, rate=0.1):
+    regressor = OrtGradientRegressor(proto, optimizer=SGD(), learning_rate_init=rate, max_iter=1, random_state=0)
+    return quietly(regressor.fit, X, y)
+
+
+# Shapes and types
+
+
+def test_batch_axis_that_an_exporter_fixed_is_freed():
+    found = trainable("H = MatMul(X, W) Y = Add(H, B)", x="float[1, 3] X, float[1, 1] B", y="float[1, 1] Y")
+    assert [spec.shape for spec in found.inputs] == [(None, 3), (None, 1)]
+    X = rows()
+    result = evaluate(to_proto(found.model), X=X, B=np.zeros((8, 1), np.float32))[0]
+    np.testing.assert_allclose(result, X @ [[1.0], [-2], [3]], rtol=0, atol=1e-5)
+
+
+def test_batch_baked_into_the_graph_is_an_error():
+    weights = f"{W}, int64[2] shape = {{1, 3}}"
+    proto = model("F = Reshape(X, shape) Y = MatMul(F, W)", x="float[1, 1, 3] X", weights=weights, y="float[1, 1] Y")
+    with pytest.raises(ModelError, match=r"does not run on the data|output rows for"):
+        one_step(proto, rows().reshape(8, 1, 3), rows(8, 1).ravel())
+
+
+def test_axes_behind_the_batch_are_fixed_to_the_data():
+    weights = f"{W}, int64[1] axes = {{1}}"
+    found = trainable("H = ReduceMean <keepdims = 0> (X, axes) Y = MatMul(H, W)", x="float[N, T, 3] X", weights=weights)
+    assert found.inputs[0].shape == (None, None, 3)
+    fixed = found.fixing({"X": (5, 3)})
+    assert fixed.inputs[0].shape == (None, 5, 3)
+    assert found.inputs[0].shape == (None, None, 3)
+    assert fixed.fixing({"X": (5, 3)}) is fixed
+    X, y = rows(8, 15).reshape(8, 5, 3), rows(8, 1, seed=1).ravel()
+    proto = to_proto(found.model)
+    gradient = 2 * X.mean(axis=1).T @ (X.mean(axis=1) @ [[1.0], [-2], [3]] - y[:, None]) / 8
+    expected = [[1], [-2], [3]] - 0.1 * gradient
+    np.testing.assert_allclose(one_step(proto, X, y).weights_["W"], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("x", ["float X", "seq(float[N, 3]) S, float[N, 3] X"])
+def test_inputs_without_a_batch_axis(x):
+    body = "i = Constant <value_int = 0> () E = SequenceAt(S, i) H = Add(X, E) Y = MatMul(H, W)"
+    body = "Y = Mul(X, W)" if x == "float X" else body
+    with pytest.raises(ModelError, match="must be a tensor of a declared type and shape with a batch axis"):
+        trainable(body, x=x)
+
+
+def test_several_inputs_train():
+    proto = model("A = MatMul(X, W) B = MatMul(U, V) Y = Add(A, B)", x="float[N, 3] X, float[N, 2] U",
+                  weights=f"{W}, float[2, 1] V = {{1, 1}}")
+    X, U, y = rows(), rows(8, 2, seed=1), rows(8, 1, seed=2).ravel()
+    trained = one_step(proto, {"U": U, "X": X}, y)
+    slope = 2 * (X @ [[1.0], [-2], [3]] + U @ [[1.0], [1]] - y[:, None]) / 8
+    np.testing.assert_allclose(trained.weights_["V"], 1 - 0.1 * U.T @ slope, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(trained.predict({"X": X, "U": U}), evaluate(trained.to_onnx(), X=X, U=U)[0].ravel())
+
+
+def test_double_graph():
+    found = trainable(x="double[N, 3] X", y="double[N, 1] Y", weights=W.replace("float", "double"))
+    assert (found.dtype, found.inputs[0].dtype) == (np.float64, np.float64)
+
+
+DOUBLES = """
+    c = Constant <value = double[1] {0.5}> ()
+    f = Cast <to = 1> (X) d = Cast <to = 11> (f)
+    s = Shape(X) z = ConstantOfShape <value = double[1] {0.25}> (s)
+    q = MatMul(X, V) e = EyeLike <dtype = 11> (V) r = MatMul(q, e)
+    g = If (yes) <then_branch = t () => (double[N, 3] a) { k = Constant <value = double[1] {2}> () a = Mul(X, k) },
+                  else_branch = u () => (double[N, 3] b) { l = Cast <to = 11> (f) b = Add(l, z) }>
+    h1 = Mul(d, c) h2 = Add(h1, z) h3 = Add(h2, g) h4 = Add(h3, r) Y = MatMul(h4, W)"""
+
+
+def test_in_dtype_changes_every_double():
+    weights = "double[3, 1] W = {1, -2, 3}, double[3, 3] V = {1, 0, 0, 0, 1, 0, 0, 0, 1}, bool yes = {1}"
+    proto = model(DOUBLES, x="double[N, 3] X", y="double[N, 1] Y", weights=weights)
+    source = load(proto)
+    single = to_proto(border.in_dtype(source, ir.DataType.FLOAT))
+    onnx.checker.check_model(single, full_check=True)
+    X = rows()
+    expected = evaluate(proto, X=X.astype(np.float64))[0]
+    result = evaluate(single, X=X)[0]
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
+    assert source.graph.inputs[0].dtype is ir.DataType.DOUBLE
+
+
+def test_in_dtype_reaches_initializers_of_subgraphs():
+    body = """Y = If (yes) <then_branch = t () => (double[N, 1] a) { a = MatMul(X, W) },
+                             else_branch = u () => (double[N, 1] b) { b = MatMul(X, k) }>"""
+    weights = f"{W.replace('float', 'double')}, bool yes = {{0}}"
+    proto = model(body, x="double[N, 3] X", y="double[N, 1] Y", weights=weights)
+    inner = proto.graph.node[0].attribute[1].g
+    inner.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 1)), "k"))
+    single = to_proto(border.in_dtype(load(proto), ir.DataType.FLOAT))
+    np.testing.assert_allclose(evaluate(single, X=rows())[0], rows().sum(axis=1, keepdims=True), rtol=0, atol=1e-5)
+
+
+# Clones, and what never changes
+
+
+def test_the_given_model_is_never_changed():
+    proto = model("D = Dropout(X) H = MatMul(D, W) Y = Add(H, b)", weights=f"{W}, float[1] b = {{1}}", opset=22)
+    proto.opset_import.add(domain="ai.onnx", version=22)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [1]))
+    before = proto.SerializeToString()
+    one_step(proto, rows(), rows(8, 1).ravel()).predict(rows())
+    assert proto.SerializeToString() == before
+
+
+def test_trainable_model_pickles():
+    found = trainable("H = MatMul(X, W) Y = Sigmoid(H)")
+    copy = pickle.loads(pickle.dumps(found))
+    assert to_proto(copy.model) == to_proto(found.model)
+    assert (copy.inputs, copy.parameters, copy.scores) == (found.inputs, found.parameters, found.scores)
+    np.testing.assert_array_equal(copy.weights()["W"], found.weights()["W"])
+
+
+def test_weights_are_copies():
+    found = trainable()
+    found.weights()["W"][...] = 0
+    np.testing.assert_array_equal(found.weights()["W"], [[1], [-2], [3]])
+
+
+def test_with_batch_fixes_the_rows_of_a_clone():
+    found = trainable("H = MatMul(X, W) Y = Sigmoid(H)")
+    fixed = border.with_batch(found.model, 7)
+    assert [tuple(v.shape) for v in [*fixed.graph.inputs, *fixed.graph.outputs]] == [(7, 3), (7, 1), (7, 1)]
+    assert found.model.graph.inputs[0].shape[0] != 7
+
+
+def test_initializers_become_inputs():
+    found = trainable()
+    border.swap_initializers(found.model.graph, {"W": np.ones((3, 1), np.float32)})
+    sums = rows().sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(evaluate(to_proto(found.model), X=rows())[0], sums, rtol=0, atol=1e-6)
+    border.initializers_to_inputs(found.model.graph, ["W"])
+    result = evaluate(to_proto(found.model), X=rows(), W=np.zeros((3, 1), np.float32))[0]
+    np.testing.assert_array_equal(result, np.zeros((8, 1)))
+
+
+# Dropout, subgraphs
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["D = Dropout(X, r, yes) Y = MatMul(D, W)", "D, mask = Dropout(X, r, yes) Y = MatMul(D, W)",
+     "H = MatMul(X, W) Y = Dropout(H, r, yes)", "D = Dropout(X, r, yes) E = Dropout(D, r, yes) Y = MatMul(E, W)",
+     """Y = If (yes) <then_branch = t () => (float[N, 1] a) { D = Dropout(X, r, yes) a = MatMul(D, W) },
+                      else_branch = u () => (float[N, 1] b) { H = MatMul(X, W) b = Dropout(H, r, yes) }>"""],
+)
+def test_inference_form_has_no_dropout(body):
+    found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
+    proto = to_proto(border.without_dropout(found.model))
+    assert "Dropout" not in {node.op_type for node in load(proto).graph.all_nodes()}
+    assert "Dropout" in {node.op_type for node in found.model.graph.all_nodes()}
+    assert [value.name for value in proto.graph.output] == ["Y"]
+    np.testing.assert_allclose(evaluate(proto, X=rows())[0], rows() @ [[1.0], [-2], [3]], rtol=0, atol=1e-5)
+
+
+def test_used_mask_has_no_inference_form():
+    body = "D, mask = Dropout(X, r, yes) M = Cast <to = 1> (mask) E = Mul(D, M) Y = MatMul(E, W)"
+    found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
+    with pytest.raises(ModelError, match="mask of Dropout node 'Dropout_0' is used"):
+        border.without_dropout(found.model)
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 18, 21, 22])
+def test_dropout_that_never_drops_trains_as_if_it_were_not_there(opset):
+    plain, y = one_step(model(), rows(), rows(8, 1).ravel()), rows(8, 1).ravel()
+    node = "Dropout <ratio = 0.5> (X)" if opset == 11 else "Dropout(X, r)"
+    proto = model(f"D = {node} Y = MatMul(D, W)", opset=opset, weights=f"{W}, float r = {{0.5}}" if opset > 11 else W)
+    np.testing.assert_allclose(one_step(proto, rows(), y).weights_["W"], plain.weights_["W"], rtol=0, atol=1e-7)
+
+
+def test_dropout_trains_with_its_mask_and_predicts_without():
+    weights = "float[6, 1] W = {1, 1, 1, 1, 1, 1}, float r = {0.5}, bool yes = {1}"
+    proto = model("D = Dropout(X, r, yes) Y = MatMul(D, W)", x="float[N, 6] X", weights=weights)
+    X = np.ones((1, 6), np.float32)
+    trained = one_step(proto, X, np.zeros(1), rate=0.01)
+    steps = (1 - trained.weights_["W"].ravel()) / 0.01  # 2 · 2 · (sum of what was kept), or nothing
+    kept = steps > 0
+    assert 0 < kept.sum() < 6
+    np.testing.assert_allclose(steps[kept], 2 * 2 * 2 * kept.sum(), rtol=1e-3)
+    np.testing.assert_allclose(trained.predict(X), trained.weights_["W"].sum(), rtol=1e-6)
+    assert operators(load(trained.to_onnx()).graph) == ["MatMul"]
+
+
+def test_weights_that_a_subgraph_reads_are_parameters():
+    body = """H = If (yes) <then_branch = t () => (float[N, 1] a) { a = MatMul(X, W) },
+                             else_branch = u () => (float[N, 1] b) { b = MatMul(X, V) }> Y = Add(H, b0)"""
+    proto = model(body, weights=f"{W}, {W.replace('W', 'V')}, float[1] b0 = {{1}}, bool yes = {{1}}")
+    assert set(trainable_model(load(proto)).parameters) == {"W", "V", "b0"}
+    with pytest.raises(UnsupportedOperatorError, match=r"'If_0' \(If\)"):
+        one_step(proto, rows(), rows(8, 1).ravel())
+    trained = quietly(OrtGradientRegressor(proto, trainable="b0", max_iter=1).fit, rows(), rows(8, 1).ravel())
+    np.testing.assert_array_equal(trained.weights_["W"], [[1], [-2], [3]])
+    assert trained.weights_["b0"] != 1
+
+
+def test_label_and_probabilities_as_skl2onnx_writes_them():
+    body = """
+        S = MatMul(X, W) R = Add(S, b) probabilities = Softmax <axis = 1> (R)
+        I = ArgMax <axis = 1> (probabilities) L = ai.onnx.ml.ArrayFeatureExtractor(classes, I)
+        K = Cast <to = 7> (L) label = Reshape(K, shape)"""
+    weights = "float[3, 2] W = {1, -1, 1, 0, 0, 1}, float[2] b = {0, 0}"
+    weights += ", int32[2] classes = {3, 5}, int64[1] shape = {-1}"
+    outputs = "int64[N] label, float[N, 2] probabilities"
+    proto = model(body, y=outputs, weights=weights, more=(', "ai.onnx.ml": 1', ""))
+    X = rows(20)
+    y = np.where(X[:, 0] > 0, "yes", "no")
+    trained = quietly(OrtGradientClassifier(proto, max_iter=3, random_state=0).fit, X, y)
+    exported = trained.to_onnx()
+    assert [value.name for value in exported.graph.output] == ["label", "probabilities"]
+    assert [entry.domain for entry in exported.opset_import] == [""]
+    label, probabilities = evaluate(exported, X=X)
+    assert label.tolist() == trained.predict(X).tolist()
+    np.testing.assert_array_equal(probabilities, trained.predict_proba(X))
