@@ -211,9 +211,7 @@ def scatter_flat(r: Reverse, slope: ir.Value, index: ir.Value, like: ir.Value, *
     return reshape_to(op, added, like)
 
 
-def scatter_add(
-    r: Reverse, zeros: ir.Value, index: ir.Value, slope: ir.Value, axis: int, *, repeats: bool
-) -> ir.Value:
+def scatter_add(r: Reverse, zeros: ir.Value, index: ir.Value, slope: ir.Value, axis: int, *, repeats: bool) -> ir.Value:
     """Add ``slope`` to ``zeros`` at ``index``; where an index can be repeated the operator must add up itself."""
     if not repeats:
         return r.op.ScatterElements(zeros, index, slope, axis=axis)

@@ -54,9 +54,7 @@ def _same(r: Reverse, w: Windows, *, upper: bool) -> Windows:
     shape = (dims(r.x()) or [])[2:]
     if not fixed(shape):
         r.refuse("its auto_pad needs fixed sizes")
-    totals = [
-        max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)
-    ]
+    totals = [max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)]
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     begin, end = (small, large) if upper else (large, small)
     return Windows(w.kernel, w.strides, w.dilations, begin, end)

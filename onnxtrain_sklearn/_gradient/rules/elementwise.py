@@ -97,9 +97,7 @@ SLOPES: dict[str, Slope] = {
     ),
     "Cos": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Sin(x))),
     "Cosh": lambda r, op, g, x, y: op.Mul(g, op.Sinh(x)),
-    "Elu": lambda r, op, g, x, y: op.Mul(
-        g, op.Where(op.Greater(x, 0.0), 1.0, op.Add(y, r.attribute("alpha", 1.0)))
-    ),
+    "Elu": lambda r, op, g, x, y: op.Mul(g, op.Where(op.Greater(x, 0.0), 1.0, op.Add(y, r.attribute("alpha", 1.0)))),
     "Erf": lambda r, op, g, x, y: op.Mul(g, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2 / sqrt(pi))),
     "Exp": lambda r, op, g, x, y: op.Mul(g, y),
     "Floor": lambda r, op, g, x, y: None,
@@ -107,9 +105,7 @@ SLOPES: dict[str, Slope] = {
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "Identity": lambda r, op, g, x, y: g,
-    "LeakyRelu": lambda r, op, g, x, y: op.Mul(
-        g, op.Where(op.Greater(x, 0.0), 1.0, r.attribute("alpha", 0.01))
-    ),
+    "LeakyRelu": lambda r, op, g, x, y: op.Mul(g, op.Where(op.Greater(x, 0.0), 1.0, r.attribute("alpha", 0.01))),
     "Log": lambda r, op, g, x, y: op.Div(g, x),
     "Mish": _mish,
     "Neg": lambda r, op, g, x, y: op.Neg(g),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..nodes import dims
 from ..reverse import Reverse, Rule, Thunk, flat_index, scatter_add, scatter_flat, shape_of, zeros_like
 
 
@@ -20,9 +19,7 @@ def _gather(r: Reverse) -> Sequence[Thunk]:
     index = op.Reshape(r.x(1), np.array([1] * axis + [-1] + [1] * (rank - axis - 1), np.int64))
     index = op.Cast(index, to=7)
     return [
-        lambda: scatter_add(
-            r, zeros_like(op, x), op.Expand(index, shape), op.Reshape(r.g, shape), axis, repeats=True
-        )
+        lambda: scatter_add(r, zeros_like(op, x), op.Expand(index, shape), op.Reshape(r.g, shape), axis, repeats=True)
     ]
 
 

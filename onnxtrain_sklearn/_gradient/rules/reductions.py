@@ -122,4 +122,3 @@ RULES: dict[str, Rule] = {
     "LogSoftmax": _log_softmax,
     "Softmax": _softmax,
 }
-

@@ -68,8 +68,7 @@ def _split(r: Reverse) -> Sequence[Thunk]:
     """Parts that the loss does not depend on have the gradient zero."""
     op = r.op
     slopes = [
-        zeros_like(op, part) if slope is None else slope
-        for slope, part in zip(r.slopes, r.node.outputs, strict=True)
+        zeros_like(op, part) if slope is None else slope for slope, part in zip(r.slopes, r.node.outputs, strict=True)
     ]
     return [lambda: op.Concat(*slopes, axis=r.attribute("axis", 0)) if len(slopes) > 1 else slopes[0]]
 
