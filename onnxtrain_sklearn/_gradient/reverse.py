@@ -68,6 +68,14 @@ class Reverse:
         assert value is not None
         return value
 
+    def further_output(self, index: int, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
+        """Return an optional output of the forward node, which computes it from now on."""
+        self.node.resize_outputs(max(index + 1, len(self.node.outputs)))
+        value = self.node.outputs[index]
+        if not value.name:
+            value.name, value.dtype, value.shape = self.op.name(self.node.op_type), dtype, shape
+        return value
+
     def has(self, index: int) -> bool:
         """Whether an optional input is given."""
         return operand(self.node, index) is not None

@@ -141,9 +141,7 @@ def _max_pool(r: Reverse) -> Sequence[Thunk]:
     if r.attribute("storage_order", 0):
         r.refuse("storage_order=1 is not covered")
     w = _windows(r, r.attribute("kernel_shape", []))
-    r.node.resize_outputs(2)
-    places = r.node.outputs[1]
-    places.name, places.dtype, places.shape = places.name or r.op.name("places"), ir.DataType.INT64, r.y.shape
+    places = r.further_output(1, ir.DataType.INT64, r.y.shape)
     overlap = any(w.reach(i) > w.strides[i] for i in range(len(w.kernel)))
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=overlap)]
 

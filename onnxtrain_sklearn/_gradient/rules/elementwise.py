@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
 from ..nodes import constant, dims
-from ..reverse import Reverse, Rule, Thunk, mask, unsupported
+from ..reverse import Reverse, Rule, Thunk, mask
 
 Slope = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 
@@ -258,9 +258,7 @@ def _dropout(r: Reverse) -> Sequence[Thunk]:
         r.refuse("its training_mode must be constant")
     if not training:
         return [lambda: r.g]
-    if len(r.node.outputs) < 2:
-        raise unsupported(r.node, "its mask is not an output")
-    kept = mask(op, r.node.outputs[1])
+    kept = mask(op, r.further_output(1, ir.DataType.BOOL, r.y.shape))
     if not r.has(1):
         return [lambda: op.Mul(r.g, op.Mul(kept, 2.0))]
     ratio = r.x(1) if r.x(1).dtype is op.dtype else op.Cast(r.x(1), to=op.dtype)

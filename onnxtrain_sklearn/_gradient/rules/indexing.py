@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from ..reverse import Reverse, Rule, Thunk, flat_index, scatter_add, scatter_flat, shape_of, zeros_like
 
@@ -65,7 +66,7 @@ def _adds(r: Reverse) -> bool:
 
 def _top_k(r: Reverse) -> Sequence[Thunk]:
     axis = r.attribute("axis", -1)
-    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), r.node.outputs[1], r.g, axis=axis)]
+    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), r.further_output(1, ir.DataType.INT64, r.y.shape), r.g, axis=axis)]
 
 
 RULES: dict[str, Rule] = {

@@ -47,13 +47,10 @@ def _layer_normalization(r: Reverse) -> Sequence[Thunk]:
 
 def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
     """The kernel gives mean and deviation away, but in float32 even where its input is not."""
-    node, op = r.node, r.op
-    if op.dtype is not ir.DataType.FLOAT:
+    if r.op.dtype is not ir.DataType.FLOAT:
         return _standardize(r, r.x(), axes)
-    node.resize_outputs(3)
-    for value in node.outputs[1:]:
-        value.name, value.dtype = value.name or op.name("statistic"), ir.DataType.FLOAT
-    return op.Mul(op.Sub(r.x(), node.outputs[1]), node.outputs[2]), node.outputs[2]
+    mean, inverse = (r.further_output(i, ir.DataType.FLOAT) for i in (1, 2))
+    return r.op.Mul(r.op.Sub(r.x(), mean), inverse), inverse
 
 
 def _rms_normalization(r: Reverse) -> Sequence[Thunk]:

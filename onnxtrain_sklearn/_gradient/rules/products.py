@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -56,17 +56,19 @@ def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lea
     return _reduce(r, _transposed_times(r, a, g, len(rows)), [*lead, *columns[-2:]], 1, vector)
 
 
-# onnxruntime 1.19's training build fuses Transpose and MatMul to an operator that it has in float32 only.
 def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
-    if r.op.dtype is ir.DataType.DOUBLE:
-        return r.op.Einsum(g, b, equation="...ij,...kj->...ik")
-    return r.op.MatMul(g, _swapped(r, b, rank))
+    return _apart(r, lambda value: r.op.MatMul(g, value), _swapped(r, b, rank))
 
 
 def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
-    if r.op.dtype is ir.DataType.DOUBLE:
-        return r.op.Einsum(a, g, equation="...ji,...jk->...ik")
-    return r.op.MatMul(_swapped(r, a, rank), g)
+    return _apart(r, lambda value: r.op.MatMul(value, g), _swapped(r, a, rank))
+
+
+def _apart(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
+    """onnxruntime 1.19's training build fuses Transpose and MatMul to an operator that it has in float32 only."""
+    if r.op.dtype is not ir.DataType.DOUBLE:
+        return product(transposed)
+    return r.op.Neg(product(r.op.Neg(transposed)))
 
 
 def _swapped(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
