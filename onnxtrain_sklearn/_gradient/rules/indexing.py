@@ -66,7 +66,8 @@ def _adds(r: Reverse) -> bool:
 
 def _top_k(r: Reverse) -> Sequence[Thunk]:
     axis = r.attribute("axis", -1)
-    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), r.further_output(1, ir.DataType.INT64, r.y.shape), r.g, axis=axis)]
+    places = r.further_output(1, ir.DataType.INT64, r.y.shape)
+    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), places, r.g, axis=axis)]
 
 
 RULES: dict[str, Rule] = {

@@ -65,7 +65,7 @@ def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Val
 
 
 def _apart(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
-    """onnxruntime 1.19's training build fuses Transpose and MatMul to an operator that it has in float32 only."""
+    """The training build of onnxruntime 1.19 fuses Transpose and MatMul to an operator that it has in float32 only."""
     if r.op.dtype is not ir.DataType.DOUBLE:
         return product(transposed)
     return r.op.Neg(product(r.op.Neg(transposed)))
