@@ -18,6 +18,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 DATA = Path(__file__).parent / "data"
+HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
 
 
@@ -51,7 +52,8 @@ def test_gradients_are_those_of_pytorch(network, batch):
     model = with_loss(network, rows=arrays["y"].shape[1] if batch == "static" else None)
     graph = gradient_graph(model, wrt=list(wanted), engine="portable")
     session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
-    gradients = session.run([f"{name}_grad" for name in wanted], {v.name: arrays[v.name][0] for v in session.get_inputs()})
+    feeds = {v.name: arrays[v.name][0] for v in session.get_inputs()}
+    gradients = session.run([f"{name}_grad" for name in wanted], feeds)
     for (name, array), gradient in zip(wanted.items(), gradients, strict=True):
         assert_allclose(gradient, array, rtol=1e-3, atol=2e-6 + 2e-5 * np.abs(array).max(), err_msg=name)
 
@@ -113,14 +115,14 @@ def test_graphs_are_not_much_larger_than_those_of_the_other_engine(network):
 
 @BOTH
 def test_auto_takes_the_portable_engine_where_the_other_one_refuses():
-    text = '<ir_version: 8, opset_import: ["": 18]> g (float[3] x) => (float y) {{ z = {}(x) y = ReduceSum<keepdims = 0>(z) }}'
     for operator, engine in (("Tanh", "ort-training"), ("Mish", "portable")):
-        model = ir.from_proto(onnx.parser.parse_model(text.format(operator)))
+        text = f"{HEAD} g (float[3] x) => (float y) {{ z = {operator}(x) y = ReduceSum<keepdims = 0>(z) }}"
+        model = ir.from_proto(onnx.parser.parse_model(text))
         assert differentiate(model, ["x"], "y", "auto").engine == engine
 
 
 def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
-    text = '<ir_version: 8, opset_import: ["": 18]> g (float[3] x, float[3] z) => (float y) { a = Add(x, z) y = ReduceSum<keepdims = 0>(a) }'
+    text = f"{HEAD} g (float[3] x, float[3] z) => (float y) {{ a = Add(x, z) y = ReduceSum<keepdims = 0>(a) }}"
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x", "z"], engine="portable")
     session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
     ones = np.ones(3, np.float32)

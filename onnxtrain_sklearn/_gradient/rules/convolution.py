@@ -107,8 +107,18 @@ def _kernel(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.
     result = op.Conv(
         rows, slopes, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
     )
-    cut = op.Slice(result, [0] * len(spatial), w.kernel, spatial)  # elements that no window reads make it larger
-    return op.Transpose(cut, perm=[1, 0, *spatial])
+    if not _read_entirely(x, g, w):
+        result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)
+    return op.Transpose(result, perm=[1, 0, *spatial])
+
+
+def _read_entirely(x: ir.Value, g: ir.Value, w: Windows) -> bool:
+    """Whether so few elements at the end are read by no window that the kernel's gradient has no surplus."""
+    sizes, steps = (dims(x) or [None])[2:], (dims(g) or [None])[2:]
+    if not (sizes and fixed(sizes) and fixed(steps)):
+        return False
+    rest = [int(str(n)) + w.begin[i] + w.end[i] - w.covered(i, int(str(steps[i]))) for i, n in enumerate(sizes)]
+    return all(unread < dilation for unread, dilation in zip(rest, w.dilations, strict=True))
 
 
 def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
@@ -143,7 +153,16 @@ def _max_pool(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
     places = r.further_output(1, ir.DataType.INT64, r.y.shape)
     overlap = any(w.reach(i) > w.strides[i] for i in range(len(w.kernel)))
+    rimless = not any(w.begin + w.end) and not r.attribute("ceil_mode", 0)
+    if rimless and not overlap and r.op.dtype is ir.DataType.FLOAT:  # MaxUnpool's kernels are for these
+        return [lambda: _unpooled(r, places, w)]
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=overlap)]
+
+
+def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
+    """One operator puts the slopes back, where no place is named twice."""
+    shape = shape_of(r.op, r.x())
+    return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
 
 
 def _average_pool(r: Reverse) -> Sequence[Thunk]:

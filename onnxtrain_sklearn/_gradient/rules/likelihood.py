@@ -8,12 +8,14 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ..nodes import dims
+from ..nodes import dims, fixed
 from ..reverse import Reverse, Rule, Thunk, mask
 
 
 def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     op, x = r.op, r.x()
+    if cross_entropy and _plain_mean(r):
+        return [lambda: _mean_slope(r)]
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
     chosen = _chosen(r)
     g, total = _slope(r, chosen)
@@ -22,6 +24,25 @@ def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
         None,
         lambda: _class_weights(r, log_p, chosen, g, total),
     )
+
+
+def _plain_mean(r: Reverse) -> bool:
+    """Whether every row counts alike and the number of rows is known."""
+    simple = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None
+    return (
+        simple
+        and not r.has(2)
+        and r.slopes[1:] in ((), (None,))
+        and fixed(dims(r.x(1)))
+        and len(dims(r.x()) or ()) == 2
+    )
+
+
+def _mean_slope(r: Reverse) -> ir.Value:
+    """Probabilities less the one of the class, over the number of rows."""
+    op, rows = r.op, (dims(r.x(1)) or [1])[0]
+    excess = op.Sub(op.Softmax(r.x(), axis=1), _chosen(r))
+    return op.Mul(op.Mul(excess, 1.0 / int(str(rows))), r.g)
 
 
 def _chosen(r: Reverse) -> ir.Value:
