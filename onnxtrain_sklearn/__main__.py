@@ -115,7 +115,7 @@ def _load(name: str) -> Split:
 def _estimators(split: Split, hidden: int) -> tuple[BaseEstimator, BaseEstimator]:
     ours = OrtGradientClassifier if split.is_classification else OrtGradientRegressor
     theirs = MLPClassifier if split.is_classification else MLPRegressor
-    model = MLP((hidden,), initialization="glorot_uniform")
+    model = MLP((hidden,))
     return ours(model, optimizer="adam", **SETTINGS), theirs(hidden_layer_sizes=(hidden,), solver="adam", **SETTINGS)
 
 

@@ -407,10 +407,12 @@ class BaseOrtGradient(BaseEstimator, ABC):
                 f"arrays by input name, got {type(X).__name__}."
             )
         spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
-        array = validate_data(
-            self, X, reset=reset, accept_sparse="csr", allow_nd=len(spec.shape) > 2, ensure_2d=len(spec.shape) > 1
-        )
-        return {spec.name: Column(shaped(array, spec), spec.dtype)}
+        rank, rows = len(spec.shape), None
+        if rank > 2 and np.ndim(X) > 2:  # features are counted in flat rows, whether they come flat or not
+            X = np.asanyarray(X)
+            rows, X = X.shape, X.reshape(len(X), -1)
+        array = validate_data(self, X, reset=reset, accept_sparse="csr", ensure_2d=rank > 1)
+        return {spec.name: Column(shaped(array if rows is None else array.reshape(rows), spec), spec.dtype)}
 
     def _publish(self, run: Run) -> None:
         """Set the fitted attributes."""

@@ -217,7 +217,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         return regression_targets(y)
 
     def _score(self, output: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        return float(r2_score(targets.values, output.reshape(targets.values.shape), sample_weight=weights))
+        prediction = output.reshape(targets.values.shape).astype(np.float64)
+        return float(r2_score(targets.values, prediction, sample_weight=weights))
 
 
 class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):

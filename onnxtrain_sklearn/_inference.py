@@ -67,7 +67,8 @@ def inference_model(
     outputs = {v.name: v for v in graph.outputs}
     scores, final = outputs[model.scores], outputs[model.output]
     graph.outputs.clear()
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict")
+    # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
     own = final if model.link == head.link and not model.log_output else None
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
@@ -123,10 +124,11 @@ class Predictor:
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items()}
         result = np.asarray(self._session.run([self.outputs[output]], feeds | self._live)[0])
-        if len(result) != len(rows):
+        if result.shape[:1] != (len(rows),):
+            found = f"{len(result)} output rows" if result.ndim else "a single number"
             raise ModelError(
-                f"The graph gives {len(result)} output rows for {len(rows)} input rows; each input row must give one "
-                f"output row. Export the graph with a dynamic batch axis."
+                f"The graph gives {found} for {len(rows)} input rows; each input row must give one output row. Export "
+                f"the graph with a dynamic batch axis."
             )
         return result
 

@@ -46,6 +46,12 @@ class FlatParameters:
         for name in self.names:
             self.view(name)[...] = weights[name]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "gradient": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, gradient=np.zeros_like(state["vector"]))
+
     def view(self, name: str) -> np.ndarray:
         """Return the parameter ``name`` as a view into the vector."""
         return self.vector[self._spans[name]].reshape(self._shapes[name])

@@ -115,19 +115,22 @@ def is_builder(model: Any) -> bool:
 
 
 def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:
-    """Return the number of scores a row, found by running the graph on two rows of the data."""
+    """Return the number of scores a row, found by running the graph on three rows of the data."""
     graph = source.model.clone()
     keep = next(v for v in graph.graph.outputs if v.name == source.scores)
     graph.graph.outputs.clear()
     graph.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
     try:
-        scores = Predictor(graph, device, None).run(columns, np.array([0, last]))
+        scores = Predictor(graph, device, None).run(columns, np.array([0, last, 0]))
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"The graph does not run on the data: {error}") from error
-    if scores.ndim > 2 or scores.ndim == 0:
+        raise ModelError(
+            f"The graph does not run on the data: {error}. If the number of rows is fixed inside it (by a constant "
+            f"shape in a Reshape), export it with a dynamic batch axis."
+        ) from error
+    if scores.ndim > 2:
         raise ModelError(
             f"The trained output {source.scores!r} has shape {('n', *scores.shape[1:])}; it must be (n,), (n, 1) or "
             f"(n, k). Name another output with output=..."

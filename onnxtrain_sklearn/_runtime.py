@@ -65,8 +65,10 @@ except ImportError as error:
         f"  {_EXTRAS}"
     ) from error
 
+_NONE = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
 _GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "Softplus": [("Sigmoid", ["I(0)"], ["sigmoid"]), ("Mul", ["GO(0)", "sigmoid"], ["GI(0)"])],
+    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign"), _NONE),
 }
 _registered: set[str] = set()
 
@@ -168,7 +170,7 @@ def create_session(
 ) -> onnxruntime.InferenceSession:
     """Return a session for ``model`` on ``device``; ``options`` override the defaults by name of the option."""
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
+    settings.log_severity_level = 4  # what goes wrong is raised
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     for name, value in (options or {}).items():

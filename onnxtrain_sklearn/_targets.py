@@ -74,7 +74,9 @@ def class_targets(y: Any, classes: np.ndarray | None) -> Targets:
     labels = column_or_1d(y, warn=True)
     known = np.unique(labels) if classes is None else classes
     if len(known) < 2:
-        raise ValueError(f"Classification needs at least 2 classes in y, got 1 class: {known[0]!r}.")
+        raise ValueError(f"Classification needs at least 2 classes in y, got {len(known)} class: {known.tolist()}.")
+    if known.dtype.kind not in "biufUO":
+        raise ValueError(f"ONNX has no labels of type {known.dtype}: give strings, integers or floats.")
     values = np.searchsorted(known, labels).clip(max=len(known) - 1)
     unknown = known[values] != labels
     if np.any(unknown):
@@ -88,6 +90,8 @@ def class_targets(y: Any, classes: np.ndarray | None) -> Targets:
 
 def _indicators(y: Any, classes: np.ndarray | None) -> Targets:
     values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+    if not np.isin(values, (0, 1)).all():
+        raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {np.unique(values).tolist()} in y.")
     if classes is not None and len(classes) != values.shape[1]:
         raise ValueError(f"y has {values.shape[1]} labels (columns), expected {len(classes)}.")
     return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))

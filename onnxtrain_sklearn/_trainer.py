@@ -108,7 +108,7 @@ class Trainer:
         ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())
         if self._settings.early_stopping and math.isfinite(self._history.best_score):
             self._vector[...] = self._best
-        if not ended:
+        if not ended and not self._settings.schedule.finished(progress):
             warnings.warn(
                 f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
                 f"or relax tol.",

@@ -37,8 +37,6 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 }
 """Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
 
-_RECTIFIERS = frozenset({"relu", "leaky_relu", "softplus", "silu", "gelu"})
-
 Draw = Callable[[np.random.RandomState, int, int], np.ndarray]
 
 
@@ -79,9 +77,9 @@ class MLP(GraphModel):
         Units of each hidden layer; ``()`` is a linear model.
     activation : {"relu", "tanh", "logistic", "identity", "leaky_relu", "softplus", "silu", "gelu"}, default="relu"
         Activation of the hidden layers.
-    initialization : str, default="auto"
-        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. "auto": He (uniform) for layers before
-        a rectifier, Glorot (uniform) for the others. Biases start at zero.
+    initialization : str, default="glorot_uniform"
+        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`; the default is that of scikit-learn's
+        MLP. He's suit deep networks of rectifiers. Biases start at zero.
 
     Notes
     -----
@@ -104,7 +102,7 @@ class MLP(GraphModel):
         self,
         hidden_layer_sizes: int | Sequence[int] = (100,),
         activation: str = "relu",
-        initialization: str = "auto",
+        initialization: str = "glorot_uniform",
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -119,10 +117,7 @@ class MLP(GraphModel):
         graph, op, x = _empty_graph(n_features)
         last = len(sizes) - 2
         for i, (n_in, n_out) in enumerate(pairwise(sizes)):
-            rectified = i < last and self.activation in _RECTIFIERS
-            default = "he_uniform" if rectified else "glorot_uniform"
-            name = default if self.initialization == "auto" else self.initialization
-            x = _dense(op, x, INITIALIZATIONS[name](rng, n_in, n_out), f"layers.{i}")
+            x = _dense(op, x, INITIALIZATIONS[self.initialization](rng, n_in, n_out), f"layers.{i}")
             x = ACTIVATIONS[self.activation](op, x) if i < last else x
         return _finish(graph, x, n_outputs)
 
@@ -136,9 +131,7 @@ class MLP(GraphModel):
     def _validate(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"Unknown activation {self.activation!r}.{nearest(self.activation, ACTIVATIONS)}")
-        if self.initialization != "auto" and self.initialization not in INITIALIZATIONS:
-            known = ["auto", *INITIALIZATIONS]
-            raise ValueError(f"Unknown initialization {self.initialization!r}.{nearest(self.initialization, known)}")
+        _check_initialization(self.initialization)
 
 
 class Linear(GraphModel):
@@ -170,10 +163,7 @@ class Linear(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
-        if self.initialization not in INITIALIZATIONS:
-            raise ValueError(
-                f"Unknown initialization {self.initialization!r}.{nearest(self.initialization, INITIALIZATIONS)}"
-            )
+        _check_initialization(self.initialization)
         graph, op, x = _empty_graph(n_features)
         weight = INITIALIZATIONS[self.initialization](check_random_state(random_state), n_features, n_outputs)
         return _finish(graph, _dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
@@ -181,6 +171,11 @@ class Linear(GraphModel):
 
 MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
 """The builders that the package brings."""
+
+
+def _check_initialization(name: str) -> None:
+    if name not in INITIALIZATIONS:
+        raise ValueError(f"Unknown initialization {name!r}.{nearest(name, INITIALIZATIONS)}")
 
 
 def _empty_graph(n_features: int) -> tuple[ir.Graph, GraphBuilder, ir.Value]:

@@ -461,10 +461,8 @@ class LBFGS(BaseOptimizer):
         objective : callable (vector) -> (loss, gradient)
             It must not keep or change the vector.
         start : ndarray of shape (P,)
-        max_iter : int
-            Iterations at most.
-        tol : float
-            The search ends when no element of the gradient is larger, or (``ftol``) the loss falls no more.
+        max_iter, tol : int, float
+            Most iterations; before, the gradient with no element above ``tol``, or a loss that falls no more, end it.
         callback : callable (vector, loss) -> bool or None, optional
             Called after each iteration; True ends the search there.
         """
@@ -475,7 +473,7 @@ class LBFGS(BaseOptimizer):
             if callback is not None and callback(intermediate_result.x, float(intermediate_result.fun)):
                 raise StopIteration
 
-        x0: Any = np.asarray(start, dtype=np.float64)
+        x0: Any = np.asarray(start, np.float64)
         end = scipy.optimize.minimize(objective, x0, jac=True, method="L-BFGS-B", callback=report, options=options)
         return MinimizeResult(end.x, float(end.fun), int(end.nit), bool(end.success), end.status == 1, str(end.message))
 
@@ -523,7 +521,9 @@ def update_graph(optimizer: Optimizer, dtype: ir.DataType, *, fused: bool = Fals
 
     With ``fused`` it uses onnxruntime-training's kernels where they do the same.
     """
-    rule = (optimizer.fused() if fused and dtype == ir.DataType.FLOAT else None) or optimizer
+    owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
+    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass has another rule
+    rule = (optimizer.fused() if fused else None) or optimizer
     slots, author = rule.state(), f"{type(rule).__name__}.update"
     vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
     coefficients = rule.coefficients(0.001, 1).items()

@@ -86,6 +86,10 @@ class Schedule(BaseEstimator, ABC):
         """Raise ``ValueError``, naming parameter, valid range and value, where a parameter is out of range."""
         self._validate_params()
 
+    def finished(self, progress: Progress) -> bool:
+        """Whether a plan has come to its end, so that training that ends there has not failed to converge."""
+        return False
+
 
 class Constant(Schedule):
     """The learning rate stays at ``learning_rate_init``.
@@ -244,6 +248,9 @@ class Cosine(Schedule):
         self.total_steps = total_steps
         self.final = final
 
+    def finished(self, progress: Progress) -> bool:
+        return progress.step >= _total_steps(self, self.total_steps, progress)
+
     def factor(self, progress: Progress) -> float:
         total = _total_steps(self, self.total_steps, progress)
         return _cosine(1.0, self.final, progress.step / total) if progress.step < total else float(self.final)
@@ -271,6 +278,9 @@ class Linear(Schedule):
     def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
         self.total_steps = total_steps
         self.final = final
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step >= _total_steps(self, self.total_steps, progress)
 
     def factor(self, progress: Progress) -> float:
         total = _total_steps(self, self.total_steps, progress)
@@ -319,6 +329,9 @@ class OneCycle(Schedule):
         self.warmup_fraction = warmup_fraction
         self.initial = initial
         self.final = final
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step >= _total_steps(self, self.total_steps, progress)
 
     def factor(self, progress: Progress) -> float:
         step, total = progress.step, _total_steps(self, self.total_steps, progress)
@@ -371,6 +384,9 @@ class Warmup(Schedule):
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
         return self._inner().stops_at_plateau(self._after(progress), learning_rate_init)
+
+    def finished(self, progress: Progress) -> bool:
+        return self._inner().finished(self._after(progress))
 
     def _inner(self) -> Schedule:
         return SCHEDULES[self.schedule]() if isinstance(self.schedule, str) else self.schedule

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
-from onnxtrain_sklearn import LBFGS, MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._step import TrainingStep
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
@@ -129,6 +129,21 @@ def test_an_optimizer_of_ones_own():
     moved = estimator.fit(X, y).weights_["weight"] - start
     assert_allclose(np.abs(moved), 0.25, rtol=1e-5)
     assert small(optimizer=Signs(), max_iter=20).fit(X, y).score(X, y) > 0.85
+
+
+class Half(AdamW):
+    """A subclass of an optimizer for which the runtime has a kernel."""
+
+    def update(self, op, parameters, gradients, state, coefficients):
+        return op.Mul(parameters, 0.5), state
+
+
+def test_the_rule_of_a_subclass_is_not_replaced_by_the_kernel_of_its_base():
+    X, y = blobs(20)
+    graph = Linear().build(5, 1, 0)
+    fitted = OrtGradientClassifier(graph, optimizer=Half(), max_iter=1).fit(X, y)
+    start = onnx.numpy_helper.to_array(graph.graph.initializer[0])
+    assert_allclose(fitted.weights_["weight"], start / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("C", "classes"), [(0.1, 2), (1.0, 2), (1.0, 3)])
@@ -289,3 +304,11 @@ def test_means_of_a_log_link_are_positive(name):
     X, y = line(100)
     estimator = OrtGradientRegressor(MLP((4,)), loss=name, max_iter=3, random_state=0).fit(X, np.exp(y))
     assert (estimator.predict(X) > 0).all()
+
+
+@pytest.mark.parametrize(("schedule", "warned"), [("constant", True), ("cosine", False), ("one_cycle", False)])
+def test_epochs_that_were_planned_are_no_failure_to_converge(schedule, warned):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        small(learning_rate=schedule, max_iter=3, tol=NEVER).fit(*blobs())
+    assert any(issubclass(w.category, ConvergenceWarning) for w in caught) is warned

@@ -419,3 +419,22 @@ def test_final_activation(opset, body, y, link):
     assert (found.output, found.link, found.log_output) == ("Y", link, "LogSoftmax" in body)
     assert (found.scores == "Y") is (link is None)
     assert found.ignoring_activation().scores == "Y"
+
+
+@pytest.mark.parametrize(
+    ("ending", "seen_through"),
+    [
+        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 1> (Q, P)", True),
+        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = -1> (Q, P)", True),
+        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 0> (Q, P)", False),
+        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 1> (P, Q)", False),
+        ("P = Sigmoid(H) Q = Sub(two, P) Y = Concat <axis = 1> (Q, P)", False),
+        ("P = Sigmoid(H) Q = Sub(P, one) Y = Concat <axis = 1> (Q, P)", False),
+        ("P = Tanh(H) Q = Sub(one, P) Y = Concat <axis = 1> (Q, P)", False),
+        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 1> (Q, P, P)", False),
+    ],
+)
+def test_two_columns_of_a_binary_classifier(ending, seen_through):
+    weights = f"{W}, float one = {{1}}, float two = {{2}}"
+    found = trainable(f"H = MatMul(X, W) {ending}", y="float[N, 2] Y", weights=weights)
+    assert (found.output, found.scores, found.link) == (("P", "H", "sigmoid") if seen_through else ("Y", "Y", None))

@@ -89,7 +89,7 @@ def options_of(**options):
 
 def test_defaults():
     options = options_of()
-    assert (options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level) == (1, 1, 3)
+    assert (options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level) == (1, 1, 4)
     assert create_session(DOUBLED, resolve_device(), threads=2).get_session_options().intra_op_num_threads == 2
 
 
@@ -129,6 +129,16 @@ def test_options_reach_every_session(monkeypatch):
     for session, _ in seen:
         assert not session.get_session_options().enable_mem_pattern
         assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_errors_are_raised_and_not_printed(capfd):
+    gather = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N] X) => (float[M] Y) <int64[1] i = {9}> { Y = Gather(X, i) }""")
+    session = create_session(gather.SerializeToString(), resolve_device())
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(None, {"X": np.ones(2, np.float32)})
+    assert capfd.readouterr() == ("", "")
 
 
 # Threads

@@ -258,3 +258,13 @@ class TestResolve:
         mine = Recorder([])
         assert resolve_schedule(mine) is mine
         assert mine.factor(Progress()) == 0.5
+
+
+@pytest.mark.parametrize("schedule", [Cosine(), Linear(), OneCycle(), Warmup(5, Cosine())], ids=repr)
+def test_plans_are_finished_at_their_last_step(schedule):
+    assert not schedule.finished(Progress(step=19, total_steps=20))
+    assert schedule.finished(Progress(step=20, total_steps=20))
+
+
+def test_other_schedules_are_never_finished():
+    assert not any(make().finished(Progress(step=10**9)) for make in (Constant, Exponential, InverseScaling, StepDecay))

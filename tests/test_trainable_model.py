@@ -111,6 +111,36 @@ def test_several_inputs_train():
     np.testing.assert_array_equal(trained.predict({"X": X, "U": U}), evaluate(trained.to_onnx(), X=X, U=U)[0].ravel())
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.float64])
+def test_tables_are_trained_by_the_rows_that_are_looked_up(kind):
+    body = "E = Gather(T, ids) H = Concat <axis = 1> (E, X) Y = MatMul(H, W)"
+    weights = "float[4, 1] T = {1, 2, 3, 4}, float[4, 1] W = {0.5, 1, -2, 3}"
+    proto = model(body, x="int64[N] ids, float[N, 3] X", weights=weights)
+    X, y, ids = rows(), rows(8, 1, seed=1).ravel(), np.array([0, 2, 2, 0, 2, 1, 0, 0])
+    trained = one_step(proto, {"ids": ids.astype(kind), "X": X}, y)
+    table, w = np.array([1.0, 2, 3, 4]), np.array([0.5, 1, -2, 3])
+    inputs = np.column_stack([table[ids], X])
+    slope = 2 * (inputs @ w - y) / 8
+    expected = table - 0.1 * np.bincount(ids, weights=slope * 0.5, minlength=4)
+    np.testing.assert_allclose(trained.weights_["T"].ravel(), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(trained.weights_["W"].ravel(), w - 0.1 * inputs.T @ slope, rtol=0, atol=1e-5)
+    assert trained.weights_["T"][3] == 4
+
+
+def test_head_behind_a_frozen_normalization_is_trained():
+    weights = "float[3] s = {1, 2, 3}, float[3] b = {0.1, 0.2, 0.3}, float[3] m = {0, 1, 2}, float[3] v = {1, 2, 4}"
+    proto = model("H = BatchNormalization <epsilon = 0.0> (X, s, b, m, v) Y = MatMul(H, W)", weights=f"{W}, {weights}")
+    X, y = rows(), rows(8, 1, seed=1).ravel()
+    with pytest.raises(UnsupportedOperatorError, match=r"'BatchNormalization_0' \(BatchNormalization\)"):
+        one_step(proto, X, y)
+    regressor = OrtGradientRegressor(proto, trainable="W", optimizer=SGD(), learning_rate_init=0.1, max_iter=1)
+    trained = quietly(regressor.fit, X, y).weights_
+    hidden = (X - [0, 1, 2]) / np.sqrt([1, 2, 4]) * [1, 2, 3] + [0.1, 0.2, 0.3]
+    w = np.array([1.0, -2, 3])
+    np.testing.assert_allclose(trained["W"].ravel(), w - 0.2 * hidden.T @ (hidden @ w - y) / 8, rtol=0, atol=1e-5)
+    assert [trained[name].tolist() for name in "smv"] == [[1, 2, 3], [0, 1, 2], [1, 2, 4]]
+
+
 def test_double_graph():
     found = trainable(x="double[N, 3] X", y="double[N, 1] Y", weights=W.replace("float", "double"))
     assert (found.dtype, found.inputs[0].dtype) == (np.float64, np.float64)
@@ -182,6 +212,8 @@ def test_with_batch_fixes_the_rows_of_a_clone():
     fixed = border.with_batch(found.model, 7)
     assert [tuple(v.shape) for v in [*fixed.graph.inputs, *fixed.graph.outputs]] == [(7, 3), (7, 1), (7, 1)]
     assert found.model.graph.inputs[0].shape[0] != 7
+    again = border.with_batch(fixed, 5)
+    assert [tuple(v.shape) for node in again.graph for v in node.outputs] == [(5, 1), (5, 1)]
 
 
 def test_initializers_become_inputs():
@@ -228,9 +260,15 @@ def test_dropout_that_never_drops_trains_as_if_it_were_not_there(opset):
     np.testing.assert_allclose(one_step(proto, rows(), y).weights_["W"], plain.weights_["W"], rtol=0, atol=1e-7)
 
 
-def test_dropout_trains_with_its_mask_and_predicts_without():
+def dropping(ratio="r", opset=18):
     weights = "float[6, 1] W = {1, 1, 1, 1, 1, 1}, float r = {0.5}, bool yes = {1}"
-    proto = model("D = Dropout(X, r, yes) Y = MatMul(D, W)", x="float[N, 6] X", weights=weights)
+    return model(f"D = Dropout(X, {ratio}, yes) Y = MatMul(D, W)", x="float[N, 6] X", weights=weights, opset=opset)
+
+
+@pytest.mark.parametrize("opset", [12, 13, 18, 21, 22])
+@pytest.mark.parametrize("ratio", ["r", ""])
+def test_dropout_trains_with_its_mask_and_predicts_without(ratio, opset):
+    proto = dropping(ratio, opset)
     X = np.ones((1, 6), np.float32)
     trained = one_step(proto, X, np.zeros(1), rate=0.01)
     steps = (1 - trained.weights_["W"].ravel()) / 0.01  # 2 · 2 · (sum of what was kept), or nothing
@@ -239,6 +277,27 @@ def test_dropout_trains_with_its_mask_and_predicts_without():
     np.testing.assert_allclose(steps[kept], 2 * 2 * 2 * kept.sum(), rtol=1e-3)
     np.testing.assert_allclose(trained.predict(X), trained.weights_["W"].sum(), rtol=1e-6)
     assert operators(load(trained.to_onnx()).graph) == ["MatMul"]
+
+
+def test_every_step_draws_a_new_mask():
+    regressor = OrtGradientRegressor(dropping(), optimizer=SGD(), learning_rate_init=0.01, random_state=0)
+    X, masks, before = np.ones((1, 6), np.float32), set(), np.ones(6)
+    for _ in range(5):
+        after = regressor.partial_fit(X, np.zeros(1)).weights_["W"].ravel()
+        masks.add(tuple(after != before))
+        before = after
+    assert len(masks) > 2
+
+
+def test_masks_are_drawn_from_the_random_state():
+    X, y = np.ones((30, 6), np.float32), np.zeros(30)
+
+    def weights(seed):
+        regressor = OrtGradientRegressor(dropping(), max_iter=3, batch_size=10, shuffle=False, random_state=seed)
+        return quietly(regressor.fit, X, y).weights_["W"].tolist()
+
+    assert weights(0) == weights(0)
+    assert weights(0) != weights(1)
 
 
 def test_weights_that_a_subgraph_reads_are_parameters():

@@ -46,9 +46,10 @@ def use_faster_forms(model: ir.Model) -> ir.Model:
     """Replace nodes of ``model`` by their faster forms, in place."""
     op = GraphBuilder(model.graph, prefix="fast")
     for operator, form in FORMS.items():
-        for node in [n for n in model.graph if kind(n) == operator]:
+        nodes = [n for n in model.graph if kind(n) == operator]
+        for node in nodes:
             _replace(model.graph, node, form(op, node))
-        if "." in operator:  # ONNX infers no shapes behind another domain's nodes; now these are gone
+        if nodes and "." in operator:  # ONNX infers no shapes behind another domain's nodes; now these are gone
             infer_shapes(model)
     model.graph.sort()
     return model

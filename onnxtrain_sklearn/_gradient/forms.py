@@ -70,10 +70,9 @@ def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> No
 
 def _forget_invented_names(graph: ir.Graph) -> None:
     """Shape inference names unknown dimensions, and the builder takes names for equal to whatever they meet."""
-    for node in graph:
-        for value in node.outputs:
-            if None in (sizes := dims(value) or []):
-                value.shape = ir.Shape(sizes)
+    for value in [*graph.inputs, *(v for node in graph for v in node.outputs)]:
+        if None in (sizes := dims(value) or []):
+            value.shape = ir.Shape(sizes)
 
 
 def _leave(op: GraphBuilder, passage: Passage) -> None:

@@ -6,14 +6,14 @@ value that a subgraph reads counts as read by the node that holds the subgraph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import is_float
+from .._graph.builder import is_float, reads
 
 Dims: TypeAlias = "list[int | str | None]"
 
@@ -41,18 +41,6 @@ def path(graph: ir.Graph, wrt: Collection[str], of: ir.Value) -> list[Passage]:
             above |= sources
             passages.append(Passage(node, frozenset(i for i, x in enumerate(node.inputs) if x in sources), outputs))
     return passages[::-1]
-
-
-def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values that ``node`` reads, those that its subgraphs read included."""
-    yield from (x for x in node.inputs if x is not None)
-    for attribute in node.attributes.values():
-        graphs = [attribute.as_graph()] if attribute.type is ir.AttributeType.GRAPH else []
-        graphs += attribute.as_graphs() if attribute.type is ir.AttributeType.GRAPHS else []
-        for graph in graphs:
-            yield from graph.outputs
-            for inner in graph:
-                yield from reads(inner)
 
 
 def kind(node: ir.Node) -> str:

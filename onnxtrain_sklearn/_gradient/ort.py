@@ -31,11 +31,11 @@ Rule: TypeAlias = Callable[[Passage], "str | None"]
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
-    if not wrt:
-        return model.clone()
-    _require_opset(model.graph)
     prepared = model.clone()
     prepared.ir_version = min(model.ir_version, NEWEST_IR)
+    if not wrt:
+        return prepared
+    _require_opset(model.graph)
     seed = prepare(prepared, wrt, of)
     for passage in path(prepared.graph, wrt, seed):
         _require_proven(passage)
@@ -131,8 +131,8 @@ def _input_dims(passage: Passage) -> Dims | None:
 
 
 _ALWAYS = """
-    Abs Cast Exp Flatten Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu Reshape
-    Sigmoid Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
+    Abs Cast Ceil Exp Flatten Floor Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu
+    Reshape Round Sigmoid Sign Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
 """.split()
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
@@ -224,7 +224,15 @@ def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         node = next((n for n in model.graph if n.name and n.name in text), None)
         subject = "The graph" if node is None else describe(node)
         raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {_REMEDY}") from error
-    return ir.from_proto(onnx.load_model_from_string(result))
+    return _spare_fusion(ir.from_proto(onnx.load_model_from_string(result)))
+
+
+def _spare_fusion(model: ir.Model) -> ir.Model:
+    """Let Add accumulate two gradients: onnxruntime fuses Sum with a Gemm before it, and fails for some operands."""
+    for node in model.graph:
+        if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:
+            node.op_type = "Add"
+    return model
 
 
 def _without_source(text: str) -> str:
@@ -234,12 +242,19 @@ def _without_source(text: str) -> str:
 
 
 def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
-    """Give the builder's model the shapes that ``source`` declares, and no domain that it does not use."""
-    used = {node.domain for node in ir.traversal.RecursiveGraphIterator(model.graph)} | {""}
+    """Give the builder's model what ``source`` has, shapes too, and nothing beyond that it does not use itself."""
+    graph, kept = model.graph, source.graph.initializers
+    used = {node.domain for node in ir.traversal.RecursiveGraphIterator(graph)} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
+    for name in [n for n, v in graph.initializers.items() if n not in kept and not v.uses()]:
+        del graph.initializers[name]
+    for name in kept.keys() - graph.initializers.keys():
+        value = kept[name]
+        copy = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        graph.register_initializer(copy)
     known = {v.name: v for v in source.graph.outputs}
-    known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *source.graph.initializers.values()] if v.name in wrt}
-    for output in model.graph.outputs:
+    known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *kept.values()] if v.name in wrt}
+    for output in graph.outputs:
         output.type, output.shape = known[output.name].type, known[output.name].shape
     return model

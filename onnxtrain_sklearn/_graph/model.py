@@ -153,7 +153,7 @@ def trainable_model(source: ir.Model, output: str | None = None) -> TrainableMod
     model = source.clone()
     _free_batch_axis(model)
     graph, listing = model.graph, _listing(model.graph)
-    final = _trained_output(graph, output)
+    final = _positive_class(_trained_output(graph, output))
     scores, activation = _behind_activation(final)
     graph.outputs.clear()
     graph.outputs.extend([scores] if scores is final else [scores, final])
@@ -193,7 +193,7 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
 def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
     """Replace the values of initializers by name, in place."""
     for name, array in weights.items():
-        graph.initializers[name].const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+        graph.initializers[name].const_value = ir.tensor(np.asarray(array, order="C"), name=name)
 
 
 def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
@@ -405,6 +405,23 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
     )
 
 
+def _positive_class(final: ir.Value) -> ir.Value:
+    """Return p where ``final`` is the two columns ``Concat(1 - p, p)`` with which exported binary classifiers end."""
+    concat = final.producer()
+    if concat is None or concat.op_type != "Concat" or concat.domain or len(concat.inputs) != 2:
+        return final
+    if _int_attribute(concat, "axis", 0) not in (1, -1):
+        return final
+    other, p = concat.inputs
+    complement = None if other is None else other.producer()
+    if p is None or complement is None or complement.op_type != "Sub" or complement.inputs[1] is not p:
+        return final
+    one = None if complement.inputs[0] is None else ir.convenience.get_const_tensor(complement.inputs[0])
+    node = p.producer()
+    is_probability = node is not None and node.op_type == "Sigmoid" and not node.domain
+    return p if is_probability and one is not None and one.numpy().tolist() in (1.0, [1.0]) else final
+
+
 def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
     """Return the scores behind a final activation, and its operator ("" where there is none)."""
     node = final.producer()
@@ -414,14 +431,9 @@ def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
     if node is None or node.domain or node.op_type not in ACTIVATIONS or node.inputs[0] is None:
         return final, ""
     rank = None if final.shape is None else len(final.shape)
-    if "oftmax" in node.op_type and not (rank == 2 and _softmax_axis(node) in (1, -1)):
-        return final, ""
+    if "oftmax" in node.op_type and not (rank == 2 and _int_attribute(node, "axis", -1) in (1, -1)):
+        return final, ""  # the default axis was 1 before opset 13: the last one of two as well
     return node.inputs[0], node.op_type
-
-
-def _softmax_axis(node: ir.Node) -> int:
-    assert node.graph is not None
-    return _int_attribute(node, "axis", -1 if node.graph.opset_imports[""] >= 13 else 1)
 
 
 def _int_attribute(node: ir.Node, name: str, default: int) -> int:

@@ -1,0 +1,175 @@
+"""What every builder, loss, optimizer and schedule must do: clone, pickle, take parameters, print, alone and inside."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from sklearn.base import BaseEstimator, clone
+from sklearn.datasets import make_classification
+from sklearn.model_selection import GridSearchCV
+from sklearn.preprocessing import scale
+
+import onnxtrain_sklearn
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses, models, optimizers, schedules
+from onnxtrain_sklearn.losses import LOSSES, resolve_loss
+from onnxtrain_sklearn.models import MODELS
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, resolve_optimizer
+from onnxtrain_sklearn.schedules import SCHEDULES, resolve_schedule
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+ROLES: dict[str, dict[str, type[BaseEstimator]]] = {
+    "model": MODELS, "loss": LOSSES, "optimizer": OPTIMIZERS, "learning_rate": SCHEDULES,
+}  # fmt: skip
+"""The estimators' parameter that takes a kind of component, and the components by name."""
+
+MODULES = {"model": models, "loss": losses, "optimizer": optimizers, "learning_rate": schedules}
+RESOLVE = {"loss": resolve_loss, "optimizer": resolve_optimizer, "learning_rate": resolve_schedule}
+
+OTHER: dict[str, Any] = {
+    "hidden_layer_sizes": (3, 2), "activation": "tanh", "initialization": "he_normal", "fit_intercept": False,
+    "delta": 0.5, "quantile": 0.7, "l1_ratio": 0.3, "gamma": 0.75,
+    "momentum": 0.8, "nesterov": True, "dampening": 0.1, "weight_decay": 0.02, "beta_1": 0.8, "beta_2": 0.99,
+    "epsilon": 1e-6, "alpha": 0.9, "centered": True, "lr_decay": 0.1, "initial_accumulator_value": 0.1,
+    "history_size": 5, "max_line_searches": 10, "max_fun": 100,
+    "power": 0.3, "divisor": 3.0, "min_rate": 1e-5, "step_size": 7, "total_steps": 50, "final": 0.1,
+    "warmup_fraction": 0.2, "initial": 0.1, "steps": 3, "schedule": "cosine", "start": 0.5,
+}  # fmt: skip
+"""A valid value, not the default, of every parameter."""
+
+COMPONENTS = [
+    pytest.param(role, kind, id=f"{role}-{name}") for role, known in ROLES.items() for name, kind in known.items()
+]
+
+X, y = make_classification(60, 5, n_informative=5, n_redundant=0, random_state=0)
+X = scale(X).astype(np.float32)
+
+
+def changed(kind: type[BaseEstimator]) -> dict[str, Any]:
+    """Return other values of all parameters that go together."""
+    names = [name for name in kind().get_params(deep=False) if (kind.__name__, name) != ("SGD", "dampening")]
+    return {name: OTHER[name] for name in names}
+
+
+def estimator(role: str, component: Any, **parameters: Any) -> OrtGradientClassifier | OrtGradientRegressor:
+    regression = role == "loss" and "regression" in component.tasks
+    kind = OrtGradientRegressor if regression else OrtGradientClassifier
+    settings = {"max_iter": 2, "batch_size": 16, "random_state": 0, "model": models.MLP((3,)), role: component}
+    return kind(**settings | parameters)
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+def test_parameters_are_stored_as_they_were_given(role, kind):
+    names = list(inspect.signature(kind).parameters)
+    marks = {name: object() for name in names}
+    component = kind(**marks)
+    assert {name: getattr(component, name) for name in names} == marks
+    assert component.get_params(deep=False) == marks
+    assert vars(component) == marks
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+@pytest.mark.parametrize(
+    "make", [clone, copy.copy, copy.deepcopy, lambda component: pickle.loads(pickle.dumps(component))]
+)
+def test_copies_are_of_the_kind_and_have_the_parameters(role, kind, make):
+    for component in (kind(), kind(**changed(kind))):
+        twin = make(component)
+        assert type(twin) is kind
+        assert twin is not component
+        assert twin.get_params() == component.get_params()
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+def test_parameters_can_be_set(role, kind):
+    component, other = kind(), changed(kind)
+    assert all(component.get_params()[name] != value for name, value in other.items())
+    assert component.set_params(**other) is component
+    assert component.get_params() | other == component.get_params()
+    if role in RESOLVE:
+        assert RESOLVE[role](component) is component
+    with pytest.raises(ValueError, match="Invalid parameter 'nonsense'"):
+        component.set_params(nonsense=1)
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+def test_what_is_printed_makes_the_object_again(role, kind):
+    names = vars(MODULES[role]) | {"inf": np.inf}
+    assert repr(kind()) == f"{kind.__name__}()"
+    for component in (kind(), kind(**changed(kind))):
+        assert repr(eval(repr(component), names)) == repr(component)
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+def test_every_component_has_documentation_with_its_parameters(role, kind):
+    text = inspect.getdoc(kind)
+    assert text
+    assert all(name in text for name in inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+def test_nested_parameters_of_an_estimator(role, kind):
+    outer = estimator(role, kind())
+    for name, value in changed(kind).items():
+        outer.set_params(**{f"{role}__{name}": value})
+        assert outer.get_params()[f"{role}__{name}"] == getattr(getattr(outer, role), name) == value
+    twin = clone(outer)
+    assert getattr(twin, role) is not getattr(outer, role)
+    assert getattr(twin, role).get_params() == getattr(outer, role).get_params()
+
+
+@pytest.mark.parametrize(("role", "kind"), COMPONENTS)
+def test_training_leaves_a_component_as_it_was_and_its_pickle_trains_alike(role, kind):
+    component = kind(**changed(kind))
+    before, attributes = component.get_params(), dict(vars(component))
+    fitted = estimator(role, component).fit(X, y + 1)
+    assert component.get_params() == before
+    assert vars(component) == attributes
+    twin = pickle.loads(pickle.dumps(estimator(role, component))).fit(X, y + 1)
+    assert_array_equal(fitted.predict(X), twin.predict(X))
+    for name, array in fitted.weights_.items():
+        assert_array_equal(array, twin.weights_[name])
+
+
+@pytest.mark.parametrize("role", ["loss", "optimizer", "learning_rate"])
+def test_a_name_stands_for_the_object_with_its_defaults(role):
+    for name, kind in ROLES[role].items():
+        by_name, by_object = estimator(role, kind()).set_params(**{role: name}).fit(X, y + 1), estimator(role, kind())
+        assert_array_equal(by_name.predict(X), by_object.fit(X, y + 1).predict(X))
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"optimizer__momentum": [0.0, 0.9]},
+        {"optimizer__nesterov": [True], "optimizer__momentum": [0.5, 0.9]},
+        {"model__hidden_layer_sizes": [(2,), (4, 3)]},
+        {"model__activation": ["relu", "tanh"], "loss__gamma": [0.0, 2.0]},
+        {"learning_rate__final": [0.0, 1.0]},
+        {"optimizer": [optimizers.SGD(), optimizers.Adam()], "model": [models.Linear(), models.MLP()]},
+    ],
+)
+def test_grids_over_components(grid):
+    search = GridSearchCV(
+        OrtGradientClassifier(
+            models.MLP((3,)), optimizer=optimizers.SGD(momentum=0.5), loss=losses.Focal(),
+            learning_rate=schedules.Cosine(), max_iter=2, random_state=0,
+        ),
+        grid, cv=2, error_score="raise",
+    ).fit(X, y)  # fmt: skip
+    for name, value in search.best_params_.items():
+        assert repr(search.best_estimator_.get_params()[name]) == repr(value)
+
+
+def test_components_are_where_users_look_for_them():
+    for role, known in ROLES.items():
+        for kind in known.values():
+            assert kind.__name__ in MODULES[role].__all__
+    for kind in [*OPTIMIZERS.values(), *MODELS.values()]:
+        assert getattr(onnxtrain_sklearn, kind.__name__) is kind

@@ -1,0 +1,454 @@
+"""What the estimators take as X and y and what they give back: every kind of array, label and parameter."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.datasets import make_classification, make_regression
+from sklearn.exceptions import DataConversionWarning, NotFittedError
+from sklearn.preprocessing import scale
+
+from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
+from onnxtrain_sklearn.losses import LOSSES
+from onnxtrain_sklearn.models import GraphModel
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+def blobs(n: int = 90, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    X, y = make_classification(
+        n, 5, n_informative=5, n_redundant=0, n_classes=classes, n_clusters_per_class=1, class_sep=2.0, random_state=0
+    )
+    return scale(X), y
+
+
+def classifier(**parameters: object) -> OrtGradientClassifier:
+    defaults = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0}
+    return OrtGradientClassifier(MLP((8,)), **defaults | parameters)
+
+
+def regressor(**parameters: object) -> OrtGradientRegressor:
+    defaults = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0}
+    return OrtGradientRegressor(Linear(), **defaults | parameters)
+
+
+def run_onnx(estimator: OrtGradientClassifier | OrtGradientRegressor, X: np.ndarray) -> list[np.ndarray]:
+    """Return the outputs of the exported graph in a session of its own."""
+    session = onnxruntime.InferenceSession(estimator.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: np.asarray(X, np.float32)})
+
+
+# -- X ----------------------------------------------------------------------------------------------------------------
+
+
+def as_memmap(X: np.ndarray, folder: object, dtype: type) -> np.memmap:
+    mapped = np.memmap(folder / f"X-{np.dtype(dtype)}", dtype, "w+", shape=X.shape)
+    mapped[...] = X
+    mapped.flush()
+    return np.memmap(folder / f"X-{np.dtype(dtype)}", dtype, "r", shape=X.shape)
+
+
+KINDS = {
+    "float32": lambda X, folder: X.astype(np.float32),
+    "Fortran order": lambda X, folder: np.asfortranarray(X),
+    "strided": lambda X, folder: np.repeat(np.repeat(X, 2, axis=0), 2, axis=1)[::2, ::2],
+    "read-only": lambda X, folder: np.frombuffer(X.tobytes()).reshape(X.shape),
+    "list": lambda X, folder: X.tolist(),
+    "objects": lambda X, folder: X.astype(object),
+    "frame": lambda X, folder: pd.DataFrame(X),
+    "frame of nullable types": lambda X, folder: pd.DataFrame(X).astype("Float64"),
+    "memory map": lambda X, folder: as_memmap(X, folder, np.float64),
+    "memory map of float32": lambda X, folder: as_memmap(X, folder, np.float32),
+    **{kind: lambda X, folder, kind=kind: getattr(sp, kind)(X) for kind in (
+        "csr_matrix", "csc_matrix", "coo_matrix", "lil_matrix", "dok_matrix", "bsr_matrix", "dia_matrix",
+        "csr_array", "csc_array", "coo_array", "dok_array",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_X_trains_to_the_same_bits(kind, tmp_path):
+    X, y = blobs()
+    X = np.round(X, 2).astype(np.float32).astype(np.float64)
+    X[np.abs(X) < 0.5] = 0
+    reference, other = classifier().fit(X, y), KINDS[kind](X, tmp_path)
+    fitted = classifier().fit(other, y)
+    for name, array in reference.weights_.items():
+        assert_array_equal(array, fitted.weights_[name])
+    assert_array_equal(reference.predict_proba(X), fitted.predict_proba(other))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, bool, np.float16, np.int32])
+def test_numbers_of_every_type(dtype):
+    X, y = blobs()
+    X = (np.abs(X) * 10).astype(dtype)
+    a, b = classifier().fit(X, y), classifier().fit(X.astype(np.float32), y)
+    assert_array_equal(a.predict_proba(X), b.predict_proba(X.astype(np.float32)))
+
+
+def test_a_sparse_matrix_is_never_made_dense_as_a_whole(monkeypatch):
+    X, y = sp.random(3000, 40, 0.05, format="csr", random_state=0), np.arange(3000) % 2
+    largest, toarray = [], sp.csr_matrix.toarray
+
+    def recorded(self, *args, **kwargs):
+        largest.append(self.shape[0])
+        return toarray(self, *args, **kwargs)
+
+    monkeypatch.setattr(sp.csr_matrix, "toarray", recorded)
+    OrtGradientClassifier(Linear(), batch_size=100, max_iter=2).fit(X, y)
+    assert max(largest) == 100
+
+
+def test_names_of_the_columns_are_kept_and_held_to():
+    X, y = blobs()
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    fitted = classifier().fit(frame, y)
+    assert fitted.feature_names_in_.tolist() == list("abcde")
+    assert_array_equal(fitted.predict(frame), classifier().fit(X, y).predict(X))
+    with pytest.raises(ValueError, match="same order"):
+        fitted.predict(frame[list("edcba")])
+    with pytest.raises(ValueError, match="unseen at fit time"):
+        fitted.predict(frame.rename(columns={"a": "z"}))
+    with pytest.raises(ValueError, match="same order"):
+        fitted.partial_fit(frame[list("edcba")], y)
+    with pytest.warns(UserWarning, match="valid feature names"):
+        fitted.predict(X)
+    fitted.fit(X, y)
+    assert not hasattr(fitted, "feature_names_in_")
+
+
+def test_columns_numbered_by_pandas_are_no_names():
+    X, y = blobs()
+    fitted = classifier().fit(pd.DataFrame(X), y)
+    assert not hasattr(fitted, "feature_names_in_")
+    fitted.predict(X)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_tiny_data(n):
+    X, y = blobs(50)
+    assert regressor(max_iter=3).fit(X[:n], y[:n]).predict(X[:n]).shape == (n,)
+    assert classifier(max_iter=3).partial_fit(X[:n], y[:n], classes=[0, 1]).predict(X[:n]).shape == (n,)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 89, 90, 5000, "auto"])
+def test_every_row_is_seen_once_an_epoch_at_any_batch_size(batch_size):
+    X, y = blobs()
+    fitted = regressor(batch_size=batch_size, optimizer="sgd", learning_rate_init=0, max_iter=1).fit(X, y)
+    w, b = fitted.weights_["weight"], fitted.weights_["bias"]
+    assert_allclose(fitted.loss_, np.mean((X @ w + b - y[:, None]) ** 2), rtol=1e-5)
+    assert fitted.t_ == 90
+
+
+def test_one_feature_and_a_thousand_outputs():
+    X, y = blobs()
+    assert classifier().fit(X[:, :1], y).predict(X[:, :1]).shape == (90,)
+    Y = np.random.RandomState(0).normal(size=(90, 1000))
+    fitted = regressor(max_iter=2).fit(X, Y)
+    assert fitted.predict(X).shape == (90, 1000)
+    assert fitted.n_outputs_ == 1000
+
+
+def test_numpy_scalars_as_parameters():
+    X, y = blobs()
+    plain = classifier(batch_size=16, learning_rate_init=0.5, alpha=0.25, max_iter=3, tol=0.125).fit(X, y)
+    numpy = classifier(
+        batch_size=np.int64(16), learning_rate_init=np.float32(0.5), alpha=np.float16(0.25), max_iter=np.int8(3),
+        tol=np.float32(0.125), n_iter_no_change=np.uint8(10), max_grad_norm=np.float64(1e6), random_state=np.int64(0),
+    ).fit(X, y)  # fmt: skip
+    assert_allclose(plain.predict_proba(X), numpy.predict_proba(X), atol=1e-6)
+
+
+# -- targets of regression --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda y: y.astype(object), lambda y: y.astype(np.int64)])
+def test_kinds_of_numbers_to_predict(kind):
+    X, y = blobs()
+    assert_allclose(regressor().fit(X, kind(y)).predict(X), regressor().fit(X, y).predict(X), rtol=1e-6)
+
+
+def test_a_column_of_targets_is_taken_with_a_warning_and_trained_rightly():
+    X, y = make_regression(100, 4, noise=1, random_state=0)
+    X, y = scale(X), scale(y)
+    flat = regressor().fit(X, y)
+    for column in (y[:, None], pd.DataFrame({"y": y})):
+        with pytest.warns(DataConversionWarning):
+            fitted = regressor().fit(X, column)
+        assert_array_equal(fitted.predict(X), flat.predict(X))
+    assert flat.score(X, y) > 0.98
+
+
+def test_several_outputs_are_several_regressions():
+    X, Y = make_regression(200, 4, n_targets=3, random_state=0)
+    X, Y = scale(X), scale(Y)
+    together = regressor(optimizer="lbfgs", tol=1e-6, max_iter=100).fit(X, Y)
+    assert together.predict(X).shape == (200, 3)
+    assert together.score(X, Y) > 0.999
+    for k in range(3):
+        alone = regressor(optimizer="lbfgs", tol=1e-6, max_iter=100).fit(X, Y[:, k])
+        assert_allclose(together.predict(X)[:, k], alone.predict(X), atol=2e-3)
+
+
+def test_the_loss_of_several_outputs_is_their_mean():
+    X, Y = make_regression(50, 4, n_targets=3, random_state=0)
+    fitted = regressor(learning_rate_init=0, max_iter=1, batch_size=50).fit(X, Y)
+    assert_allclose(fitted.loss_, np.mean((fitted.predict(X) - Y) ** 2), rtol=1e-5)
+
+
+def test_predictions_follow_the_type_of_X():
+    X, y = blobs()
+    fitted = regressor().fit(X, y)
+    assert fitted.predict(X).dtype == np.float64
+    assert fitted.predict(X.astype(np.float32)).dtype == np.float32
+    assert_array_equal(fitted.predict(X), fitted.predict(X.astype(np.float32)))
+
+
+def test_a_constant_target_is_learnt():
+    X = blobs()[0]
+    fitted = OrtGradientRegressor(Linear(), optimizer="lbfgs", random_state=0).fit(X, np.full(90, 3.5))
+    assert_allclose(fitted.predict(X), 3.5, atol=1e-3)
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+LABELS = {
+    "strings": np.array(["no", "yes"]),
+    "objects": np.array(["no", "a longer one"], dtype=object),
+    "not ASCII": np.array(["ä", "漢字"]),
+    "gaps": np.array([3, 10**12]),
+    "negative": np.array([-1, 1]),
+    "booleans": np.array([False, True]),
+    "floats": np.array([-2.0, 7.0]),
+    "small integers": np.array([1, 2], dtype=np.int8),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_any_type_come_back(kind):
+    X, y = blobs()
+    labels = LABELS[kind]
+    fitted = classifier().fit(X, labels[y])
+    assert fitted.classes_.tolist() == sorted(labels.tolist())
+    assert fitted.classes_.dtype == fitted.predict(X).dtype == labels.dtype
+    order = np.argsort(labels.tolist()) if labels.dtype == object else np.argsort(labels)
+    assert np.mean(fitted.predict(X) == labels[y]) == fitted.score(X, labels[y]) > 0.9
+    indices = classifier().fit(X, np.argsort(order)[y])
+    assert_array_equal(indices.predict_proba(X), fitted.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    "make", [list, pd.Series, lambda y: pd.Series(y, dtype="category"), lambda y: y.astype(object)]
+)
+def test_containers_of_labels(make):
+    X, y = blobs()
+    names = np.array(["a", "b"])[y]
+    assert_array_equal(classifier().fit(X, make(names)).predict(X), classifier().fit(X, names).predict(X))
+
+
+def test_a_column_of_labels_is_taken_with_a_warning():
+    X, y = blobs()
+    with pytest.warns(DataConversionWarning):
+        fitted = classifier().fit(X, y[:, None])
+    assert_array_equal(fitted.predict(X), classifier().fit(X, y).predict(X))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_probabilities_and_decisions_agree_with_labels(classes):
+    X, y = blobs(classes=classes)
+    fitted = classifier().fit(X, y)
+    p, scores = fitted.predict_proba(X), fitted.decision_function(X)
+    assert p.shape == (90, classes)
+    assert p.dtype == np.float32
+    assert_allclose(p.sum(axis=1), 1, rtol=1e-6)
+    assert_array_equal(fitted.predict(X), p.argmax(axis=1))
+    assert fitted.score(X, y) > 0.9
+    if classes == 2:
+        assert scores.shape == (90,)
+        assert_allclose(p[:, 1], 1 / (1 + np.exp(-scores)), atol=1e-6)
+    else:
+        expected = np.exp(scores - scores.max(axis=1, keepdims=True))
+        assert_allclose(p, expected / expected.sum(axis=1, keepdims=True), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [np.array, sp.csr_matrix, pd.DataFrame, lambda Y: Y.tolist(), lambda Y: Y == 1])
+def test_several_labels_a_row(make):
+    X, y = blobs(classes=3)
+    Y = np.c_[y == 0, y == 1, y >= 1].astype(int)
+    fitted = classifier().fit(X, make(Y))
+    prediction = fitted.predict(X)
+    assert_array_equal(fitted.classes_, [0, 1, 2])
+    assert prediction.shape == (90, 3)
+    assert set(np.unique(prediction)) == {0, 1}
+    assert_array_equal(prediction, fitted.predict_proba(X) > 0.5)
+    assert_array_equal(prediction, fitted.decision_function(X) > 0)
+    assert fitted.score(X, Y) > 0.8
+    assert_array_equal(fitted.partial_fit(X, Y).classes_, [0, 1, 2])
+
+
+def test_two_labels_a_row_are_not_taken_for_two_classes():
+    X, y = blobs()
+    fitted = classifier().fit(X, np.c_[y, y])
+    assert fitted.decision_function(X).shape == (90, 2)
+    assert fitted.predict_proba(X)[:, 0].min() < 0.2
+    assert_array_equal(fitted.predict(X)[:, 0], fitted.predict(X)[:, 1])
+
+
+def test_early_stopping_scores_several_labels_by_the_share_of_right_rows():
+    X, y = blobs(classes=3)
+    Y = np.c_[y == 0, y == 1, y >= 1].astype(int)
+    fitted = classifier(max_iter=5).fit(X, Y, X_val=X, y_val=Y)
+    assert_allclose(fitted.validation_scores_[-1], np.mean((fitted.predict(X) == Y).all(axis=1)))
+
+
+def test_partial_fit_knows_labels_that_have_not_come_yet():
+    X, y = blobs(classes=3)
+    fitted = classifier().partial_fit(X[y < 2], y[y < 2], classes=[2, 0, 1])
+    assert_array_equal(fitted.classes_, [0, 1, 2])
+    for _ in range(20):
+        fitted.partial_fit(X, y)
+    assert fitted.score(X, y) > 0.9
+    fitted.partial_fit(X[:5], np.full(5, 2), classes=[0, 1, 2])
+
+
+def test_balanced_class_weights_of_several_labels():
+    X, y = blobs()
+    Y = np.c_[y, np.arange(90) % 3 == 0].astype(int)
+    fitted = classifier(class_weight="balanced", learning_rate_init=0, max_iter=1, batch_size=90).fit(X, Y)
+    weights = np.ones(90)
+    for column in Y.T:
+        weights *= (90 / 2 / np.bincount(column))[column]
+    s = fitted.decision_function(X)
+    rows = np.mean(np.logaddexp(0, s) - Y * s, axis=1)
+    assert_allclose(fitted.loss_, np.average(rows, weights=weights), rtol=1e-5)
+
+
+# -- what was fitted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["regression", "outputs", "binary", "multiclass", "multilabel", "strings"])
+def test_the_exported_graph_predicts_the_same_bits(task):
+    X, y = blobs(classes=3 if task == "multiclass" else 2)
+    targets = {"outputs": np.c_[y, 1.0 - y], "multilabel": np.c_[y, y, 1 - y], "strings": np.array(list("abc"))[y]}
+    make = regressor if task in ("regression", "outputs") else classifier
+    fitted = make().fit(X, targets.get(task, y))
+    outputs = run_onnx(fitted, X)
+    assert_array_equal(fitted.predict(X), outputs[0].reshape(fitted.predict(X).shape))
+    if make is classifier:
+        assert_array_equal(fitted.predict_proba(X), outputs[1])
+        assert [output.name for output in fitted.to_onnx().graph.output] == ["label", "probabilities"]
+    onnx.checker.check_model(fitted.to_onnx(), full_check=True)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_exported_graph_of_every_loss_predicts_the_same_bits(name):
+    X, y = blobs()
+    make = regressor if "regression" in LOSSES[name].tasks else classifier
+    fitted = make(loss=name, max_iter=2).fit(X, y + 1)
+    outputs = run_onnx(fitted, X)
+    assert_array_equal(fitted.predict(X), outputs[0].reshape(-1))
+    if make is classifier:
+        second = fitted.predict_proba(X) if hasattr(fitted, "predict_proba") else fitted.decision_function(X)
+        assert_array_equal(second, outputs[1].reshape(second.shape))
+
+
+def test_fitted_attributes():
+    X, y = blobs()
+    fitted = classifier(max_iter=3, batch_size=30).fit(X, y)
+    assert (fitted.n_features_in_, fitted.n_outputs_, fitted.n_iter_, fitted.t_) == (5, 1, 3, 270)
+    assert fitted.loss_ == fitted.loss_curve_[-1]
+    assert fitted.best_loss_ == min(fitted.loss_curve_)
+    assert fitted.validation_scores_ is None
+    assert fitted.best_validation_score_ is None
+    assert (fitted.engine_, fitted.device_) == ("ort-training", "cpu")
+    assert isinstance(fitted.model_, onnx.ModelProto)
+    assert fitted.model_ == fitted.to_onnx()
+    assert list(fitted.weights_) == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
+    fitted.weights_["layers.0.bias"][...] = 7  # a copy
+    assert not (fitted.weights_["layers.0.bias"] == 7).any()
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function", "score"])
+def test_nothing_works_before_fit(method):
+    X, y = blobs()
+    with pytest.raises(NotFittedError):
+        getattr(classifier(), method)(*([X, y] if method == "score" else [X]))
+    assert not hasattr(classifier(), "model_")
+    assert not hasattr(classifier(), "weights_")
+    with pytest.raises(NotFittedError):
+        classifier().to_onnx()
+
+
+def test_without_probabilities_there_is_no_method_for_them():
+    assert hasattr(classifier(), "predict_proba")
+    assert not hasattr(classifier(loss="hinge"), "predict_proba")
+    assert not hasattr(classifier(loss=losses.SquaredHinge()), "predict_proba")
+    assert hasattr(classifier(loss=losses.Focal(1.0)), "predict_proba")
+    fitted = classifier(max_iter=1).fit(*blobs())
+    assert hasattr(fitted.set_params(loss="hinge"), "predict_proba")  # what was trained counts
+    with pytest.raises(AttributeError, match="predict_proba"):
+        _ = classifier(loss="hinge").predict_proba
+
+
+def test_parameters_are_stored_as_they_were_given():
+    graph, optimizer, names = MLP((3,)).build(2, 1), SGD(), ["a"]
+    estimator = OrtGradientClassifier(graph, optimizer=optimizer, trainable=names, learning_rate_init="nonsense")
+    assert estimator.model is graph
+    assert estimator.optimizer is optimizer
+    assert estimator.trainable is names
+    assert estimator.learning_rate_init == "nonsense"
+
+
+def test_fit_changes_no_parameter_and_no_argument():
+    X, y = blobs()
+    graph = MLP((3,)).build(5, 1, 0)
+    before, data = graph.SerializeToString(), X.copy()
+    estimator = OrtGradientClassifier(graph, optimizer=SGD(momentum=0.9), max_iter=3)
+    parameters = {name: repr(value) for name, value in estimator.get_params().items()}
+    estimator.fit(X, y)
+    assert graph.SerializeToString() == before
+    assert_array_equal(X, data)
+    assert {name: repr(value) for name, value in estimator.get_params().items()} == parameters
+
+
+class TwoLayers(GraphModel):
+    """A builder of one's own, with another input name, in float64."""
+
+    def __init__(self, width: int = 4, surplus: int = 0) -> None:
+        self.width = width
+        self.surplus = surplus
+
+    def build(self, n_features, n_outputs, random_state=None):
+        rng, k = np.random.RandomState(0), n_outputs + self.surplus
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 18]> g (double[N,{n_features}] rows) => (double[N,{k}] out)'
+            "{ a = MatMul(rows, U) h = Tanh(a) out = MatMul(h, V) }"
+        )
+        for name, shape in (("U", (n_features, self.width)), ("V", (self.width, k))):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
+        return model
+
+
+def test_a_builder_of_ones_own():
+    X, y = blobs(classes=3)
+    fitted = OrtGradientClassifier(TwoLayers(6), learning_rate_init=0.05, max_iter=40, random_state=0).fit(X, y)
+    assert fitted.score(X, y) > 0.9
+    assert fitted.weights_["U"].shape == (5, 6)
+    assert fitted.weights_["U"].dtype == np.float64
+    with pytest.raises(ValueError, match=r"output has 5 column\(s\), but y has 3 classes"):
+        OrtGradientClassifier(TwoLayers(6, surplus=2)).fit(X, y)
+
+
+def test_nothing_is_warned_of_in_a_plain_fit():
+    X, y = blobs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        OrtGradientClassifier(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict_proba(X)
+        OrtGradientRegressor(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict(X)

@@ -1,0 +1,219 @@
+"""Copies in all forms: pickles, deep copies, clones, other processes and threads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import joblib
+import numpy as np
+import onnx
+import pytest
+from numpy.testing import assert_array_equal
+from sklearn.base import clone
+from sklearn.datasets import make_classification
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.preprocessing import scale
+
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
+from onnxtrain_sklearn.exceptions import DivergenceError
+from onnxtrain_sklearn.schedules import Cosine
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+X, y = make_classification(120, 6, n_informative=6, n_redundant=0, n_classes=3, random_state=0)
+X = scale(X).astype(np.float32)
+
+OPTIMIZERS = {
+    "sgd": "sgd",
+    "momentum": SGD(momentum=0.9, nesterov=True),
+    "adam": "adam",
+    "adamw": "adamw",
+    "rmsprop": RMSprop(momentum=0.5, centered=True),
+    "adagrad": "adagrad",
+}
+
+
+def classifier(**parameters: object) -> OrtGradientClassifier:
+    defaults = {"learning_rate_init": 0.02, "max_iter": 4, "batch_size": 16, "random_state": 0}
+    return OrtGradientClassifier(MLP((5,)), **defaults | parameters)
+
+
+def joblib_copy(estimator: OrtGradientClassifier) -> OrtGradientClassifier:
+    file = io.BytesIO()
+    joblib.dump(estimator, file)
+    return joblib.load(io.BytesIO(file.getvalue()))
+
+
+COPIES = {
+    "pickle": lambda e: pickle.loads(pickle.dumps(e)),
+    "pickle of the oldest protocol": lambda e: pickle.loads(pickle.dumps(e, protocol=2)),
+    "deepcopy": copy.deepcopy,
+    "joblib": joblib_copy,
+}
+
+
+def assert_equal(a: OrtGradientClassifier, b: OrtGradientClassifier) -> None:
+    assert_array_equal(a.predict_proba(X), b.predict_proba(X))
+    for name, array in a.weights_.items():
+        assert_array_equal(array, b.weights_[name])
+    assert a.loss_curve_ == b.loss_curve_
+    assert (a.n_iter_, a.t_) == (b.n_iter_, b.t_)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_predict_the_same_bits(how):
+    fitted = classifier().fit(X, y)
+    twin = COPIES[how](fitted)
+    assert_equal(fitted, twin)
+    assert_array_equal(fitted.decision_function(X), twin.decision_function(X))
+    assert twin.to_onnx() == fitted.to_onnx()
+    assert repr(twin) == repr(fitted)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_copies_go_on_as_if_they_had_never_been_made(optimizer, how):
+    settings = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": Cosine(), "max_iter": 8, "max_grad_norm": 1.0}
+    straight = classifier(**settings)
+    for _ in range(3):
+        straight.partial_fit(X, y, classes=[0, 1, 2])
+    twin = COPIES[how](straight)
+    for _ in range(3):
+        straight.partial_fit(X, y)
+        twin.partial_fit(X, y)
+    assert_equal(straight, twin)
+
+
+def test_a_warm_start_goes_on_exactly_from_a_pickle():
+    straight = classifier(warm_start=True, early_stopping=True, max_iter=3).fit(X, y)
+    twin = pickle.loads(pickle.dumps(straight))
+    assert_equal(straight.fit(X, y), twin.fit(X, y))
+    assert straight.validation_scores_ == twin.validation_scores_
+
+
+def test_a_copy_has_a_life_of_its_own():
+    fitted = classifier().fit(X, y)
+    expected, rng_state = fitted.predict_proba(X), fitted._run.rng.get_state()[1].copy()
+    for how in COPIES.values():
+        how(fitted).partial_fit(X, y)
+    assert_array_equal(fitted.predict_proba(X), expected)
+    assert_array_equal(fitted._run.rng.get_state()[1], rng_state)
+
+
+def test_a_generator_shared_with_the_parameters_stays_shared():
+    fitted = classifier(random_state=np.random.RandomState(3)).partial_fit(X, y, classes=[0, 1, 2])
+    twin = pickle.loads(pickle.dumps(fitted))
+    assert twin.random_state is twin._run.rng
+    assert_equal(fitted.partial_fit(X, y), twin.partial_fit(X, y))
+
+
+def test_unfitted_estimators_and_graphs_as_parameters_are_copied():
+    graph = MLP((5,)).build(6, 3, 0)
+    estimator = OrtGradientClassifier(graph, optimizer=LBFGS(), trainable=["layers.1.*"])
+    for how in COPIES.values():
+        twin = how(estimator)
+        assert twin.model == graph
+        assert_array_equal(twin.fit(X, y).predict(X), clone(estimator).fit(X, y).predict(X))
+
+
+def test_a_clone_is_not_fitted():
+    fitted = classifier().fit(X, y)
+    with pytest.raises(NotFittedError):
+        clone(fitted).predict(X)
+    assert_equal(clone(fitted).fit(X, y), fitted)
+
+
+def test_a_pickle_is_little_more_than_weights_and_optimizer_state():
+    graph = MLP((300, 200)).build(100, 3, 0)
+    numbers = sum(np.prod(initializer.dims) for initializer in graph.graph.initializer)
+    wide = np.random.RandomState(0).normal(size=(50, 100))
+    fitted = OrtGradientClassifier(MLP((300, 200)), optimizer="adam", max_iter=2).fit(wide, np.arange(50) % 3)
+    before = len(pickle.dumps(fitted))
+    assert before < 4.2 * 4 * numbers  # the graph's initial weights, the weights now, two moments
+    fitted.predict_proba(wide)
+    fitted.decision_function(wide)
+    assert len(pickle.dumps(fitted)) == before  # no session, no cache
+    plain = OrtGradientClassifier(MLP((300, 200)), optimizer="sgd", max_iter=2).fit(wide, np.arange(50) % 3)
+    assert len(pickle.dumps(plain)) < 2.2 * 4 * numbers
+
+
+def test_errors_are_pickled_whole():
+    error = pickle.loads(pickle.dumps(DivergenceError("too high", [1.0, 2.0])))
+    assert (str(error), error.loss_curve) == ("too high", [1.0, 2.0])
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def raced(call: object, n: int = 8) -> list[np.ndarray]:
+    """Return what ``call`` returns in each of ``n`` threads that start at once."""
+    barrier = Barrier(n)
+
+    def start(_: int) -> np.ndarray:
+        barrier.wait()
+        return call()
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(start, range(n)))
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
+def test_threads_predict_at_once(method):
+    fitted = classifier().fit(X, y)
+    expected = getattr(copy.deepcopy(fitted), method)(X)
+    for estimator in (fitted, pickle.loads(pickle.dumps(fitted))):  # its first prediction is raced
+        for result in raced(lambda e=estimator: getattr(e, method)(X)):
+            assert_array_equal(result, expected)
+
+
+def test_threads_train_estimators_of_their_own():
+    expected = classifier(max_iter=10).fit(X, y).predict_proba(X)
+    for result in raced(lambda: classifier(max_iter=10).fit(X, y).predict_proba(X), 4):
+        assert_array_equal(result, expected)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_another_process_predicts_the_same_and_goes_on(tmp_path):
+    fitted = classifier(optimizer="adam").fit(X, y)
+    (tmp_path / "estimator.pickle").write_bytes(pickle.dumps(fitted))
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", y)
+    program = """
+import pickle, sys
+from pathlib import Path
+import numpy as np
+folder = Path(sys.argv[1])
+estimator = pickle.loads((folder / "estimator.pickle").read_bytes())
+X, y = np.load(folder / "X.npy"), np.load(folder / "y.npy")
+np.save(folder / "before.npy", estimator.predict_proba(X))
+np.save(folder / "after.npy", estimator.partial_fit(X, y).predict_proba(X))
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
+    assert_array_equal(np.load(tmp_path / "before.npy"), fitted.predict_proba(X))
+    assert_array_equal(np.load(tmp_path / "after.npy"), fitted.partial_fit(X, y).predict_proba(X))
+
+
+def test_workers_of_joblib_find_what_one_process_finds():
+    grid = {"optimizer": [Adam()], "learning_rate_init": [1e-4, 0.02]}
+    both = [GridSearchCV(classifier(), grid, cv=2, n_jobs=n, error_score="raise").fit(X, y) for n in (1, 2)]
+    assert both[0].best_params_["learning_rate_init"] == 0.02
+    assert_array_equal(both[0].cv_results_["mean_test_score"], both[1].cv_results_["mean_test_score"])
+    assert_array_equal(both[0].predict(X), both[1].predict(X))
+    fitted = both[1].best_estimator_
+    assert_array_equal(cross_val_score(fitted, X, y, n_jobs=2, cv=2), cross_val_score(fitted, X, y, cv=2))
+
+
+def test_fitted_estimators_travel_to_workers():
+    fitted = OrtGradientRegressor(MLP((4,)).build(6, 1, 0), max_iter=2).fit(X, y)
+    results = joblib.Parallel(n_jobs=2)(joblib.delayed(fitted.predict)(part) for part in (X[:60], X[60:]))
+    assert_array_equal(np.concatenate(results), fitted.predict(X))
+    assert isinstance(fitted.model, onnx.ModelProto)

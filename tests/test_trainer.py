@@ -1,0 +1,267 @@
+"""The epoch loop by itself: a step, batches and a validation score are made up."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
+
+from onnxtrain_sklearn._trainer import History, Trainer, TrainerSettings
+from onnxtrain_sklearn.exceptions import DivergenceError
+from onnxtrain_sklearn.optimizers import SGD
+from onnxtrain_sklearn.schedules import Schedule, resolve_schedule
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+class Step:
+    """A step whose losses are given; each adds one to its single weight."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = iter(losses)
+        self.parameters = SimpleNamespace(vector=np.zeros(1, np.float32))
+        self.state = SimpleNamespace(slots={})
+        self.settings = SimpleNamespace(optimizer=SGD())
+        self.buffers, self.sample_weight = {}, np.ones(1)
+        self.rates: list[float] = []
+        self.forgotten = 0
+
+    def run(self, learning_rate: float, weight: float) -> float:
+        self.rates.append(learning_rate)
+        self.parameters.vector += 1
+        return next(self.losses)
+
+    def forget_state(self) -> None:
+        self.forgotten += 1
+
+
+class Batches:
+    """Batches of the given weights."""
+
+    def __init__(self, *weights: float) -> None:
+        self.weights, self.n_rows = weights, 10
+        self.weight, self.steps = sum(weights), len(weights)
+
+    def into(self, buffers: Any, sample_weight: Any) -> Iterator[float]:
+        yield from self.weights
+
+
+def trainer(step: Step, batches: Batches | None = None, history: History | None = None, **options: Any) -> Trainer:
+    validate = options.pop("validate", None)
+    defaults = {
+        "learning_rate_init": 1.0, "schedule": "constant", "max_iter": 100, "tol": 0.1, "n_iter_no_change": 2,
+        "early_stopping": False, "verbose": False,
+    } | options  # fmt: skip
+    settings = TrainerSettings(**defaults | {"schedule": resolve_schedule(defaults["schedule"])})
+    return Trainer(settings, step, batches or Batches(1.0), history or History(), validate)
+
+
+def epochs_by_scikit_learns_rule(losses: list[float], tol: float, patience: int) -> int:
+    best, count = math.inf, 0
+    for epoch, loss in enumerate(losses, start=1):
+        count = count + 1 if loss > best - tol else 0
+        best = min(best, loss)
+        if count > patience:
+            return epoch
+    return len(losses)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_rule_of_patience_is_scikit_learns(seed):
+    rng = np.random.RandomState(seed)
+    losses = (np.linspace(3, 1, 60) + rng.normal(scale=0.3, size=60)).tolist()
+    tol, patience = rng.uniform(0, 0.3), rng.randint(1, 6)
+    history = History()
+    trainer(Step(losses), history=history, tol=tol, n_iter_no_change=patience, max_iter=60).fit()
+    assert len(history.loss_curve) == epochs_by_scikit_learns_rule(losses, tol, patience)
+    assert history.best_loss == min(history.loss_curve)
+
+
+def test_a_loss_that_falls_by_exactly_tol_improves():
+    history = History()
+    trainer(Step([1.0, 0.75, 0.5, 0.5, 0.5, 0.5]), history=history, tol=0.25).fit()
+    assert len(history.loss_curve) == 6
+
+
+def test_scores_of_early_stopping_must_rise_by_tol():
+    scores = [0.5, 0.75, 0.8, 0.85, 0.9]
+    step, history = Step([1.0] * 9), History()
+    trainer(step, history=history, tol=0.25, early_stopping=True, validate=iter(scores).__next__).fit()
+    assert history.validation_scores == scores
+    assert step.parameters.vector == 5  # better still, if not by tol
+    assert history.best_score == 0.9
+
+
+def test_the_best_weights_come_back():
+    step, scores = Step([1.0] * 9), iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.1])
+    trainer(step, early_stopping=True, validate=scores.__next__, tol=0.0, n_iter_no_change=2).fit()
+    assert step.parameters.vector == 2  # the first of equal ones
+    assert len(step.rates) == 6
+
+
+def test_scores_that_are_no_numbers_are_never_best():
+    step, scores = Step([1.0] * 9), iter([math.nan] * 9)
+    trainer(step, early_stopping=True, validate=scores.__next__).fit()
+    assert step.parameters.vector == 3
+
+
+def test_going_on_scores_the_weights_it_starts_from():
+    history = History()
+    step = Step([1.0] * 20)
+    trainer(step, history=history, early_stopping=True, validate=iter([0.9, 0.1, 0.1, 0.1]).__next__).fit()
+    assert step.parameters.vector == 1
+    trainer(step, history=history, early_stopping=True, validate=iter([0.2, 0.3, 0.1, 0.1, 0.1]).__next__).fit()
+    assert step.parameters.vector == 2
+    assert history.best_score == 0.3
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_rows():
+    history = History()
+    trainer(Step([1.0, 2.0, 6.0]), Batches(2.0, 2.0, 1.0), history).one_pass()
+    assert_allclose(history.loss_curve, [(2 + 4 + 6) / 5])
+    assert (history.progress.step, history.progress.epoch, history.progress.samples) == (3, 1, 10)
+
+
+def test_schedules_are_asked_before_each_step_and_see_the_plan():
+    class Seen(Schedule):
+        seen: list[tuple[int | None, ...]] = []  # noqa: RUF012
+
+        def factor(self, progress):
+            self.seen.append((progress.step, progress.epoch, progress.samples, progress.total_steps))
+            return 0.5
+
+    step, history = Step([1.0] * 8), History()
+    trainer(step, Batches(1.0, 1.0), history, schedule=Seen(), max_iter=2).fit()
+    trainer(step, Batches(1.0, 1.0), history, schedule=Seen(), max_iter=2).fit()
+    assert step.rates == [0.5] * 8
+    assert Seen.seen[:4] == [(0, 0, 0, 4), (1, 0, 0, 4), (2, 1, 10, 4), (3, 1, 10, 4)]
+    assert Seen.seen[4] == (4, 2, 20, 8)
+
+
+def test_passes_share_one_plan():
+    history = History()
+    for _ in range(3):
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, max_iter=5).one_pass()
+        assert history.progress.total_steps == 10
+
+
+def test_plateaus_lower_an_adaptive_rate_until_it_is_small():
+    step, history = Step([1.0] * 99), History()
+    trainer(step, history=history, schedule="adaptive", learning_rate_init=1e-4, n_iter_no_change=1).fit()
+    assert_allclose(step.rates, np.repeat([1e-4, 2e-5, 4e-6, 8e-7], [3, 2, 2, 2]), rtol=1e-12)
+    assert history.progress.plateaus == 4
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(4, True), (5, False), (6, False)])
+def test_a_warning_tells_that_epochs_ran_out(epochs, warned, recwarn):
+    trainer(Step([2.0, 1.0, 1.0, 1.0, 1.0, 1.0]), max_iter=epochs).fit()
+    assert [w.category for w in recwarn] == [ConvergenceWarning] * warned
+
+
+# -- errors on the way ------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_the_epochs_begin_come_back_when_a_later_step_diverges():
+    step, history = Step([1.0, 1.0, 1.0, math.nan]), History()
+    with pytest.raises(DivergenceError, match="epoch 2") as caught:
+        trainer(step, Batches(1.0, 1.0), history).fit()
+    assert step.parameters.vector == 2
+    assert caught.value.loss_curve == history.loss_curve == [1.0]
+    assert step.forgotten == 1
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_weights_whose_own_loss_is_not_finite_are_not_what_comes_back(spoilt):
+    step, history = Step([1.0, 1.0, spoilt]), History()
+    with pytest.raises(DivergenceError):
+        trainer(step, history=history).fit()
+    assert step.parameters.vector == 1  # with 2 the loss was spoilt
+
+
+def test_passes_remember_the_last_weights_of_a_finite_loss():
+    step, history = Step([1.0, 1.0, math.inf, 1.0]), History()
+    for _ in range(2):
+        trainer(step, history=history).one_pass()
+    with pytest.raises(DivergenceError):
+        trainer(step, history=history).one_pass()
+    assert step.parameters.vector == 1
+    trainer(step, history=history).one_pass()
+    assert history.loss_curve == [1.0, 1.0, 1.0]
+    assert pickle.loads(pickle.dumps(history)).proven is None
+
+
+@pytest.mark.parametrize("where", ["weights", "state"])
+def test_the_end_of_an_epoch_is_looked_at(where):
+    step = Step([1.0])
+    step.state.slots["moment"] = np.zeros(3)
+    (step.parameters.vector if where == "weights" else step.state.slots["moment"])[-1] = np.inf
+    with pytest.raises(DivergenceError):
+        trainer(step).one_pass()
+
+
+def test_a_first_step_that_diverges_changes_nothing():
+    step, history = Step([math.nan]), History()
+    with pytest.raises(DivergenceError, match="epoch 1"):
+        trainer(step, history=history).fit()
+    assert_array_equal(step.parameters.vector, 0)
+    assert (history.loss_curve, history.progress.epoch) == ([], 0)
+
+
+class Raising(Step):
+    def __init__(self, at: int, error: type[BaseException], spoil: bool = False) -> None:
+        super().__init__([1.0] * 99)
+        self.at, self.error, self.spoil = at, error, spoil
+
+    def run(self, learning_rate: float, weight: float) -> float:
+        if len(self.rates) == self.at:
+            self.parameters.vector[:] = np.nan if self.spoil else self.parameters.vector
+            raise self.error
+        return super().run(learning_rate, weight)
+
+
+@pytest.mark.parametrize("method", ["fit", "one_pass"])
+def test_interruption_keeps_every_step_made(method):
+    step = Raising(1, KeyboardInterrupt)
+    with pytest.warns(UserWarning, match="interrupted"):
+        getattr(trainer(step, Batches(1.0, 1.0, 1.0)), method)()
+    assert step.parameters.vector == 1
+
+
+def test_interruption_does_not_keep_weights_that_are_spoilt():
+    step = Raising(3, KeyboardInterrupt, spoil=True)
+    with pytest.warns(UserWarning, match="interrupted"):
+        trainer(step, Batches(1.0, 1.0)).fit()
+    assert np.isfinite(step.parameters.vector).all()
+
+
+def test_another_error_goes_back_to_the_epoch_before():
+    step = Raising(3, RuntimeError)
+    with pytest.raises(RuntimeError):
+        trainer(step, Batches(1.0, 1.0)).fit()
+    assert step.parameters.vector == 2
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_epoch_loss_score_and_the_rate_used(capsys):
+    step = Step([1.5, 0.25])
+    trainer(step, verbose=True, schedule="cosine", max_iter=2, validate=iter([0.5, 0.75]).__next__).fit()
+    header, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["epoch", "loss", "validation", "rate", "seconds"]
+    assert first[:4] == ["1", "1.500000", "0.500000", "1"]
+    assert second[:4] == ["2", "0.250000", "0.750000", "0.5"]
+
+
+def test_the_table_goes_on_without_a_second_header(capsys):
+    history = History()
+    for _ in range(2):
+        trainer(Step([1.0]), history=history, verbose=True).one_pass()
+    assert capsys.readouterr().out.count("epoch") == 1
