@@ -128,3 +128,26 @@ def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
     ones = np.ones(3, np.float32)
     _, x, z = session.run(None, {"x": ones, "z": ones})
     assert_allclose([x, z], 1.0)
+
+
+def test_gradients_of_gradients():
+    text = f"{HEAD} g (float[2, 3] x) => (float y) {{ a = Mul(x, x) b = Mul(a, x) y = ReduceSum<keepdims = 0>(b) }}"
+    first = gradient_graph(onnx.parser.parse_model(text), wrt="x", engine="portable")
+    first.graph.node.append(onnx.helper.make_node("ReduceSum", ["x_grad"], ["total"], keepdims=0))
+    del first.graph.output[:]
+    first.graph.output.append(onnx.helper.make_tensor_value_info("total", onnx.TensorProto.FLOAT, []))
+    first.graph.node[-2].output[0] = first.graph.node[-1].input[0] = "slope"
+    second = gradient_graph(first, wrt="x", engine="portable")
+    session = _runtime.create_session(second.SerializeToString(), _runtime.resolve_device())
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    total, slope = session.run(None, {"x": x})
+    assert_allclose(total, (3 * x**2).sum())
+    assert_allclose(slope, 6 * x)
+
+
+def test_what_nothing_reads_is_kept():
+    model = mlp_with_loss()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "unread"))
+    graph = gradient_graph(model, wrt="layers.0.weight", engine="portable").graph
+    assert "unread" in {i.name for i in graph.initializer}
+    assert [o.name for o in graph.output] == ["loss", "scores", "layers.0.weight_grad"]

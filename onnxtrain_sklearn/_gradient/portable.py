@@ -50,6 +50,8 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         _add_output(op, sources[name], _total(op, slopes.get(sources[name], [])))
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward])
+    for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
+        del graph.initializers[name]
     return result
 
 
@@ -113,7 +115,7 @@ def _add_output(op: GraphBuilder, source: ir.Value, slope: ir.Value | None) -> N
     """Name the gradient; what is a constant, or another value of the graph too, gets a node of its own."""
     if slope is None:
         slope = zeros_like(op, source)
-    if slope.producer() is None or slope.is_graph_output() or not (slope.name or "").startswith("gradient/"):
+    if slope.producer() is None or slope.is_graph_output():
         slope = op.Identity(slope)
     slope.name, slope.type, slope.shape = f"{source.name}_grad", source.type, source.shape
     op.graph.outputs.append(slope)

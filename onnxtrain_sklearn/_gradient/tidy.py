@@ -58,8 +58,4 @@ def _drop_one(node: ir.Node) -> None:
 def _remove_unused(graph: ir.Graph, own: Collection[ir.Node]) -> None:
     for node in reversed(list(own)):
         if not any(v.uses() or v.is_graph_output() for v in node.outputs):
-            constants = [x for x in node.inputs if x is not None and x.is_initializer()]
             graph.remove(node, safe=True)
-            for x in constants:
-                if not x.uses() and (x.name or "").startswith("gradient/"):
-                    graph.initializers.pop(x.name or "", None)
