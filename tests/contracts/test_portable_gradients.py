@@ -30,13 +30,10 @@ REFUSED = {
     'reduction = "mul"': "only reductions 'none' and 'add'",
     'reduction = "min"': "only reductions 'none' and 'add'",
     'reduction = "max"': "only reductions 'none' and 'add'",
-    "(r, a)": "its axes must be constant",
     "storage_order = 1": "storage_order=1",
     "OneHot(": "has no gradient for it",
     "If(": "has no gradient for it",
-    "Einsum<": "has no gradient for it",
     "LayerNormalization(x, s, b) y = Mul(z, m)": "further outputs",
-    "AveragePool<kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1": "ceil_mode=1",
 }
 MAY_REFUSE = (
     "needs opset (13|16) or newer|auto_pad needs fixed sizes|must be fixed|further outputs|training_mode must be"
@@ -160,6 +157,12 @@ for reduction in ("none", "sum", "mean"):
         t=ints(0, 2, 1, 2),
         w=positive(3),
     )
+for equation in ("ij,jk->ik", "ij,jk", "ij,jk->i", "bi, jb -> ", "ij,jk->kij"):
+    case("Einsum", f'y = Einsum<equation = "{equation}">(x, z)', x=MATRIX, z=(4, 2) if "b" in equation else (3, 4))
+case("Einsum", 'y = Einsum<equation = "bij,bjk,k->bi">(x, z, w)', x=CUBE, z=(2, 4, 5), w=(5,))
+case("Einsum", 'y = Einsum<equation = "ij->j">(x)', x=MATRIX)
+case("Einsum", 'y = Einsum<equation = "...i,i->...">(x, z)', x=MATRIX, z=(3,), refused="ellipsis")
+case("Einsum", 'y = Einsum<equation = "ii->i">(x)', x=(3, 3), refused="twice")
 case("Hardmax", "h = Hardmax(x) y = Mul(x, h)", x=MATRIX)
 case("Det", "y = Det(x)", x=(3, 3), refused="has no gradient")
 case("LSTM", "y = LSTM<hidden_size = 2>(x, w, r)", x=(3, 2, 2), w=(1, 8, 2), r=(1, 8, 2), refused="has no gradient")

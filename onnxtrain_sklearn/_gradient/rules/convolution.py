@@ -168,8 +168,6 @@ def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
 def _average_pool(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
     sizes, steps = _spatial(r, r.x()), _spatial(r, r.y)
-    if r.attribute("ceil_mode", 0):
-        r.refuse("ceil_mode=1 is not covered")
     return [lambda: _spread_mean(r, w, sizes, steps)]
 
 
@@ -184,11 +182,11 @@ def _spread_mean(r: Reverse, w: Windows, sizes: list[int], steps: list[int]) -> 
 
 
 def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
-    """Return how many elements each window averages."""
+    """Return how many elements each window averages; what ceil_mode lets it reach beyond the pads never counts."""
     total = np.ones(())
     for i, size in enumerate(sizes):
         reads = np.arange(steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i] - w.begin[i]
-        counted = np.full(reads.shape, True) if padded else (reads >= 0) & (reads < size)
+        counted = reads < size + w.end[i] if padded else (reads >= 0) & (reads < size)
         total = np.multiply.outer(total, counted.sum(1).astype(np.float64))
     return total
 

@@ -1,13 +1,14 @@
-"""Matrix products: MatMul of all ranks, Gemm."""
+"""Matrix products: MatMul of all ranks, Gemm, Einsum."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import onnx_ir as ir
 
 from ..nodes import Dims, dims
-from ..reverse import Reverse, Rule, Thunk, sum_to
+from ..reverse import Reverse, Rule, Thunk, sum_to, zeros_like
 
 
 def _gemm(r: Reverse) -> Sequence[Thunk]:
@@ -83,4 +84,34 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
     return sum_to(r, value, source, r.x(index))
 
 
-RULES: dict[str, Rule] = {"Gemm": _gemm, "MatMul": _matmul}
+def _einsum(r: Reverse) -> Sequence[Thunk]:
+    """The slope takes the place of the operand; an index that only the operand has comes back with ones."""
+    equation = r.attribute("equation", "").replace(" ", "")
+    left, arrow, output = equation.partition("->")
+    terms = left.split(",")
+    if "." in equation or any(len(set(term)) < len(term) for term in terms):
+        r.refuse("an ellipsis, or an index twice in one operand, is not covered")
+    if not arrow:
+        output = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    _refuse_broadcast(r, terms)
+    return [partial(_einsum_slope, r, terms, output, i) for i in range(len(terms))]
+
+
+def _refuse_broadcast(r: Reverse, terms: Sequence[str]) -> None:
+    sizes: dict[str, int | str | None] = {}
+    for i, term in enumerate(terms):
+        for index, size in zip(term, dims(r.x(i)) or [None] * len(term), strict=True):
+            if size is None or sizes.setdefault(index, size) != size:
+                r.refuse("the sizes of its indices are not known to agree")
+
+
+def _einsum_slope(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
+    op, term = r.op, terms[i]
+    others = [*terms[:i], *terms[i + 1 :], output]
+    operands = [*(r.x(j) for j in range(len(terms)) if j != i), r.g]
+    if set(term) - set("".join(others)):
+        others, operands = [*others, term], [*operands, op.Exp(zeros_like(op, r.x(i)))]
+    return op.Einsum(*operands, equation=f"{','.join(others)}->{term}")
+
+
+RULES: dict[str, Rule] = {"Einsum": _einsum, "Gemm": _gemm, "MatMul": _matmul}

@@ -11,16 +11,19 @@ from functools import partial
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand
-from ..nodes import dims, operand
+from ..nodes import constant, dims, operand
 from ..reverse import Reverse, Rule, Thunk, count, mask, shape_of
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 
 
-def _axes(r: Reverse) -> list[int] | None:
-    """Return the reduced axes, None for all of them; [] reduces nothing."""
+def _axes(r: Reverse) -> list[int] | ir.Value | None:
+    """Return the reduced axes, None for all of them; [] reduces nothing; a value where only a run can tell."""
     given = operand(r.node, 1)
-    axes = r.attribute("axes", None) if given is None else r.constant(1, "its axes").tolist()
+    known = None if given is None else constant(given)
+    if given is not None and known is None:
+        return given
+    axes = r.attribute("axes", None) if known is None else known.tolist()
     if axes is None or len(axes) == 0:
         return [] if r.attribute("noop_with_empty_axes", 0) else None
     return [int(axis) for axis in axes]
@@ -28,7 +31,7 @@ def _axes(r: Reverse) -> list[int] | None:
 
 def _reduction(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
     axes = _axes(r)
-    kept = r.attribute("keepdims", 1) or not axes  # a scalar is broadcast as it is
+    kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar is broadcast as it is
     g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
     return [lambda: rule(r, r.op, g, r.x(), y)]
 
@@ -54,7 +57,10 @@ def _extreme(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value
 def _again(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
     """Reduce ``value`` by another operator over the same axes, which are kept."""
     axes = _axes(r)
-    return value if axes == [] else r.op.emit(operator, value, axes=axes, keepdims=1)[0]
+    if axes == []:
+        return value
+    noop = r.attribute("noop_with_empty_axes", 0) if isinstance(axes, ir.Value) else None
+    return r.op.emit(operator, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)[0]
 
 
 def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
