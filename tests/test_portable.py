@@ -121,6 +121,16 @@ def test_auto_takes_the_portable_engine_where_the_other_one_refuses():
         assert differentiate(model, ["x"], "y", "auto").engine == engine
 
 
+def test_names_with_one_gradient_stay_apart():
+    text = f"{HEAD} g (float[3] a, float[3] b, float[3] c, float[3] d, float[3] e) => (float y) "
+    text += "{ f = Sum(a, b, c) r = Round(d) s = Sign(e) t = Sum(f, r, s) y = ReduceSum<keepdims = 0>(t) }"
+    names = ["a", "b", "c", "d", "e"]
+    graph = gradient_graph(onnx.parser.parse_model(text), wrt=names, engine="portable")
+    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    slopes = session.run([f"{name}_grad" for name in names], dict.fromkeys(names, np.ones(3, np.float32)))
+    assert_allclose(slopes, np.repeat([1.0, 0.0], [3, 2])[:, None] * np.ones(3))
+
+
 def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
     text = f"{HEAD} g (float[3] x, float[3] z) => (float y) {{ a = Add(x, z) y = ReduceSum<keepdims = 0>(a) }}"
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x", "z"], engine="portable")

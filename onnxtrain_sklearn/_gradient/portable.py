@@ -46,8 +46,10 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     op = GraphBuilder(graph, prefix="gradient", shared=True)
     slopes = _reverse(op, path(graph, wrt, output), output)
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
-    for name in wrt:
-        _add_output(op, sources[name], _total(op, slopes.get(sources[name], [])))
+    results = [_total(op, slopes.get(sources[name], [])) for name in wrt]
+    apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
+    for name, slope in zip(wrt, results, strict=True):
+        _add_output(apart, sources[name], slope)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward])
     for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
