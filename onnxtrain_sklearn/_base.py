@@ -26,7 +26,7 @@ from . import _runtime
 from ._data import Column, dict_columns, shaped
 from ._gradient.engine import choose_engine
 from ._graph.model import TensorSpec, TrainableModel, to_proto
-from ._inference import inference_model
+from ._inference import Head, inference_model
 from ._run import (
     Run,
     batches_for,
@@ -265,15 +265,20 @@ class BaseOrtGradient(BaseEstimator, ABC):
         targets = self._encode(y, classes if old is None else old.head.classes)
         _check_rows(columns, len(targets.values), "y")
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
+        if old is not None:
+            _check_kind(targets, old.head, "y")
         if source is None:
             source, columns = self._built(columns, targets, rng)
         run, settings = self._run_for(old, source, columns, targets, rng)
         rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
-        batch = self._batch(len(rows), settings.optimizer)
+        limit = self._batch_limit(settings.optimizer)
         shuffle = bool(self.shuffle) and not isinstance(settings.optimizer, LBFGS)
-        batches = batches_for(run, columns, targets, weights, rows, batch, shuffle)
+        batches = batches_for(run, columns, targets, weights, rows, min(len(rows), limit), shuffle)
         validate = self._validation(run, columns, targets, weights, split, validation)
-        step = prepare_step(run, settings, batch if one_pass else batches.size)
+        if one_pass:  # calls may bring more or fewer rows
+            step = prepare_step(run, settings, min(len(rows), limit), limit)
+        else:
+            step = prepare_step(run, settings, batches.size, batches.size)
         return run, Trainer(trainer_settings, step, batches, run.history, validate)
 
     def _trainer_settings(self) -> TrainerSettings:
@@ -359,15 +364,15 @@ class BaseOrtGradient(BaseEstimator, ABC):
         trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
         return trained, held
 
-    def _batch(self, n_rows: int, optimizer: BaseOptimizer) -> int:
+    def _batch_limit(self, optimizer: BaseOptimizer) -> int:
         if isinstance(optimizer, LBFGS):
-            return min(n_rows, LBFGS_PIECE)
+            return LBFGS_PIECE
         if isinstance(self.batch_size, str):
             if self.batch_size != "auto":
                 raise ValueError(f"batch_size must be 'auto' or an integer >= 1, got {self.batch_size!r}.")
-            return min(n_rows, AUTO_BATCH)
+            return AUTO_BATCH
         check_scalar(self.batch_size, "batch_size", Integral, min_val=1)
-        return min(n_rows, int(self.batch_size))
+        return int(self.batch_size)
 
     def _validation(
         self,
@@ -384,6 +389,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             columns = self._columns(X, run.source.inputs, reset=False)
             targets = self._encode(y, run.head.classes)
             _check_rows(columns, len(targets.values), "y_val")
+            _check_kind(targets, run.head, "y_val")
             weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
             split = np.arange(len(targets.values))
         if split is None:
@@ -442,6 +448,15 @@ def _check_number(
     check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=ends)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value!r}.")
+
+
+def _check_kind(targets: Targets, head: Head, name: str) -> None:
+    """Targets that come later are like the first: in number, and one label a row or several."""
+    if targets.task == "regression" and targets.n_outputs != head.n_outputs:
+        raise ValueError(f"{name} has {targets.n_outputs} output(s), expected {head.n_outputs}.")
+    if (targets.task == "multilabel") != (head.task == "multilabel"):
+        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
+        raise ValueError(f"{name} does not hold {expected}, as y did when training began.")
 
 
 def _check_rows(columns: Columns, n_targets: int, name: str) -> None:

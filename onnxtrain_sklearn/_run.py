@@ -228,11 +228,15 @@ def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -
     run.step, run.state = None, OptimizerState()
 
 
-def prepare_step(run: Run, settings: StepSettings, batch: int) -> TrainingStep:
-    """Return the step of a run, a new one only where the settings or the batch do not fit the one at hand."""
+def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep:
+    """Return the step of a run, a new one only where the one at hand does not fit.
+
+    It fits for these settings and with room for ``batch`` rows, but not for more than ``limit``: rows that are there
+    to fill up cost as much as others.
+    """
     shapes = tuple(spec.shape for spec in run.model.inputs)
     key = (_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
-    if run.step is None or run.step_key != key or run.step.batch < batch:
+    if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
         run.step = TrainingStep(run.model, settings, run.parameters, run.frozen, run.state, batch)
         run.step_key, run.engine = key, run.step.engine
     return run.step

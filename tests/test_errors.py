@@ -286,7 +286,7 @@ def test_wrong_calls_of_partial_fit():
         (lambda: later.partial_fit(X, y + 1), r"not among the classes: \[4, 6\].*are \[3, 5\]"),
         (lambda: later.partial_fit(X, y, classes=[3, 6]), r"classes=\[3, 6\] is not the same as on the last call"),
         (lambda: later.partial_fit(X[:, :2], y), "X has 2 features"),
-        (lambda: later.partial_fit(X, np.c_[y == 3, y == 5]), "1d array|columns|labels"),
+        (lambda: later.partial_fit(X, np.c_[y == 3, y == 5]), "does not hold one label a row"),
     ):
         assert_unchanged_by(later, call, ValueError, message)
     assert_array_equal(later.partial_fit(X, y).predict_proba(X), twin.partial_fit(X, y).predict_proba(X))
@@ -337,8 +337,22 @@ def test_targets_of_a_regressor():
         with pytest.raises(ValueError, match=message):
             OrtGradientRegressor().fit(X, target)
     fitted = OrtGradientRegressor(max_iter=1).fit(X, X[:, :2])
-    with pytest.raises(ValueError, match=r"output has 2 column\(s\), but y has 1 outputs"):
+    with pytest.raises(ValueError, match=r"y has 1 output\(s\), expected 2"):
         fitted.partial_fit(X, y)
+    with pytest.raises(ValueError, match=r"y_val has 1 output\(s\), expected 2"):
+        fitted.fit(X, X[:, :2], X_val=X, y_val=y)
+
+
+def test_later_targets_are_of_the_kind_of_the_first():
+    one = np.arange(60) % 3
+    several = np.eye(3, dtype=int)[one]
+    for first, other, message in ((one, several, "one label a row"), (several, one, "indicators of several labels")):
+        estimator = fresh().fit(X, first)
+        for call in (
+            lambda e=estimator, later=other: e.partial_fit(X, later),
+            lambda e=estimator, y=first, later=other: e.fit(X, y, X_val=X, y_val=later),
+        ):
+            assert_unchanged_by(estimator, call, ValueError, f"does not hold {message}")
 
 
 INPUTS = graph(

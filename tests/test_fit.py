@@ -118,6 +118,15 @@ def test_no_session_is_made_after_the_first_partial_fit(monkeypatch):
         estimator.partial_fit(X[:size], y[:size])
 
 
+def test_smaller_minibatches_are_not_filled_up_to_the_size_of_earlier_ones():
+    X, y = blobs()
+    estimator = small(batch_size=100, warm_start=True).fit(X, y)
+    estimator.set_params(batch_size=10).fit(X, y)
+    assert estimator._run.step.batch == 10
+    estimator.set_params(batch_size=5).partial_fit(X, y)
+    assert estimator._run.step.batch == 5
+
+
 def test_a_full_batch_of_growing_variety_needs_no_new_session(monkeypatch):
     X, y = blobs(64)
     estimator = small(batch_size=64).partial_fit(np.repeat(X[:16], 4, axis=0), np.repeat(y[:16], 4), classes=[0, 1])
