@@ -36,7 +36,7 @@ REFUSED = {
     "LayerNormalization(x, s, b) y = Mul(z, m)": "further outputs",
 }
 MAY_REFUSE = (
-    "needs opset (13|16) or newer|auto_pad needs fixed sizes|must be fixed|further outputs|training_mode must be"
+    "needs opset (13|16) or newer|needs fixed sizes|must be fixed|not known to agree|further outputs|training_mode must"
 )
 
 
