@@ -4,16 +4,17 @@
 #   make lint            ruff, mypy
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make docs            the pages of docs/ as a web site in site/
-# PYTHON=... chooses the interpreter (3.10 to 3.12: the training runtime has no wheels for later ones), VENV=... the
-# folder of the environment, PYTEST_ARGS=... are handed to pytest.
+# PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
+# current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
+# it is the default. PYTEST_ARGS=... are handed to pytest.
 
 SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= ort-training,test
+EXTRAS ?=
 PYTEST_ARGS ?= -n 2
-CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.12 python3.11 python3.10)
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench docs clean
@@ -37,7 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/fit_step.py
 
 docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS),docs]"
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
 	$(BIN)/mkdocs build
 
 clean:
@@ -47,19 +48,24 @@ clean:
 $(STAMP): pyproject.toml
 	@python=""; \
 	for candidate in $(CANDIDATES); do \
-	  if "$$candidate" -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; \
+	  if "$$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
 	  then python="$$candidate"; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then \
-	  echo "No Python 3.10, 3.11 or 3.12 with the module venv found among: $(CANDIDATES)." >&2; \
-	  echo "onnxruntime-training has wheels for these only. Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+	  echo "No Python 3.10 or newer with the module venv found among: $(CANDIDATES)." >&2; \
+	  echo "Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
 	  exit 1; \
 	fi; \
 	set -e; \
-	echo "Setting up $(VENV) with $$("$$python" --version)"; \
+	extras="$(EXTRAS)"; \
+	if [ -z "$$extras" ]; then \
+	  extras="$$("$$python" -c 'import sys; old = sys.version_info < (3, 13) and sys.platform == "linux"; \
+	    print("ort-training,test" if old else "portable,test")')"; \
+	fi; \
+	echo "Setting up $(VENV) with $$("$$python" --version) and the extras $$extras"; \
 	"$$python" -m venv "$(VENV)" 2>/dev/null || { \
 	  "$$python" -m venv --without-pip "$(VENV)"; \
 	  "$$python" -m pip --python "$(BIN)/python" install --quiet pip; }; \
 	"$(BIN)/python" -m pip install --quiet --upgrade pip; \
-	PYTHONWARNINGS=ignore "$(BIN)/python" -m pip install --quiet --editable ".[$(EXTRAS)]"; \
+	PYTHONWARNINGS=ignore "$(BIN)/python" -m pip install --quiet --editable ".[$$extras]"; \
 	touch "$(STAMP)"

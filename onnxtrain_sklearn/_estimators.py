@@ -118,8 +118,9 @@ _PARAMETERS = """
         Seeds the initial weights of builders, the order of the rows, the validation split and dropout.
     verbose : bool or int, default=0
         Whether to print a line per epoch.
-    engine : {{"auto", "ort-training"}}, default="auto"
-        What differentiates the graph.
+    engine : {{"auto", "ort-training", "portable"}}, default="auto"
+        What differentiates the graph. "auto": onnxruntime-training where it is installed and proven right for every
+        operator on the way, else the portable engine. ``engine_`` says which it was.
     device : str, default="cpu"
         "cpu", "cuda" or "cuda:1". A device that cannot be had is an error.
     providers, provider_options : list, default=None

@@ -238,7 +238,7 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
     key = (_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
     if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
         run.step = TrainingStep(run.model, settings, run.parameters, run.frozen, run.state, batch)
-        run.step_key = key
+        run.step_key, run.engine = key, run.step.engine
     return run.step
 
 

@@ -80,6 +80,8 @@ class TrainingStep:
         The graph's inputs and the target (:data:`TARGET`), to be filled before a step.
     sample_weight : ndarray of shape (batch,)
         To be filled too.
+    engine : str
+        Name of the engine that differentiated the graph.
     """
 
     def __init__(
@@ -141,7 +143,8 @@ class TrainingStep:
     def _gradient_binding(self, graph: ir.Model) -> _runtime.Binding:
         names = self.parameters.names
         threads = _runtime.available_threads() if _work(graph.graph) >= PARALLEL_WORK else 1
-        model = differentiate(graph, names, LOSS, self.settings.engine)
+        gradient = differentiate(graph, names, LOSS, self.settings.engine)
+        self.engine, model = gradient.engine, gradient.model
         initializers_to_inputs(model.graph, list(names))
         inputs = {name: self.parameters.view(name) for name in names}
         inputs |= {v.name or "": self._static(v.name or "") for v in model.graph.inputs if v.name not in inputs}
@@ -244,7 +247,7 @@ def penalty_graph(size: int, dtype: np.dtype[Any], settings: StepSettings) -> ir
     value = op.Mul(append_penalty(op, weights, alpha=settings.alpha, l1_ratio=settings.l1_ratio), strength)
     value.name, value.dtype, value.shape = "penalty", kind, ir.Shape([])
     graph.outputs.append(value)
-    model = differentiate(ir.Model(graph, ir_version=8), ["weights"], "penalty", settings.engine)
+    model = differentiate(ir.Model(graph, ir_version=8), ["weights"], "penalty", settings.engine).model
     slope = next(v for v in model.graph.outputs if v.name == "weights_grad")
     gradients = ir.val("gradients", kind, (size,))
     model.graph.inputs.append(gradients)

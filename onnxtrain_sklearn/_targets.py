@@ -118,7 +118,7 @@ def _class_weights(class_weight: Any, targets: Targets, weights: np.ndarray) -> 
         rows = compute_sample_weight(class_weight, targets.values)
     elif isinstance(class_weight, str) and class_weight == "balanced":
         totals = np.bincount(targets.values, weights)
-        rows = (weights.sum() / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))[targets.values]
+        rows = (float(weights.sum()) / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))[targets.values]
     else:
         classes = targets.classes
         rows = compute_class_weight(class_weight, classes=classes, y=classes)[targets.values]

@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import _runtime, gradient_graph
-from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
+from onnxtrain_sklearn._gradient.engine import ENGINES
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
 
-pytestmark = pytest.mark.skipif(not available_engines(), reason="no engine runs on this onnxruntime")
+training_runtime = pytest.mark.skipif(not _runtime.has_gradient_builder(), reason="needs onnxruntime-training")
 
 DATA = Path(__file__).parent / "data"
 X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]], dtype=np.float32)
@@ -250,6 +250,7 @@ def test_an_engine_that_does_not_run_here(monkeypatch):
         gradient_graph(linear(), wrt="w", engine="ort-training")
 
 
+@training_runtime
 def test_errors_of_the_builder_name_the_node_and_hide_its_source(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError(
@@ -259,7 +260,7 @@ def test_errors_of_the_builder_name_the_node_and_hide_its_source(monkeypatch):
 
     monkeypatch.setattr(_runtime, "build_gradient_graph", fail)
     with pytest.raises(UnsupportedOperatorError) as caught:
-        gradient_graph(linear(), wrt="w")
+        gradient_graph(linear(), wrt="w", engine="ort-training")
     assert str(caught.value).startswith("Node 'node0' (Mul) cannot be differentiated: gradient_builder != nullptr")
     assert ".cc" not in str(caught.value)
     assert "Freeze the parameters before it" in str(caught.value)
@@ -297,6 +298,7 @@ def test_gradients_of_exported_networks_are_those_of_pytorch(name, batch):
 @pytest.mark.parametrize(
     ("name", "operator"), [("two_tower", "Elu"), ("lstm", "LSTM"), ("residual_bn", "BatchNormalization")]
 )
+@training_runtime
 def test_exported_networks_with_other_operators_are_refused_by_name(name, operator):
     model = onnx.load(DATA / f"{name}.onnx")
     total = onnx.parser.parse_graph("g (float[n, k] scores) => (float loss) {loss = ReduceSum<keepdims = 0>(scores)}")
@@ -304,4 +306,4 @@ def test_exported_networks_with_other_operators_are_refused_by_name(name, operat
     model.graph.output.append(total.output[0])
     weights = [i.name for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT]
     with pytest.raises(UnsupportedOperatorError, match=rf"Node '\S*{operator}\S*' \({operator}\) cannot be diff"):
-        gradient_graph(model, wrt=weights, of="loss")
+        gradient_graph(model, wrt=weights, of="loss", engine="ort-training")

@@ -413,14 +413,15 @@ def test_float64_gradients_have_float64_precision(activation):
         assert_allclose(step.parameters.gradient_view(name), slopes, rtol=0, atol=1e-9, err_msg=name)
 
 
+@each_engine
 @pytest.mark.parametrize("activation", ["tanh", "relu", "softmax"])
-def test_float64_graphs_give_float64_back(activation):
+def test_float64_graphs_give_float64_back(activation, engine):
     X, y = (array.astype(np.float64) for array in data(40))
     proto = double(activation)
-    engine = available_engines()[0]
     regressor = OrtGradientRegressor(proto, learning_rate_init=0.05, max_iter=3, random_state=0, engine=engine)
     quietly(regressor.fit, X, y)
-    trained = np.float32 if activation == "softmax" else np.float64  # the gradient of Softmax has no float64 kernel
+    lacking = engine == "ort-training" and activation == "softmax"  # its gradient has no float64 kernel there
+    trained = np.float32 if lacking else np.float64
     assert regressor._run.parameters.vector.dtype == trained
     assert {array.dtype for array in regressor.weights_.values()} == {np.dtype(np.float64)}
     exported = regressor.to_onnx()

@@ -8,6 +8,7 @@ it cannot differentiate raises :class:`UnsupportedOperatorError`. It is only ask
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import onnx
@@ -16,14 +17,15 @@ import onnx_ir.passes.common
 
 from .. import _runtime
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
-from ..exceptions import ModelError, RuntimeNotFoundError, nearest
-from . import ort
+from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
+from . import ort, portable
 from .nodes import dims, path, reads
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
 ENGINES: dict[str, tuple[Engine, Callable[[], bool]]] = {
     "ort-training": (ort.differentiate, _runtime.has_gradient_builder),
+    "portable": (portable.differentiate, lambda: True),
 }
 
 
@@ -32,31 +34,57 @@ def available_engines() -> tuple[str, ...]:
     return tuple(name for name, (_, available) in ENGINES.items() if available())
 
 
+@dataclass(frozen=True)
+class GradientGraph:
+    """A graph with gradients among its outputs, and the name of the engine that made it."""
+
+    model: ir.Model
+    engine: str
+
+
 def choose_engine(engine: str) -> str:
-    """Return the engine that ``engine``, a name or "auto", stands for in this environment."""
+    """Return ``engine``, a name or "auto", where it can run in this environment."""
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES])}")
-    available = available_engines()
-    if not available or engine not in ("auto", *available):
+    if engine not in ("auto", *available_engines()):
         raise RuntimeNotFoundError(
             f"engine={engine!r} cannot run on the installed onnxruntime {_runtime.version()}: it has no gradient "
             "builder. Install the training build: pip install 'onnxtrain-sklearn[ort-training]' "
-            "(Python 3.10-3.12, Linux)."
+            "(Python 3.10-3.12, Linux), or use engine='portable'."
         )
-    return available[0] if engine == "auto" else engine
+    return engine
 
 
-def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> ir.Model:
+def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
     return _differentiate(infer_shapes(_inline(model.clone())), wrt, of, engine)
 
 
-def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> ir.Model:
+def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     reached = _reached(model.graph, wrt, of)
-    result = ENGINES[choose_engine(engine)][0](model, [name for name in wrt if name in reached], of)
-    _add_zero_gradients(result.graph, [name for name in wrt if name not in reached])
-    _order_outputs(result.graph, [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt])
+    result = _first_able(_candidates(model, engine), model, [name for name in wrt if name in reached], of)
+    _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
+    outputs = [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt]
+    _order_outputs(result.model.graph, outputs)
     return result
+
+
+def _candidates(model: ir.Model, engine: str) -> Sequence[str]:
+    """Return the engines to try in turn; onnxruntime-training lacks most kernels for gradients in float64."""
+    if choose_engine(engine) != "auto":
+        return [engine]
+    double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
+    return [name for name in available_engines() if not (double and name == "ort-training")]
+
+
+def _first_able(engines: Sequence[str], model: ir.Model, wrt: Sequence[str], of: str) -> GradientGraph:
+    """Differentiate with the first engine that has a proven gradient for every node; the last one says what fails."""
+    for name in engines[:-1]:
+        try:
+            return GradientGraph(ENGINES[name][0](model, wrt, of), name)
+        except UnsupportedOperatorError:
+            continue
+    return GradientGraph(ENGINES[engines[-1]][0](model, wrt, of), engines[-1])
 
 
 def gradient_graph(
@@ -72,8 +100,9 @@ def gradient_graph(
         Names of initializers or inputs of floating-point type that the gradient is taken with respect to.
     of : str, default=None
         Name of the output that is differentiated, a scalar; None: the first output.
-    engine : {"auto", "ort-training"}, default="auto"
-        The engine that differentiates.
+    engine : {"auto", "ort-training", "portable"}, default="auto"
+        The engine that differentiates. "auto": onnxruntime-training's where it is installed and proven right for every
+        operator on the way, else the portable one.
 
     Returns
     -------
@@ -102,7 +131,7 @@ def gradient_graph(
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
     _check_names(source.graph, names)
     output = _scalar_output(source.graph, of)
-    return ir.to_proto(_differentiate(source, names, output, engine))
+    return ir.to_proto(_differentiate(source, names, output, engine).model)
 
 
 def _inline(model: ir.Model) -> ir.Model:

@@ -20,6 +20,8 @@ from ..exceptions import ModelError
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
 
+_SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
+
 
 class GraphBuilder:
     """Emit operators into one graph: ``op.Add(x, 1.0)`` appends an ``Add`` and returns its output.
@@ -34,6 +36,8 @@ class GraphBuilder:
         Start of the names of all nodes, values and constants that are emitted.
     constant_nodes : bool, default=False
         Whether constants become ``Constant`` nodes instead of initializers, so that nobody takes them for weights.
+    shared : bool, default=False
+        Whether a node that was emitted before, on the same inputs, is returned instead of a second one like it.
 
     Notes
     -----
@@ -50,12 +54,14 @@ class GraphBuilder:
         dtype: ir.DataType = ir.DataType.FLOAT,
         prefix: str = "train",
         constant_nodes: bool = False,
+        shared: bool = False,
     ) -> None:
         self.graph = graph
         self.dtype = dtype
         self.opset: int = graph.opset_imports.get("", 0)
         self._prefix = prefix
         self._constant_nodes = constant_nodes
+        self._emitted: dict[tuple[object, ...], Sequence[ir.Value]] | None = {} if shared else None
         self._tape = ir.tape.Tape(graph)
         self.taken = _names(graph)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -75,11 +81,19 @@ class GraphBuilder:
             values, attributes = [self.value(x) for x in inputs], keywords
         else:
             values, attributes = self._fit_schema(op_type, list(inputs), keywords)
+        known = {} if domain else self._types(op_type, values, attributes)
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
+        identity = (op_type, domain, outputs, tuple(map(id, values)), _hashable(attributes))
+        if self._emitted is not None and identity in self._emitted:
+            return self._emitted[identity]
         name = self.name(op_type)
         results = self._tape.op_multi_out(op_type, values, attributes, num_outputs=outputs, domain=domain, name=name)
         for i, result in enumerate(results):
             result.name = name if outputs == 1 else f"{name}:{i}"
+            if i in known:
+                result.dtype = known[i]
+        if self._emitted is not None:
+            self._emitted[identity] = results
         return results
 
     def constant(self, array: np.ndarray) -> ir.Value:
@@ -157,6 +171,23 @@ class GraphBuilder:
             infer_shapes(ir.Model(self.graph, ir_version=10))
         return (values[0].dtype or self.dtype) if values else None
 
+    def _types(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any]
+    ) -> dict[int, ir.DataType]:
+        """Return the element types of the outputs, by position, that the schema tells without inference."""
+        if op_type == "Cast":
+            return {0: ir.DataType(int(attributes["to"]))}
+        schema = self._schema(op_type)
+        kinds = [p.type_str for p in schema.inputs]
+        kinds += kinds[-1:] * (len(inputs) - len(kinds))
+        known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
+        known |= _SINGLE_TYPES
+        limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+        for kind in [p.type_str for p in schema.outputs if p.type_str not in known]:
+            if len(limits.get(kind, ())) == 1 and limits[kind][0] in _SINGLE_TYPES:
+                known[kind] = _SINGLE_TYPES[limits[kind][0]]
+        return {i: known[p.type_str] for i, p in enumerate(schema.outputs) if p.type_str in known}
+
     def _schema(self, op_type: str) -> onnx.defs.OpSchema:
         try:
             return onnx.defs.get_schema(op_type, self.opset, "")
@@ -173,6 +204,11 @@ def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
     if array.dtype.kind in "UO":
         return ir.StringTensor([str(s).encode() for s in array.ravel()], shape=ir.Shape(array.shape), name=name)
     return ir.tensor(array, name=name)
+
+
+def _hashable(attributes: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    arrays = {k: (a.dtype, a.numpy().tobytes()) for k, a in attributes.items() if isinstance(a, ir.TensorProtocol)}
+    return tuple((key, repr(arrays.get(key, a))) for key, a in sorted(attributes.items()))
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:

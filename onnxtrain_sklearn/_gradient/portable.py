@@ -1,0 +1,123 @@
+"""The engine "portable": a reverse pass of our own that writes plain ONNX operators, for any onnxruntime.
+
+The nodes between the wanted names and the output are visited backwards; the rule of each operator, in :data:`RULES`,
+emits the gradients of its inputs from those of its outputs, and the gradients that meet at a value are summed. A slope
+has the shape and type of its value, always, so that a rule knows all shapes without inference. An operator without a
+rule, or a setting that its rule does not cover, is refused: nothing is differentiated from hope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder, infer_shapes, is_float
+from ..exceptions import UnsupportedOperatorError
+from .nodes import Passage, kind, path
+from .reverse import Reverse, Rule, unsupported, zeros_like
+from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
+from .tidy import tidy
+
+OLDEST_OPSET = 11
+
+RULES: dict[str, Rule] = {
+    **convolution.RULES,
+    **elementwise.RULES,
+    **indexing.RULES,
+    **likelihood.RULES,
+    **normalization.RULES,
+    **products.RULES,
+    **reductions.RULES,
+    **shapes.RULES,
+}
+SEVERAL_OUTPUTS = frozenset({"SoftmaxCrossEntropyLoss", "Split"})
+"""Operators whose rule takes the slopes of all outputs; the others know that of the first only."""
+
+
+def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
+    result = model.clone()
+    graph = result.graph
+    _require_opset(graph)
+    output = next(v for v in graph.outputs if v.name == of)
+    forward = set(graph)
+    op = GraphBuilder(graph, prefix="gradient", shared=True)
+    slopes = _reverse(op, path(graph, wrt, output), output)
+    sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
+    results = [_total(op, slopes.get(sources[name], [])) for name in wrt]
+    apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
+    for name, slope in zip(wrt, results, strict=True):
+        _add_output(apart, sources[name], slope)
+    infer_shapes(result)
+    tidy(graph, [node for node in graph if node not in forward])
+    for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
+        del graph.initializers[name]
+    return result
+
+
+def _require_opset(graph: ir.Graph) -> None:
+    version = graph.opset_imports.get("", 0)
+    if version < OLDEST_OPSET:
+        raise UnsupportedOperatorError(
+            f"Opset {OLDEST_OPSET} and newer are differentiated; this graph is of opset {version}. "
+            "Convert it: onnx.version_converter.convert_version(model, 18)."
+        )
+
+
+def _reverse(op: GraphBuilder, passages: Sequence[Passage], output: ir.Value) -> dict[ir.Value, list[ir.Value]]:
+    """Return the slopes that meet at each value on the way back."""
+    one = np.ones((), (output.dtype or op.dtype).numpy())
+    slopes: dict[ir.Value, list[ir.Value]] = {output: [op.constant(one)]}
+    for passage in reversed(passages):
+        totals = tuple(_total(op, slopes.pop(v, [])) for v in passage.node.outputs)
+        if any(total is not None for total in totals):
+            for x, slope in _gradients(op, passage, totals):
+                slopes.setdefault(x, []).append(slope)
+    return slopes
+
+
+def _gradients(
+    op: GraphBuilder, passage: Passage, totals: tuple[ir.Value | None, ...]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Return the inputs of a node that have a gradient, each with it."""
+    node = passage.node
+    if kind(node) not in RULES:
+        raise unsupported(node, "the portable engine has no gradient for it")
+    if any(total is not None for total in totals[1:]) and kind(node) not in SEVERAL_OUTPUTS:
+        raise unsupported(node, "the gradient through its further outputs is missing")
+    op.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
+    thunks = RULES[kind(node)](Reverse(op, node, totals, passage.inputs))
+    pairs = []
+    for i in sorted(passage.inputs):
+        x, thunk = node.inputs[i], thunks[i] if i < len(thunks) else None
+        if thunk is None:
+            raise unsupported(node, f"the gradient of its input {i} is missing")
+        slope = thunk()
+        if x is not None and slope is not None:
+            pairs.append((x, _typed(slope, x)))
+    return pairs
+
+
+def _typed(slope: ir.Value, x: ir.Value) -> ir.Value:
+    if slope.producer() is not None and slope.shape is None:
+        slope.type, slope.shape = x.type, x.shape
+    return slope
+
+
+def _total(op: GraphBuilder, slopes: Sequence[ir.Value]) -> ir.Value | None:
+    if len(slopes) < 2:
+        return slopes[0] if slopes else None
+    total = op.Add(*slopes) if len(slopes) == 2 else op.Sum(*slopes)
+    return _typed(total, slopes[0])
+
+
+def _add_output(op: GraphBuilder, source: ir.Value, slope: ir.Value | None) -> None:
+    """Name the gradient; what is a constant, or another value of the graph too, gets a node of its own."""
+    if slope is None:
+        slope = zeros_like(op, source)
+    if slope.producer() is None or slope.is_graph_output():
+        slope = op.Identity(slope)
+    slope.name, slope.type, slope.shape = f"{source.name}_grad", source.type, source.shape
+    op.graph.outputs.append(slope)

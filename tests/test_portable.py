@@ -1,0 +1,163 @@
+"""The portable engine on whole networks: PyTorch's gradients, the other engine's weights, and lean graphs."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from numpy.testing import assert_allclose
+from sklearn.datasets import make_classification
+from sklearn.exceptions import ConvergenceWarning
+
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, _runtime, gradient_graph
+from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
+from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+
+DATA = Path(__file__).parent / "data"
+HEAD = '<ir_version: 8, opset_import: ["": 18]>'
+BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
+
+
+def with_loss(network: str, *, rows: int | None) -> onnx.ModelProto:
+    """Return the network with the loss that PyTorch took, as its first output."""
+    model = onnx.load(DATA / f"{network}.onnx")
+    graph, (scores,) = model.graph, model.graph.output
+    floats = network == "two_tower"
+    shape = ["N", 1] if floats else ["N"]
+    kind = onnx.TensorProto.FLOAT if floats else onnx.TensorProto.INT64
+    graph.input.append(onnx.helper.make_tensor_value_info("y", kind, shape))
+    if floats:
+        graph.node.append(onnx.helper.make_node("Sub", [scores.name, "y"], ["residual"]))
+        graph.node.append(onnx.helper.make_node("Mul", ["residual", "residual"], ["squares"]))
+        graph.node.append(onnx.helper.make_node("ReduceMean", ["squares"], ["loss"], keepdims=0))
+    else:
+        graph.node.append(onnx.helper.make_node("SoftmaxCrossEntropyLoss", [scores.name, "y"], ["loss"]))
+    graph.output.insert(0, onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    for value in graph.input:
+        if rows is not None:
+            value.type.tensor_type.shape.dim[0].dim_value = rows
+    return model
+
+
+@pytest.mark.parametrize("batch", ["static", "dynamic"])
+@pytest.mark.parametrize("network", ["mlp", "lenet", "attention", "two_tower", "residual_bn"])
+def test_gradients_are_those_of_pytorch(network, batch):
+    with np.load(DATA / f"{network}.npz") as archive:
+        arrays = dict(archive)
+    wanted = {name.removeprefix("grad/"): array for name, array in arrays.items() if name.startswith("grad/")}
+    model = with_loss(network, rows=arrays["y"].shape[1] if batch == "static" else None)
+    graph = gradient_graph(model, wrt=list(wanted), engine="portable")
+    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    feeds = {v.name: arrays[v.name][0] for v in session.get_inputs()}
+    gradients = session.run([f"{name}_grad" for name in wanted], feeds)
+    for (name, array), gradient in zip(wanted.items(), gradients, strict=True):
+        assert_allclose(gradient, array, rtol=1e-3, atol=2e-6 + 2e-5 * np.abs(array).max(), err_msg=name)
+
+
+def test_recurrences_are_refused():
+    with pytest.raises(UnsupportedOperatorError, match=r"LSTM\) cannot be differentiated: the portable engine has no"):
+        gradient_graph(with_loss("lstm", rows=None), wrt="l.weight_hh_l0", engine="portable")
+
+
+@BOTH
+@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_engines_train_to_the_same_weights(activation, optimizer):
+    X, y = make_classification(320, 20, n_informative=8, n_classes=3, random_state=0)
+    weights = []
+    for engine in available_engines():
+        network = MLP((32, 16), activation=activation)
+        classifier = OrtGradientClassifier(
+            network, optimizer=optimizer, batch_size=32, max_iter=5, random_state=0, engine=engine, alpha=0.01
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            classifier.fit(X.astype(np.float32), y)
+        assert classifier.engine_ == engine
+        weights.append(classifier.weights_)
+    for name, array in weights[0].items():
+        assert_allclose(weights[1][name], array, rtol=0, atol=1e-5, err_msg=name)
+
+
+def nodes(model: onnx.ModelProto, engine: str) -> int:
+    source = ir.from_proto(model)
+    result = differentiate(source, list(source.graph.initializers), "loss", engine)
+    assert result.engine == engine
+    return len(result.model.graph)
+
+
+def mlp_with_loss() -> onnx.ModelProto:
+    model = MLP((32, 16)).build(20, 10, random_state=0)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 32
+    model.graph.input.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [32]))
+    model.graph.node.append(onnx.helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "y"], ["loss", "log_prob"]))
+    model.graph.output.insert(0, onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    return model
+
+
+def test_graph_of_an_mlp_is_lean():
+    # Three layers forward, the loss, its gradient from plain operators; then two Gemm, a sum and a mask for each layer.
+    assert nodes(mlp_with_loss(), "portable") <= 40
+
+
+@BOTH
+@pytest.mark.parametrize("network", ["mlp", "lenet"])
+def test_graphs_are_not_much_larger_than_those_of_the_other_engine(network):
+    model = mlp_with_loss() if network == "mlp" else with_loss("lenet", rows=8)
+    source = ir.from_proto(model)
+    ratio = nodes(model, "portable") / nodes(model, "ort-training")
+    assert ratio <= 1.3, f"{ratio:.2f} of {len(source.graph)} nodes forward"
+
+
+@BOTH
+def test_auto_takes_the_portable_engine_where_the_other_one_refuses():
+    for operator, engine in (("Tanh", "ort-training"), ("Mish", "portable")):
+        text = f"{HEAD} g (float[3] x) => (float y) {{ z = {operator}(x) y = ReduceSum<keepdims = 0>(z) }}"
+        model = ir.from_proto(onnx.parser.parse_model(text))
+        assert differentiate(model, ["x"], "y", "auto").engine == engine
+
+
+def test_names_with_one_gradient_stay_apart():
+    text = f"{HEAD} g (float[3] a, float[3] b, float[3] c, float[3] d, float[3] e) => (float y) "
+    text += "{ f = Sum(a, b, c) r = Round(d) s = Sign(e) t = Sum(f, r, s) y = ReduceSum<keepdims = 0>(t) }"
+    names = ["a", "b", "c", "d", "e"]
+    graph = gradient_graph(onnx.parser.parse_model(text), wrt=names, engine="portable")
+    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    slopes = session.run([f"{name}_grad" for name in names], dict.fromkeys(names, np.ones(3, np.float32)))
+    assert_allclose(slopes, np.repeat([1.0, 0.0], [3, 2])[:, None] * np.ones(3))
+
+
+def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
+    text = f"{HEAD} g (float[3] x, float[3] z) => (float y) {{ a = Add(x, z) y = ReduceSum<keepdims = 0>(a) }}"
+    graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x", "z"], engine="portable")
+    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    ones = np.ones(3, np.float32)
+    _, x, z = session.run(None, {"x": ones, "z": ones})
+    assert_allclose([x, z], 1.0)
+
+
+def test_gradients_of_gradients():
+    text = f"{HEAD} g (float[2, 3] x) => (float y) {{ a = Mul(x, x) b = Mul(a, x) y = ReduceSum<keepdims = 0>(b) }}"
+    first = gradient_graph(onnx.parser.parse_model(text), wrt="x", engine="portable")
+    first.graph.node.append(onnx.helper.make_node("ReduceSum", ["x_grad"], ["total"], keepdims=0))
+    del first.graph.output[:]
+    first.graph.output.append(onnx.helper.make_tensor_value_info("total", onnx.TensorProto.FLOAT, []))
+    first.graph.node[-2].output[0] = first.graph.node[-1].input[0] = "slope"
+    second = gradient_graph(first, wrt="x", engine="portable")
+    session = _runtime.create_session(second.SerializeToString(), _runtime.resolve_device())
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    total, slope = session.run(None, {"x": x})
+    assert_allclose(total, (3 * x**2).sum())
+    assert_allclose(slope, 6 * x)
+
+
+def test_what_nothing_reads_is_kept():
+    model = mlp_with_loss()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "unread"))
+    graph = gradient_graph(model, wrt="layers.0.weight", engine="portable").graph
+    assert "unread" in {i.name for i in graph.initializer}
+    assert [o.name for o in graph.output] == ["loss", "scores", "layers.0.weight_grad"]
