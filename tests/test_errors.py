@@ -181,7 +181,7 @@ DATA: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "indicators": ({"X": X, "y": np.c_[y, y]}, ValueError, r"must be 0 or 1, got \[3, 5\] in y"),
     "short weights": ({"X": X, "y": y, "sample_weight": np.ones(59)}, ValueError, r"\(59,\), expected \(60,\)"),
     "negative weights": ({"X": X, "y": y, "sample_weight": -np.ones(60)}, ValueError, "Negative values"),
-    "no weight": ({"X": X, "y": y, "sample_weight": np.zeros(60)}, ValueError, "non-zero"),
+    "no weight": ({"X": X, "y": y, "sample_weight": np.zeros(60)}, ValueError, "non-zero|is zero"),
     "NaN weights": ({"X": X, "y": y, "sample_weight": np.full(60, np.nan)}, ValueError, "NaN"),
     "huge weights": ({"X": X, "y": y, "sample_weight": np.full(60, 1e200)}, ValueError, r"1e\+200: scale them"),
     "tiny weights": ({"X": X, "y": y, "sample_weight": np.full(60, 1e-200)}, ValueError, "1e-200: scale them"),
