@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.datasets import make_classification
@@ -161,3 +162,18 @@ def test_what_nothing_reads_is_kept():
     graph = gradient_graph(model, wrt="layers.0.weight", engine="portable").graph
     assert "unread" in {i.name for i in graph.initializer}
     assert [o.name for o in graph.output] == ["loss", "scores", "layers.0.weight_grad"]
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_the_gradient_of_dropout_passes_where_nothing_was_dropped(engine):
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[50, 20] x, float[50, 20] w) => (float loss, float[50, 20] d) {
+            r = Constant<value_float = 0.4>() t = Constant<value = bool {1}>()
+            d = Dropout(x, r, t) p = Mul(d, w) loss = ReduceSum<keepdims = 0>(p) }""")
+    rng = np.random.default_rng(0)
+    x, w = rng.uniform(1, 2, size=(2, 50, 20)).astype(np.float32)
+    graph = gradient_graph(model, wrt="x", engine=engine)
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    dropped, gradient = session.run(["d", "x_grad"], {"x": x, "w": w})
+    assert 0.3 < np.mean(dropped == 0) < 0.5
+    np.testing.assert_allclose(gradient, np.where(dropped == 0, 0, w / 0.6), rtol=1e-5)

@@ -39,11 +39,22 @@ MAY_REFUSE = (
     "needs opset (13|16) or newer|needs fixed sizes|must be fixed|not known to agree|further outputs|training_mode must"
 )
 
+NO_KERNEL = "NOT_IMPLEMENTED|ValidateOpsetForDomain|ValidateNoTransposeReduce|Type Error"
+"""What a runtime says of graphs that it cannot run: no kernel, an opset too new, its own fault, a type not allowed."""
+
+OTHER_VALUES = {
+    "AveragePool": "onnxruntime counts the padding of ceil_mode otherwise than the standard",
+    "ReduceL2": "onnxruntime 1.19 fails on reductions that noop_with_empty_axes turns off",
+    "Dropout": "what is dropped is random; test_portable.py holds the mask to what was dropped",
+}
+"""Operators whose value can differ from the reference's, and why."""
+
 
 def case(operator, body, *, refused="", opsets=(18,), wrt=(), reference="", **arrays):
     """Add a case of an operator that the other engine lacks, or differentiates in part."""
     rng = np.random.default_rng(len(CASES))
     drawn = {name: draw(rng, values) for name, values in arrays.items()}
+    body = body.replace("<>", "")
     CASES.append(Case(operator, body, drawn, refused, wrt=tuple(wrt), opsets=tuple(opsets), reference=reference))
 
 
@@ -145,7 +156,11 @@ for settings in (
     "strides = [3, 2], output_padding = [1, 1]",
 ):
     case("ConvTranspose", f"y = ConvTranspose<{settings}>(x, w, b)", **SPREAD, opsets=(11, 18))
-case("ConvTranspose", "y = ConvTranspose<group = 3>(x, w)", x=(2, 3, 4), w=(3, 2, 2))
+case(  # ONNX's own reference fails on groups
+    "ConvTranspose", "y = ConvTranspose<group = 3>(x, w)", x=(2, 3, 4), w=(3, 2, 2),
+    reference="x0, x1, x2 = Split<axis = 1, num_outputs = 3>(x) w0, w1, w2 = Split<axis = 0, num_outputs = 3>(w) "
+    "y0 = ConvTranspose(x0, w0) y1 = ConvTranspose(x1, w1) y2 = ConvTranspose(x2, w2) y = Concat<axis = 1>(y0, y1, y2)",
+)  # fmt: skip
 case("ConvTranspose", "y = ConvTranspose<pads = [0, 0, 1, 0]>(x, w, b)", **SPREAD, refused="pads that differ")
 for reduction in ("none", "sum", "mean"):
     text = f'NegativeLogLikelihoodLoss<reduction = "{reduction}"'
@@ -193,6 +208,28 @@ def variants():
                 yield pytest.param(index, 18, form, id=f"{one.operator or 'others'}-{index}-{form}")
 
 
+def differences_or_skip(index, opset, arrays, form):
+    """Return the model, its loss and its gradients by central differences; skip what the runtime cannot run itself."""
+    try:
+        weighting, loss, wanted = expected(index)
+        arrays["weighting"] = weighting.astype(arrays["x"].dtype)
+        model = model_of(CASES[index], opset, without_weighting(arrays), arrays["weighting"], form)
+        given = session(model)
+        value = given.run(["loss"], {i.name: arrays[i.name] for i in given.get_inputs()})[0]
+    except Exception as error:
+        if not re.search(NO_KERNEL, str(error)):
+            raise
+        pytest.skip(f"this runtime cannot run the graph itself: {error}")
+    if not np.allclose(value, loss, 1e-3, 1e-4):
+        assert CASES[index].operator in OTHER_VALUES
+        pytest.skip(OTHER_VALUES[CASES[index].operator])
+    return model, loss, wanted
+
+
+def without_weighting(arrays):
+    return {name: array for name, array in arrays.items() if name != "weighting"}
+
+
 def graph_or_refusal(model, one):
     try:
         return gradient_graph(model, wrt=one.names, engine="portable")
@@ -213,16 +250,7 @@ def test_gradient_is_right_or_refused(index, opset, form):
                 model_of(one, opset, one.arrays, np.ones((), np.float32), form), wrt=one.names, engine="portable"
             )
         return
-    try:
-        weighting, loss, wanted = expected(index)
-        arrays["weighting"] = weighting.astype(kind)
-        model = model_of(one, opset, {n: a for n, a in arrays.items() if n != "weighting"}, arrays["weighting"], form)
-        given = session(model)
-        assert np.allclose(
-            given.run(["loss"], {i.name: arrays[i.name] for i in given.get_inputs()})[0], loss, 1e-3, 1e-4
-        )
-    except Exception as error:
-        pytest.skip(f"this runtime cannot run the graph itself: {error}")
+    model, loss, wanted = differences_or_skip(index, opset, arrays, form)
     graph = graph_or_refusal(model, one)
     if graph is None:
         return
