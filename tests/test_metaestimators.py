@@ -160,7 +160,8 @@ def test_metadata_are_routed():
 
 
 def test_weights_by_bagging():
-    fitted = BaggingRegressor(regressor(), n_estimators=4, max_samples=0.5, random_state=0).fit(R, r, sample_weight=np.ones(120))
+    bagging = BaggingRegressor(regressor(), n_estimators=4, max_samples=0.5, random_state=0)
+    fitted = bagging.fit(R, r, sample_weight=np.ones(120))
     assert fitted.score(R, r) > 0.95
 
 
