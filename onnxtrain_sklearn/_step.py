@@ -8,6 +8,7 @@ below has not used yet. Everything is bound once, so a step neither allocates no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ import onnx_ir.passes.common as common
 
 from . import _runtime
 from ._gradient.engine import differentiate
-from ._gradient.nodes import attribute
+from ._gradient.nodes import Dims, attribute, dims, operand
 from ._graph.builder import GraphBuilder
 from ._graph.model import TrainableModel, in_dtype, initializers_to_inputs, swap_initializers, to_proto, with_batch
 from ._parameters import FlatParameters
@@ -276,9 +277,7 @@ def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequ
 def as_float32(model: TrainableModel) -> TrainableModel:
     """Return the float32 form of a float64 model."""
     double, single = np.dtype(np.float64), np.dtype(np.float32)
-    inputs = tuple(
-        replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs
-    )
+    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
     return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
 
 
@@ -311,25 +310,21 @@ def _work(graph: ir.Graph) -> float:
     total = 0.0
     for node in graph:
         if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
-            total += _size(node.outputs[0].shape) * _contracted(node)
+            total += _product(dims(node.outputs[0])) * _contracted(node)
     return total
 
 
 def _contracted(node: ir.Node) -> float:
-    operand = node.inputs[1] if node.op_type == "Conv" else node.inputs[0]
-    shape = operand.shape if operand is not None else None
-    if shape is None or not all(isinstance(d, int) for d in shape):
-        return float("inf")
-    dims = [int(d) for d in shape]  # type: ignore[arg-type]
+    """Return the multiply-adds for one number of the output."""
+    sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
     if node.op_type == "Conv":
-        return float(np.prod(dims[1:]))
-    return float(dims[0] if node.op_type == "Gemm" and attribute(node, "transA", 0) else dims[-1])
+        return _product(sizes[1:])
+    return _product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
 
 
-def _size(shape: ir.Shape | None) -> float:
-    if shape is None or not all(isinstance(d, int) for d in shape):
-        return float("inf")
-    return float(np.prod([int(d) for d in shape]))  # type: ignore[arg-type]
+def _product(sizes: Dims | None) -> float:
+    """Return the product of the sizes, infinite where one is not known."""
+    return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
 
 
 def _fixed(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:

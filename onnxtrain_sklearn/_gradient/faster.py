@@ -18,7 +18,7 @@ Form = Callable[[GraphBuilder, ir.Node], "ir.Value | None"]
 
 
 def _relu_gradient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """ReluGrad branches on every element (104 µs); a mask does not (21 µs). The slope at 0 is 0 in both."""
+    """ReluGrad branches on every element (104 µs); a mask does not (24 µs). The slope at 0 is 0 in both."""
     slope, x = node.inputs
     assert slope is not None
     assert x is not None
