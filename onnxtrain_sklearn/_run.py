@@ -225,7 +225,7 @@ def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -
     dtype = run.model.dtype
     run.parameters = FlatParameters({name: weights[name] for name in names}, dtype)
     run.frozen = {name: array.astype(dtype) for name, array in weights.items() if name not in set(names)}
-    run.step, run.state, run.history.proven = None, OptimizerState(), None
+    run.step, run.state, run.history.proven = None, OptimizerState(draws=run.state.draws), None
 
 
 def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from . import _runtime
+from ._dropout import UniformNumbers, expose_dropout
 from ._gradient.engine import differentiate
 from ._gradient.nodes import Dims, attribute, dims, operand
 from ._graph.builder import GraphBuilder
@@ -53,10 +54,11 @@ class StepSettings:
 
 @dataclass
 class OptimizerState:
-    """Steps taken and the optimizer's vectors by slot name."""
+    """Steps taken, the optimizer's vectors by slot name, and how many times dropout masks were drawn."""
 
     t: int = 0
     slots: dict[str, np.ndarray] = field(default_factory=dict)
+    draws: int = 0
 
 
 class TrainingStep:
@@ -100,7 +102,9 @@ class TrainingStep:
         self.buffers[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
         self.sample_weight = np.ones(batch, dtype)
         self._loss = np.zeros((), dtype)
-        self._gradient = self._gradient_binding(training_graph(model, settings, frozen, batch))
+        graph = training_graph(model, settings, frozen, batch)
+        self._uniform = UniformNumbers(expose_dropout(graph), settings.seed)
+        self._gradient = self._gradient_binding(graph)
         self._penalty = self._penalty_binding() if settings.alpha and parameters.penalized.stop else None
         self._clip = self._clip_binding() if settings.max_grad_norm is not None else None
         self._updates: list[_runtime.Binding] = []
@@ -128,6 +132,9 @@ class TrainingStep:
 
         The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for.
         """
+        if self._uniform.buffers:
+            self._uniform.draw(self.state.draws)
+            self.state.draws += 1
         self._gradient.run()
         if self._penalty is None:
             return self._loss.item()
@@ -153,7 +160,7 @@ class TrainingStep:
         return _runtime.Binding(self._session(model, threads), inputs, outputs)
 
     def _static(self, name: str) -> np.ndarray:
-        return self.sample_weight if name == WEIGHT else self.buffers[name]
+        return self.sample_weight if name == WEIGHT else (self.buffers | self._uniform.buffers)[name]
 
     def _penalty_binding(self) -> _runtime.Binding:
         """The gradient of the penalty is added in place to the part of the gradients that it applies to."""
@@ -214,7 +221,6 @@ def training_graph(
     graph = graph_model.graph
     swap_initializers(graph, frozen)
     scores = next(v for v in graph.outputs if v.name == model.scores)
-    _seed_dropout(graph, settings.seed)
     op = GraphBuilder(graph, dtype=_ir_type(model.dtype), prefix="onnxtrain")
     shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
@@ -296,13 +302,6 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
 def _one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
     classes = np.arange(n_classes, dtype=np.int64)
     return op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype)
-
-
-def _seed_dropout(graph: ir.Graph, seed: int) -> None:
-    if graph.opset_imports[""] < 12:  # there it drops nothing, and has no seed
-        return
-    for i, node in enumerate(n for n in graph if n.op_type == "Dropout" and not n.domain):
-        node.attributes["seed"] = ir.AttrInt64("seed", (seed + i) % 2**31)
 
 
 def _work(graph: ir.Graph) -> float:

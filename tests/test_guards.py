@@ -48,6 +48,7 @@ LAYERS = (
     "_data",
     "_targets",
     "_parameters",
+    "_dropout",
     "_step",
     "_inference",
     "_trainer",

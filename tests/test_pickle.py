@@ -13,6 +13,7 @@ from threading import Barrier
 import joblib
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
@@ -22,6 +23,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
+from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine
 
@@ -89,6 +91,25 @@ def test_copies_go_on_as_if_they_had_never_been_made(optimizer, how):
         straight.partial_fit(X, y)
         twin.partial_fit(X, y)
     assert_equal(straight, twin)
+
+
+W, V = (", ".join(map(str, np.round(np.sin(np.arange(n)), 3))) for n in (24, 12))
+DROPPING = onnx.parser.parse_model(
+    f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, 6] X) => (float[N, 3] Y)
+    <float[6, 4] W = {{{W}}}, float[4, 3] V = {{{V}}}, float r = {{0.4}}, bool yes = {{1}}>
+    {{ H = MatMul(X, W) R = Relu(H) D, m = Dropout(R, r, yes) E = Dropout(D, , yes) Y = MatMul(E, V) }}"""
+)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("optimizer", ["adam", LBFGS()])
+def test_what_is_dropped_next_is_as_if_there_had_been_no_pickle(optimizer, engine):
+    settings = {"optimizer": optimizer, "max_iter": 3, "batch_size": 50, "random_state": 0, "warm_start": True}
+    straight = OrtGradientClassifier(DROPPING, engine=engine, **settings).fit(X, y)
+    twin, third = pickle.loads(pickle.dumps(straight)), copy.deepcopy(straight)
+    assert_equal(straight.fit(X, y), twin.fit(X, y))
+    third._run.state.draws = 0
+    assert not np.array_equal(third.fit(X, y).weights_["W"], straight.weights_["W"])
 
 
 def test_a_warm_start_goes_on_exactly_from_a_pickle():
