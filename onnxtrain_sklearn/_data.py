@@ -8,8 +8,9 @@ the data in the graph's type is made only where it is small.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,14 @@ def distinct_rows(
     return rows[first], merged
 
 
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights."""
+
+    columns: Mapping[str, np.ndarray]
+    sample_weight: np.ndarray
+
+
 class Batches:
     """Minibatches of some rows of the data.
 
@@ -214,27 +223,25 @@ class Batches:
         """Batches of one pass."""
         return -(-len(self._rows) // self.size)
 
-    def into(self, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray) -> Iterator[float]:
-        """Gather one batch after the other into the buffers; yield the sum of the weights of each.
+    def into(self, room: Callable[[int], Room]) -> Iterator[float]:
+        """Gather one batch after the other; yield the sum of the weights of each.
 
-        A batch shorter than the buffers is filled up with copies of its first row at weight zero: they add nothing
-        to a weighted mean, and are finite where the batch is.
+        ``room`` returns the buffers for so many rows. A batch shorter than its buffers is filled up with copies of its
+        first row at weight zero: they add nothing to a weighted mean, and are finite where the batch is.
         """
         order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
-        capacity = len(weight_buffer)
         for start in range(0, len(order), self.size):
             rows = order[start : start + self.size]
-            if self.steps > 1 or self._loaded is not buffers:
-                self._gather(rows, capacity, buffers, weight_buffer)
-                self._loaded = buffers
+            target = room(len(rows))
+            if self.steps > 1 or self._loaded is not target:
+                self._gather(rows, target)
+                self._loaded = target
             yield float(len(rows)) if self._weights is None else float(self._weights[rows].sum(dtype=np.float64))
 
-    def _gather(
-        self, rows: np.ndarray, capacity: int, buffers: Mapping[str, np.ndarray], weight_buffer: np.ndarray
-    ) -> None:
-        count = len(rows)
+    def _gather(self, rows: np.ndarray, room: Room) -> None:
+        count, capacity = len(rows), len(room.sample_weight)
         padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
         for name, column in self._columns.items():
-            column.take(padded, buffers[name])
-        weight_buffer[:count] = 1.0 if self._weights is None else self._weights[rows]
-        weight_buffer[count:] = 0.0
+            column.take(padded, room.columns[name])
+        room.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]
+        room.sample_weight[count:] = 0.0

@@ -19,7 +19,7 @@ import onnx_ir.passes.common as common
 from . import _runtime
 from ._data import Column
 from ._graph.builder import GraphBuilder, infer_shapes
-from ._graph.model import TrainableModel, initializers_to_inputs, swap_initializers, to_proto, without_dropout
+from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers, to_proto
 from ._parameters import FlatParameters
 from .exceptions import ModelError
 from .losses import Link, Task, apply_link
@@ -61,7 +61,7 @@ def inference_model(
     model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, *, with_scores: bool = False
 ) -> ir.Model:
     """Return the graph that predicts, with ``weights``; ``with_scores`` adds the scores as the last output."""
-    result = without_dropout(model.model)
+    result = inference_form(model.model)
     graph = result.graph
     swap_initializers(graph, weights)
     outputs = {v.name: v for v in graph.outputs}
@@ -103,7 +103,7 @@ class Predictor:
         session_options: Mapping[str, Any] | None,
         live: FlatParameters | None = None,
     ) -> None:
-        self._live = {} if live is None else {name: live.view(name) for name in live.names}
+        self._live = {} if live is None else live.views()
         if self._live:
             model = model.clone()
             initializers_to_inputs(model.graph, list(self._live))

@@ -1,7 +1,8 @@
 """All trained parameters in one flat vector, their gradients in a second.
 
 A parameter is a view into the vectors: sessions read and write the views, optimizers work on the whole. Parameters of
-rank two and more come first, so that what a penalty applies to is one slice.
+rank two and more come first, so that what a penalty applies to is one slice. Running statistics, which training moves
+without a gradient, follow behind the parameters, so that one copy holds all that training changes.
 """
 
 from __future__ import annotations
@@ -24,45 +25,65 @@ class FlatParameters:
         Initial values; they are copied.
     dtype : numpy.dtype
         Type of the vectors.
+    moving : mapping of str to ndarray, optional
+        Initial values of the running statistics.
 
     Attributes
     ----------
+    everything : ndarray of shape (P + M,)
+        The parameters and behind them the running statistics.
     vector, gradient : ndarray of shape (P,)
+        The parameters, a view into ``everything``, and their gradients.
     names : tuple of str
-        In the order of the vector.
+        The parameters, in the order of the vector.
+    moving : tuple of str
+        The running statistics.
     penalized : slice
         The part of the vectors that holds parameters of rank >= 2.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], dtype: np.dtype[Any], moving: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        every = {**weights, **(moving or {})}
         self.names = tuple(sorted(weights, key=lambda name: weights[name].ndim < 2))
-        self._shapes = {name: weights[name].shape for name in self.names}
-        sizes = [weights[name].size for name in self.names]
-        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-        self._spans = {name: slice(a, b) for name, a, b in zip(self.names, starts, starts[1:], strict=False)}
-        self.vector = np.empty(int(starts[-1]), dtype)
-        self.gradient = np.zeros_like(self.vector)
+        self.moving = tuple(moving or ())
+        order = self.names + self.moving
+        self._shapes = {name: every[name].shape for name in order}
+        ends = np.cumsum([0, *(every[name].size for name in order)]).tolist()
+        self._spans = {name: slice(a, b) for name, a, b in zip(order, ends, ends[1:], strict=False)}
+        self.everything = np.empty(ends[-1], dtype)
         self.penalized = slice(0, int(sum(weights[n].size for n in self.names if weights[n].ndim >= 2)))
-        for name in self.names:
-            self.view(name)[...] = weights[name]
+        self._divide(ends[len(self.names)])
+        for name in order:
+            self.view(name)[...] = every[name]
+
+    def _divide(self, size: int) -> None:
+        self.vector = self.everything[:size]
+        self.gradient = np.zeros_like(self.vector)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "gradient": None}
+        return {**self.__dict__, "vector": len(self.vector), "gradient": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, gradient=np.zeros_like(state["vector"]))
+        self.__dict__.update(state)
+        self._divide(state["vector"])
 
     def view(self, name: str) -> np.ndarray:
-        """Return the parameter ``name`` as a view into the vector."""
-        return self.vector[self._spans[name]].reshape(self._shapes[name])
+        """Return the parameter or statistic ``name`` as a view."""
+        return self.everything[self._spans[name]].reshape(self._shapes[name])
 
     def gradient_view(self, name: str) -> np.ndarray:
         """Return the gradient of ``name`` as a view into the vector of gradients."""
         return self.gradient[self._spans[name]].reshape(self._shapes[name])
 
+    def views(self) -> dict[str, np.ndarray]:
+        """Return every parameter and statistic by name, as a view."""
+        return {name: self.view(name) for name in self.names + self.moving}
+
     def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter by name."""
-        return {name: self.view(name).copy() for name in self.names}
+        """Return a copy of every parameter and statistic by name."""
+        return {name: view.copy() for name, view in self.views().items()}
 
 
 def select_trainable(

@@ -40,9 +40,9 @@ class Run:
     activation : tuple of str, (str or None), bool
         The scores, link and log_output of the graph as it was given: another loss may want its final activation back.
     frozen : dict of str to ndarray
-        Parameters that are not trained, and running statistics.
+        Parameters that are not trained, and running statistics that stay.
     parameters : FlatParameters
-        The trained ones.
+        The trained ones, and running statistics that move.
     rng : numpy.random.RandomState
         Draws the order of the epochs and the validation split.
     seed : int
@@ -181,7 +181,8 @@ def start(
     """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
     weights = source.weights()
     names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
-    model = in_trainable_type(source.fixing(_shapes(columns)), settings, names)
+    fixed = source.fixing(_shapes(columns)).freezing_statistics(names)
+    model = in_trainable_type(fixed, settings, names)
     run = Run(
         source=source,
         model=model,
@@ -205,7 +206,7 @@ def go_on(
     """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
     weights = old.weights()
     names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
-    fixed = source.fixing(_shapes(columns))
+    fixed = source.fixing(_shapes(columns)).freezing_statistics(names)
     run = replace(
         old,
         source=source,
@@ -222,9 +223,10 @@ def go_on(
 
 
 def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -> None:
-    dtype = run.model.dtype
-    run.parameters = FlatParameters({name: weights[name] for name in names}, dtype)
-    run.frozen = {name: array.astype(dtype) for name, array in weights.items() if name not in set(names)}
+    dtype, moving = run.model.dtype, run.model.moving
+    trained, moved = ({name: weights[name] for name in group} for group in (names, moving))
+    run.parameters = FlatParameters(trained, dtype, moved)
+    run.frozen = {n: array.astype(dtype) for n, array in weights.items() if n not in trained and n not in moved}
     run.step, run.state, run.history.proven = None, OptimizerState(draws=run.state.draws), None
 
 
@@ -258,7 +260,7 @@ def batches_for(
     shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.model.dtype)
     every = {**columns, TARGET: Column(values.reshape(shape), dtype)}
     n_rows = len(rows)
-    fits = n_rows <= min(size, MERGE_LIMIT)
+    fits = n_rows <= min(size, MERGE_LIMIT) and not run.model.moving  # equal rows count in the statistics of a batch
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from . import _runtime
+from ._data import Room
 from ._dropout import UniformNumbers, expose_dropout
 from ._gradient.engine import differentiate
 from ._gradient.nodes import Dims, attribute, dims, operand
@@ -61,6 +62,20 @@ class OptimizerState:
     draws: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One forward and backward pass over a fixed number of rows, and the arrays that it reads and writes.
+
+    ``moved`` pairs each running statistic with the array that the pass writes its next value to.
+    """
+
+    room: Room
+    gradient: _runtime.Binding
+    loss: np.ndarray
+    uniform: UniformNumbers
+    moved: Sequence[tuple[np.ndarray, np.ndarray]]
+
+
 class TrainingStep:
     """Run minibatches.
 
@@ -75,14 +90,10 @@ class TrainingStep:
     state : OptimizerState
         Updated in place; slots that the optimizer needs and that are not there are created.
     batch : int
-        Rows of the static buffers.
+        Rows of a full minibatch.
 
     Attributes
     ----------
-    buffers : dict of str to ndarray
-        The graph's inputs and the target (:data:`TARGET`), to be filled before a step.
-    sample_weight : ndarray of shape (batch,)
-        To be filled too.
     engine : str
         Name of the engine that differentiated the graph.
     """
@@ -97,20 +108,28 @@ class TrainingStep:
         batch: int,
     ) -> None:
         self.settings, self.parameters, self.state, self.batch = settings, parameters, state, batch
-        dtype = parameters.vector.dtype
-        self.buffers = {spec.name: np.zeros(_fixed(spec.shape, batch), spec.dtype) for spec in model.inputs}
-        self.buffers[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
-        self.sample_weight = np.ones(batch, dtype)
-        self._loss = np.zeros((), dtype)
-        graph = training_graph(model, settings, frozen, batch)
-        self._uniform = UniformNumbers(expose_dropout(graph), settings.seed)
-        self._gradient = self._gradient_binding(graph)
+        self._model, self._frozen = model, frozen
+        self._passes: dict[int, Pass] = {}
+        self.room(batch)
         self._penalty = self._penalty_binding() if settings.alpha and parameters.penalized.stop else None
         self._clip = self._clip_binding() if settings.max_grad_norm is not None else None
         self._updates: list[_runtime.Binding] = []
         self._initial_slots: Mapping[str, float] = {}
         if isinstance(settings.optimizer, Optimizer):
             self._updates = self._update_bindings(settings.optimizer)
+
+    def room(self, rows: int) -> Room:
+        """Return the buffers that the next step reads, for a minibatch of ``rows`` rows.
+
+        Their columns are the graph's inputs and the target (:data:`TARGET`). They have room for a full minibatch,
+        whatever ``rows`` is; where rows meet inside the batch none may be filled up, and they are of this very size.
+        """
+        size = rows if self.parameters.moving else self.batch
+        if size not in self._passes:
+            self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # and one remainder
+            self._passes[size] = self._pass(size)
+        self._current = self._passes[size]
+        return self._current.room
 
     def run(self, learning_rate: float, weight: float) -> float:
         """Take one step on the minibatch in the buffers and return its loss before the step.
@@ -132,15 +151,18 @@ class TrainingStep:
 
         The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for.
         """
-        if self._uniform.buffers:
-            self._uniform.draw(self.state.draws)
+        current = self._current
+        if current.uniform.buffers:
+            current.uniform.draw(self.state.draws)
             self.state.draws += 1
-        self._gradient.run()
+        current.gradient.run()
+        for statistic, moved in current.moved:
+            statistic[...] = moved
         if self._penalty is None:
-            return self._loss.item()
+            return current.loss.item()
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
         self._penalty.run()
-        return self._loss.item() + self._penalty_value.item()
+        return current.loss.item() + self._penalty_value.item()
 
     def forget_state(self) -> None:
         """Put the optimizer back to where it was before its first step."""
@@ -148,19 +170,26 @@ class TrainingStep:
         for name, initial in self._initial_slots.items():
             self.state.slots[name].fill(initial)
 
-    def _gradient_binding(self, graph: ir.Model) -> _runtime.Binding:
-        names = self.parameters.names
+    def _pass(self, batch: int) -> Pass:
+        """Return the forward and backward pass over ``batch`` rows, bound to buffers of its own."""
+        parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
+        graph = training_graph(self._model, settings, self._frozen, batch)
+        uniform = UniformNumbers(expose_dropout(graph), settings.seed)
+        columns = {spec.name: np.zeros(_fixed(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
+        columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
+        room, loss = Room(columns, np.ones(batch, dtype)), np.zeros((), dtype)
+        moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.moving}
         threads = _runtime.available_threads() if _work(graph.graph) >= PARALLEL_WORK else 1
-        gradient = differentiate(graph, names, LOSS, self.settings.engine)
+        gradient = differentiate(graph, parameters.names, LOSS, settings.engine)
         self.engine, model = gradient.engine, gradient.model
-        initializers_to_inputs(model.graph, list(names))
-        inputs = {name: self.parameters.view(name) for name in names}
-        inputs |= {v.name or "": self._static(v.name or "") for v in model.graph.inputs if v.name not in inputs}
-        outputs = {f"{name}_grad": self.parameters.gradient_view(name) for name in names} | {LOSS: self._loss}
-        return _runtime.Binding(self._session(model, threads), inputs, outputs)
-
-    def _static(self, name: str) -> np.ndarray:
-        return self.sample_weight if name == WEIGHT else (self.buffers | self._uniform.buffers)[name]
+        initializers_to_inputs(model.graph, list(parameters.views()))
+        known = {**columns, **uniform.buffers, **parameters.views(), WEIGHT: room.sample_weight}
+        outputs = {f"{name}_grad": parameters.gradient_view(name) for name in parameters.names} | {LOSS: loss}
+        outputs |= {self._model.moving[name]: array for name, array in moved.items()}
+        binding = _runtime.Binding(
+            self._session(model, threads), {v.name or "": known[v.name or ""] for v in model.graph.inputs}, outputs
+        )
+        return Pass(room, binding, loss, uniform, [(parameters.view(name), moved[name]) for name in moved])
 
     def _penalty_binding(self) -> _runtime.Binding:
         """The gradient of the penalty is added in place to the part of the gradients that it applies to."""
@@ -216,7 +245,10 @@ class TrainingStep:
 def training_graph(
     model: TrainableModel, settings: StepSettings, frozen: Mapping[str, np.ndarray], batch: int
 ) -> ir.Model:
-    """Return the forward graph for ``batch`` rows with target and weights as inputs and the loss as its only output."""
+    """Return the forward graph for ``batch`` rows with target and weights as inputs.
+
+    Its outputs are the loss and the next values of running statistics.
+    """
     graph_model = with_batch(model.model, batch)
     graph = graph_model.graph
     swap_initializers(graph, frozen)
@@ -230,8 +262,9 @@ def training_graph(
     dense = _one_hot(op, y, settings.n_outputs, _ir_type(model.dtype)) if settings.task == "multiclass" else y
     loss = append_loss(op, settings.loss, scores=columns, y=dense, sample_weight=sample_weight, link=settings.link)
     loss.name, loss.dtype, loss.shape = LOSS, _ir_type(model.dtype), ir.Shape([])
+    moved = [v for node in graph for v in node.outputs if v.name in set(model.moving.values())]
     graph.outputs.clear()
-    graph.outputs.append(loss)
+    graph.outputs.extend([loss, *moved])
     common.RemoveUnusedNodesPass()(graph_model)
     return graph_model
 
@@ -270,7 +303,7 @@ def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequ
     if model.dtype == np.float32:
         return model
     weights = model.weights()
-    trained = FlatParameters({name: weights[name] for name in names}, model.dtype)
+    trained = FlatParameters({n: weights[n] for n in names}, model.dtype, {n: weights[n] for n in model.moving})
     try:
         TrainingStep(model, settings, trained, {}, OptimizerState(), batch=2)
     except Exception as error:

@@ -90,9 +90,9 @@ class Trainer:
     ) -> None:
         self._settings, self._step, self._batches, self._history = settings, step, batches, history
         self._validate = validate
-        self._vector = step.parameters.vector
-        self._best = self._last = self._vector.copy()
-        if history.proven is None or history.proven.shape != self._vector.shape:
+        self._vector, self._everything = step.parameters.vector, step.parameters.everything
+        self._best = self._last = self._everything.copy()
+        if history.proven is None or history.proven.shape != self._everything.shape:
             history.proven = self._last
         self._started = time.perf_counter()
         self._rate: float | None = None
@@ -110,7 +110,7 @@ class Trainer:
             self._history.best_score = self._validate()  # of the weights to start from, on these data
         ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())
         if self._settings.early_stopping and math.isfinite(self._history.best_score):
-            self._vector[...] = self._best
+            self._everything[...] = self._best
         if not ended and not self._settings.schedule.finished(progress):
             warnings.warn(
                 f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
@@ -138,13 +138,13 @@ class Trainer:
         except KeyboardInterrupt:
             warnings.warn("Training was interrupted: the estimator keeps the weights reached so far.", stacklevel=5)
             if not self._is_finite():
-                self._vector[...] = self._history.proven
+                self._everything[...] = self._history.proven
             return True
         except DivergenceError:
-            self._vector[...] = self._history.proven
+            self._everything[...] = self._history.proven
             raise
         except Exception:
-            self._vector[...] = self._last
+            self._everything[...] = self._last
             raise
 
     def _epochs(self) -> bool:
@@ -158,8 +158,8 @@ class Trainer:
         """Go through the data once; return the mean loss."""
         run, progress, rate = self._step.run, self._history.progress, self._settings.learning_rate_init
         factor, total = self._settings.schedule.factor, 0.0
-        self._last = self._vector.copy()
-        for weight in self._batches.into(self._step.buffers, self._step.sample_weight):
+        self._last = self._everything.copy()
+        for weight in self._batches.into(self._step.room):
             self._rate = rate * factor(progress)
             total += weight * run(self._rate, weight)
             progress.step += 1
@@ -173,7 +173,7 @@ class Trainer:
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are: a second moment that overflowed stops training without a sign."""
-        return all(bool(np.isfinite(vector).all()) for vector in (self._vector, *self._step.state.slots.values()))
+        return all(bool(np.isfinite(vector).all()) for vector in (self._everything, *self._step.state.slots.values()))
 
     def _end_epoch(self) -> None:
         self._history.progress.epoch += 1
@@ -201,7 +201,7 @@ class Trainer:
             if self._settings.early_stopping:
                 improved = score >= history.best_score + tol
             if score > history.best_score:
-                history.best_score, self._best = score, self._vector.copy()
+                history.best_score, self._best = score, self._everything.copy()
         history.idle_epochs = 0 if improved else history.idle_epochs + 1
         if self._settings.verbose:
             self._report()
@@ -226,7 +226,7 @@ class Trainer:
         def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:
             self._vector[...] = vector
             loss, gradient = 0.0, np.zeros(len(vector))
-            for weight in self._batches.into(step.buffers, step.sample_weight):
+            for weight in self._batches.into(step.room):
                 loss += weight * step.gradients(total_weight)
                 gradient += weight * step.parameters.gradient
             return loss / total_weight, gradient / total_weight
@@ -235,7 +235,7 @@ class Trainer:
             reached[...] = self._vector[...] = vector
             if not (math.isfinite(loss) and np.isfinite(vector).all()):
                 self._diverge()
-            self._history.proven = self._last = self._vector.copy()
+            self._history.proven = self._last = self._everything.copy()
             self._end_epoch()
             self._record(loss)
             return self._settings.early_stopping and self._idle()

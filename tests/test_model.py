@@ -16,7 +16,7 @@ import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
 from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
-from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from onnxtrain_sklearn.exceptions import ModelError
 
 NEWEST = onnx.defs.onnx_opset_version()
 W = "float[3, 1] W = {1, -2, 3}"
@@ -315,15 +315,15 @@ def test_running_statistics():
     np.testing.assert_array_equal(found.weights()["m"], [0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("opset", "node"),
-    [(18, "Y, m2, v2 = BatchNormalization <training_mode = 1> (X, W, W, m, m)"),
-     (13, "Y, m2, v2, m3, v3 = BatchNormalization (X, W, W, m, m)")],
-)
-def test_batch_statistics_are_refused(opset, node):
-    weights = "float[3] W = {1, 2, 3}, float[3] m = {1, 1, 1}"
-    with pytest.raises(UnsupportedOperatorError, match=r"\(BatchNormalization\) is in training mode.* model.eval\(\)"):
-        trainable(node, opset=opset, y="float[N, 3] Y", weights=weights)
+def test_running_statistics_that_batches_move():
+    weights = "float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] m = {0, 1, 2}"
+    body = "H, m2, v2 = BatchNormalization <training_mode = 1> (X, s, b, m, m) Y = MatMul(H, W)"
+    found = trainable(body, weights=f"{W}, {weights}")
+    assert (found.parameters, found.statistics) == (("W", "s", "b"), ("m", "m/BatchNormalization_0"))
+    assert found.moving == {"m": "m2", "m/BatchNormalization_0": "v2"}
+    assert found.freezing_statistics(["W", "b"]) is found
+    assert not found.freezing_statistics(["W"]).moving
+    assert found.moving
 
 
 @pytest.mark.parametrize(

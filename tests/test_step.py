@@ -40,11 +40,12 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
 def fill(step, X, y, weights=None):
     """Put rows into the buffers, padded as a minibatch is; return the sum of their weights."""
     weights = np.ones(len(X)) if weights is None else weights
-    for buffer, rows in ((step.buffers["X"], X), (step.buffers[TARGET], y)):
+    room = step.room(step.batch)
+    for buffer, rows in ((room.columns["X"], X), (room.columns[TARGET], y)):
         buffer[: len(X)] = np.reshape(rows, (len(X), *buffer.shape[1:]))
         buffer[len(X) :] = buffer[0]
-    step.sample_weight[...] = 0
-    step.sample_weight[: len(X)] = weights
+    room.sample_weight[...] = 0
+    room.sample_weight[: len(X)] = weights
     return float(np.sum(weights))
 
 
@@ -97,7 +98,8 @@ def test_steps_are_those_of_pytorch(name, engine, torch_run):
     step = new_step((DATA / "mlp.onnx").read_bytes(), batch=16, optimizer=optimizer, **settings)
     losses = []
     for i in range(20):
-        step.buffers["x0"][...], step.buffers[TARGET][...] = torch_run["x0"][i], torch_run["y"][i]
+        columns = step.room(step.batch).columns
+        columns["x0"][...], columns[TARGET][...] = torch_run["x0"][i], torch_run["y"][i]
         losses.append(step.run(rate, 16.0))
         if i == 0:
             for parameter in step.parameters.names:
@@ -220,9 +222,10 @@ def new_like(step, **changes):
     """The same step with other settings, on the same rows."""
     names = step.parameters.names
     other = new_step(mlp(), batch=step.batch, trainable=names, **changes)
-    for name, buffer in step.buffers.items():
-        other.buffers[name][...] = buffer
-    other.sample_weight[...] = step.sample_weight
+    room, like = step.room(step.batch), other.room(step.batch)
+    for name, column in room.columns.items():
+        like.columns[name][...] = column
+    like.sample_weight[...] = room.sample_weight
     return other
 
 

@@ -239,7 +239,7 @@ def test_initializers_become_inputs():
 )
 def test_inference_form_has_no_dropout(body):
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
-    proto = to_proto(border.without_dropout(found.model))
+    proto = to_proto(border.inference_form(found.model))
     assert "Dropout" not in {node.op_type for node in load(proto).graph.all_nodes()}
     assert "Dropout" in {node.op_type for node in found.model.graph.all_nodes()}
     assert [value.name for value in proto.graph.output] == ["Y"]
@@ -250,7 +250,7 @@ def test_used_mask_has_no_inference_form():
     body = "D, mask = Dropout(X, r, yes) M = Cast <to = 1> (mask) E = Mul(D, M) Y = MatMul(E, W)"
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
     with pytest.raises(ModelError, match="mask of Dropout node 'Dropout_0' is used"):
-        border.without_dropout(found.model)
+        border.inference_form(found.model)
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 18, 21, 22])

@@ -26,10 +26,10 @@ class Step:
 
     def __init__(self, losses: list[float]) -> None:
         self.losses = iter(losses)
-        self.parameters = SimpleNamespace(vector=np.zeros(1, np.float32))
+        vector = np.zeros(1, np.float32)
+        self.parameters = SimpleNamespace(vector=vector, everything=vector)
         self.state = SimpleNamespace(slots={})
         self.settings = SimpleNamespace(optimizer=SGD())
-        self.buffers, self.sample_weight = {}, np.ones(1)
         self.rates: list[float] = []
         self.forgotten = 0
 
@@ -37,6 +37,9 @@ class Step:
         self.rates.append(learning_rate)
         self.parameters.vector += 1
         return next(self.losses)
+
+    def room(self, rows: int) -> None:
+        raise NotImplementedError
 
     def forget_state(self) -> None:
         self.forgotten += 1
@@ -49,7 +52,7 @@ class Batches:
         self.weights, self.n_rows = weights, 10
         self.weight, self.steps = sum(weights), len(weights)
 
-    def into(self, buffers: Any, sample_weight: Any) -> Iterator[float]:
+    def into(self, room: Any) -> Iterator[float]:
         yield from self.weights
 
 

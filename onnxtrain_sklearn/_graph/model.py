@@ -8,7 +8,7 @@ parameters. Nothing here knows of losses, data or sessions, and nothing changes 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,25 @@ class TrainableModel:
         initializers = self.model.graph.initializers
         return {name: np.array(_array(initializers[name])) for name in (*self.parameters, *self.statistics)}
 
+    @property
+    def moving(self) -> dict[str, str]:
+        """The running statistics that training changes: name of each, and of the value that is its next one."""
+        nodes = [node for node in self.model.graph if _normalises_by_batch(node)]
+        return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
+
+    def freezing_statistics(self, trained: Collection[str]) -> TrainableModel:
+        """Return the same model with BatchNormalization in inference mode where neither scale nor bias is trained."""
+
+        def stays(node: ir.Node) -> bool:
+            return not any(x is not None and x.name in trained for x in node.inputs[1:3])
+
+        if not any(_normalises_by_batch(node) and stays(node) for node in self.model.graph):
+            return self
+        model = self.model.clone()
+        for node in [n for n in model.graph if _normalises_by_batch(n) and stays(n)]:
+            _normalise_by_running_statistics(node)
+        return replace(self, model=model)
+
     def ignoring_activation(self) -> TrainableModel:
         """Return the same model with the loss taken on its output as it is."""
         return replace(self, scores=self.output, link=None, log_output=False)
@@ -160,7 +179,7 @@ def trainable_model(source: ir.Model, output: str | None = None) -> TrainableMod
     common.RemoveUnusedNodesPass()(model)
     for value in [v for v in graph.inputs if not v.uses()]:
         graph.inputs.remove(value)
-    _refuse_batch_statistics(graph)
+    _prepare_batch_statistics(graph)
     parameters = _parameters(graph, scores)
     if not parameters:
         raise ModelError(
@@ -218,24 +237,42 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     return clone
 
 
-def without_dropout(model: ir.Model) -> ir.Model:
-    """Return a clone for inference: Dropout passes its input on."""
+def inference_form(model: ir.Model) -> ir.Model:
+    """Return a clone for inference: Dropout passes its input on, BatchNormalization takes its running statistics."""
     clone = model.clone()
-    for node in [n for n in clone.graph.all_nodes() if n.op_type == "Dropout" and not n.domain]:
-        source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
-        assert source is not None
-        assert graph is not None
-        if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
-            raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
-        if dropped in graph.outputs:
-            identity = ir.node("Identity", [source], name=f"{node.name}/identity")
-            graph.insert_before(node, identity)
-            identity.outputs[0].name, source = dropped.name, identity.outputs[0]
-            graph.outputs[graph.outputs.index(dropped)] = source
-            source.type, source.shape, dropped.name = dropped.type, dropped.shape, None
-        ir.convenience.replace_all_uses_with(dropped, source)
-        graph.remove(node, safe=True)
+    for node in list(clone.graph.all_nodes()):
+        if node.op_type == "Dropout" and not node.domain:
+            _pass_on(node)
+        elif _normalises_by_batch(node):
+            _normalise_by_running_statistics(node)
     return clone
+
+
+def _pass_on(node: ir.Node) -> None:
+    source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
+    assert source is not None
+    assert graph is not None
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
+        raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
+    if dropped in graph.outputs:
+        identity = ir.node("Identity", [source], name=f"{node.name}/identity")
+        graph.insert_before(node, identity)
+        identity.outputs[0].name, source = dropped.name, identity.outputs[0]
+        graph.outputs[graph.outputs.index(dropped)] = source
+        source.type, source.shape, dropped.name = dropped.type, dropped.shape, None
+    ir.convenience.replace_all_uses_with(dropped, source)
+    graph.remove(node, safe=True)
+
+
+def _normalises_by_batch(node: ir.Node) -> bool:
+    """Whether a node takes the statistics of each batch; before opset 14 that is told by its further outputs."""
+    is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
+    return is_batch_norm and bool(_int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
+
+
+def _normalise_by_running_statistics(node: ir.Node) -> None:
+    node.attributes.pop("training_mode", None)
+    node.resize_outputs(1)
 
 
 def _read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -450,15 +487,39 @@ def _parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
     ]
 
 
-def _refuse_batch_statistics(graph: ir.Graph) -> None:
-    """Refuse training-mode BatchNormalization: padded rows would enter its means, and its statistics are not kept."""
-    for node in graph.all_nodes():
-        training = _int_attribute(node, "training_mode", 0) or len(node.outputs) > 1
-        if node.op_type == "BatchNormalization" and not node.domain and training:
-            raise UnsupportedOperatorError(
-                f"Node {node.name!r} (BatchNormalization) is in training mode: it normalises with the statistics of "
-                f"each batch, which cannot be trained. Export the model in evaluation mode (in PyTorch: model.eval())."
-            )
+def _prepare_batch_statistics(graph: ir.Graph) -> None:
+    """Give each BatchNormalization in training mode running statistics of its own: exporters merge equal ones."""
+    seen: set[ir.Value] = set()
+    for node in [n for n in graph.all_nodes() if _normalises_by_batch(n)]:
+        _require_running_statistics(graph, node)
+        for i in (3, 4):
+            x = node.inputs[i]
+            if x in seen:
+                assert x is not None
+                name = f"{x.name}/{node.name}"
+                own = ir.Value(name=name, type=x.type, shape=x.shape, const_value=ir.tensor(_array(x), name=name))
+                graph.initializers.add(own)
+                node.replace_input_with(i, own)
+            elif x is not None:
+                seen.add(x)
+
+
+def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
+    statistics, updated = node.inputs[3:5], node.outputs[1:]
+    reason = ""
+    if node.graph is not graph:
+        reason = "it stands in a subgraph"
+    elif graph.opset_imports[""] < 14:
+        reason = "before opset 14 it has no form that is trained"
+    elif any(x is None or x.name not in graph.initializers for x in statistics):
+        reason = "its running statistics are no initializers"
+    elif len(updated) != 2 or any(v.uses() or v.is_graph_output() for v in updated):
+        reason = "it must have three outputs, of which nothing reads the last two"
+    if reason:
+        raise UnsupportedOperatorError(
+            f"Node {node.name!r} (BatchNormalization) is in training mode and cannot be trained: {reason}. Export the "
+            f"model in evaluation mode (in PyTorch: model.eval())."
+        )
 
 
 def _is_weight(value: ir.Value) -> bool:
