@@ -8,6 +8,7 @@ in which classification and regression differ, are left to the public classes.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
 from ._data import Column, dict_columns, shaped
-from ._gradient.engine import choose_engine
+from ._gradient.engine import available_engines, choose_engine
 from ._graph.model import TensorSpec, TrainableModel, to_proto
 from ._inference import Head, inference_model
 from ._run import (
@@ -39,10 +40,10 @@ from ._run import (
     source_of,
     start,
 )
-from ._step import StepSettings
 from ._targets import Targets, row_weights
 from ._trainer import Trainer, TrainerSettings
-from .exceptions import DivergenceError, ModelError
+from ._training_graph import StepSettings
+from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
 from .models import MLP, MODELS
 from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
@@ -180,6 +181,29 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
         check_is_fitted(self)
         return self._run.weights()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; one that was fitted where there was more goes on with what there is here."""
+        super().__setstate__(state)
+        run: Run | None = vars(self).get("_run")
+        if run is None:
+            return
+        if missing := _runtime.missing_providers(run.device.providers):
+            self._go_on_with(f"on {missing[0]}", device="cpu", providers=None, provider_options=None)
+            run.device = _runtime.resolve_device()
+            self.device_ = run.device.name
+        if self.engine not in ("auto", *available_engines()):
+            self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
+
+    def _go_on_with(self, was: str, **parameters: Any) -> None:
+        name, value = next(iter(parameters.items()))
+        warnings.warn(
+            f"This {type(self).__name__} was trained {was}, which the installed onnxruntime {_runtime.version()} "
+            f"lacks: it goes on with {name}={value!r}.",
+            OnnxTrainWarning,
+            stacklevel=3,
+        )
+        self.__dict__.update(parameters)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

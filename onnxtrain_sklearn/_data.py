@@ -47,6 +47,11 @@ class Column:
         return self if dtype == self._dtype else Column(self._data, dtype)
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the graph's input."""
+        return self._dtype
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Rows, then the shape of a row."""
         return tuple(int(n) for n in self._data.shape)
@@ -223,22 +228,43 @@ class Batches:
         """Batches of one pass."""
         return -(-len(self._rows) // self.size)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all rows take in the graph's types."""
+        return sum(math.prod(column.shape) * column.dtype.itemsize for column in self._columns.values())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all rows of the data, dense and in the graph's types."""
+        return {name: column.rows(np.arange(len(column))) for name, column in self._columns.items()}
+
+    def minibatches(self) -> list[np.ndarray]:
+        """Return the rows of each minibatch of the next pass."""
+        order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
+        return [order[start : start + self.size] for start in range(0, len(order), self.size)]
+
+    def weights_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the weights of these rows."""
+        return np.ones(len(rows)) if self._weights is None else self._weights[rows]
+
     def into(self, room: Callable[[int], Room]) -> Iterator[float]:
         """Gather one batch after the other; yield the sum of the weights of each.
 
         ``room`` returns the buffers for so many rows. A batch shorter than its buffers is filled up with copies of its
         first row at weight zero: they add nothing to a weighted mean, and are finite where the batch is.
         """
-        order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
-        for start in range(0, len(order), self.size):
-            rows = order[start : start + self.size]
+        for rows in self.minibatches():
             target = room(len(rows))
             if self.steps > 1 or self._loaded is not target:
-                self._gather(rows, target)
+                self.gather(rows, target)
                 self._loaded = target
-            yield float(len(rows)) if self._weights is None else float(self._weights[rows].sum(dtype=np.float64))
+            yield self.weight_of(rows)
 
-    def _gather(self, rows: np.ndarray, room: Room) -> None:
+    def weight_of(self, rows: np.ndarray) -> float:
+        """Return the sum of the weights of these rows."""
+        return float(len(rows)) if self._weights is None else float(self._weights[rows].sum(dtype=np.float64))
+
+    def gather(self, rows: np.ndarray, room: Room) -> None:
+        """Write these rows into the buffers, filled up."""
         count, capacity = len(rows), len(room.sample_weight)
         padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
         for name, column in self._columns.items():

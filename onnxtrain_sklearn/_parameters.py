@@ -69,6 +69,10 @@ class FlatParameters:
         self.__dict__.update(state)
         self._divide(state["vector"])
 
+    def span(self, name: str) -> slice:
+        """Return where the parameter or statistic ``name`` stands in ``everything``."""
+        return self._spans[name]
+
     def view(self, name: str) -> np.ndarray:
         """Return the parameter or statistic ``name`` as a view."""
         return self.everything[self._spans[name]].reshape(self._shapes[name])

@@ -16,14 +16,17 @@ import onnx
 
 from . import _runtime
 from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
+from ._device_step import DeviceStep
 from ._graph.model import TrainableModel, load, trainable_model
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters, select_trainable
-from ._step import TARGET, OptimizerState, StepSettings, TrainingStep, as_float32, in_trainable_type, target_layout
+from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
 from ._trainer import History
+from ._training_graph import TARGET, StepSettings, as_float32, target_layout
 from .exceptions import ModelError
 from .losses import LOSSES, Link, Loss, Task
+from .optimizers import Optimizer
 
 Columns = Mapping[str, Column]
 
@@ -62,7 +65,7 @@ class Run:
     seed: int
     state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
-    step: TrainingStep | None = None
+    step: TrainingStep | DeviceStep | None = None
     step_key: object = None
     predictors: dict[str, Predictor] = field(default_factory=dict)
 
@@ -230,7 +233,7 @@ def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -
     run.step, run.state, run.history.proven = None, OptimizerState(draws=run.state.draws), None
 
 
-def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep:
+def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep | DeviceStep:
     """Return the step of a run, a new one only where the one at hand does not fit.
 
     It fits for these settings and with room for ``batch`` rows, but not for more than ``limit``: rows that are there
@@ -239,7 +242,9 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
     shapes = tuple(spec.shape for spec in run.model.inputs)
     key = (_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
     if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
-        run.step = TrainingStep(run.model, settings, run.parameters, run.frozen, run.state, batch)
+        on_device = settings.device.memory is not None and isinstance(settings.optimizer, Optimizer)
+        kind = DeviceStep if on_device else TrainingStep
+        run.step = kind(run.model, settings, run.parameters, run.frozen, run.state, batch)
         run.step_key, run.engine = key, run.step.engine
     return run.step
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -83,7 +83,6 @@ def has_gradient_builder() -> bool:
     return hasattr(_pybind_state, "GradientGraphBuilder")
 
 
-
 def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
     """Run onnxruntime-training's gradient builder; raises RuntimeError where it refuses."""
     _register_gradients()
@@ -108,6 +107,10 @@ def _definition(op_type: str, inputs: list[str], outputs: list[str]) -> Any:
     return node
 
 
+OWN_MEMORY = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
+"""Execution providers that compute in memory of their own, and onnxruntime's name of it."""
+
+
 @dataclass(frozen=True)
 class Device:
     """Where sessions run: a name such as "cpu" or "cuda:1", and the execution providers behind it."""
@@ -115,6 +118,12 @@ class Device:
     name: str
     providers: tuple[str, ...]
     provider_options: tuple[dict[str, str], ...]
+
+    @property
+    def memory(self) -> tuple[str, int] | None:
+        """Name and number of the memory that the first provider computes in; None: the host's."""
+        name = OWN_MEMORY.get(self.providers[0])
+        return None if name is None else (name, int(self.provider_options[0].get("device_id", 0)))
 
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -147,9 +156,14 @@ def resolve_device(
     return Device(str(device), tuple(names), tuple(options))
 
 
-def _check_available(names: Sequence[str], device: str) -> None:
+def missing_providers(names: Sequence[str]) -> list[str]:
+    """Return the execution providers among ``names`` that this onnxruntime lacks."""
     available = onnxruntime.get_available_providers()
-    missing = [name for name in names if name not in available]
+    return [name for name in names if name not in available]
+
+
+def _check_available(names: Sequence[str], device: str) -> None:
+    missing, available = missing_providers(names), onnxruntime.get_available_providers()
     if missing:
         raise DeviceError(
             f"device={device!r} needs {missing[0]}, which the installed onnxruntime {version()} "
@@ -210,20 +224,78 @@ def not_implemented(error: Exception) -> bool:
     return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or "NOT_IMPLEMENTED" in str(error)
 
 
+class DeviceArray:
+    """An array in the memory of a device, or a part of one.
+
+    Parameters
+    ----------
+    array : ndarray
+        Initial values, which are copied.
+    memory : tuple of str and int
+        As :attr:`Device.memory` gives it.
+    """
+
+    def __init__(self, array: np.ndarray, memory: tuple[str, int]) -> None:
+        self.shape, self.dtype, self.memory = array.shape, array.dtype, memory
+        self._flat = onnxruntime.OrtValue.ortvalue_from_shape_and_type([max(1, array.size)], array.dtype, *memory)
+        self._offset = 0
+        self.write(array)
+
+    @property
+    def pointer(self) -> int:
+        """Address on the device."""
+        return int(self._flat.data_ptr()) + self._offset
+
+    def part(self, start: int, shape: Sequence[int]) -> DeviceArray:
+        """Return the elements from number ``start`` on as an array of ``shape`` in the same memory."""
+        part = object.__new__(DeviceArray)
+        part.shape, part.dtype, part.memory = tuple(shape), self.dtype, self.memory
+        part._flat, part._offset = self._flat, self._offset + start * self.dtype.itemsize
+        return part
+
+    def write(self, array: np.ndarray) -> None:
+        """Overwrite the whole array from the host."""
+        if array.size:
+            self._flat.update_inplace(np.ascontiguousarray(array, self.dtype).ravel())
+
+    def read(self) -> np.ndarray:
+        """Return a copy of the whole array on the host."""
+        return np.array(self._flat.numpy())[: int(np.prod(self.shape))].reshape(self.shape)
+
+
+Array: TypeAlias = "np.ndarray | DeviceArray"
+
+
 class Binding:
-    """A session tied to fixed input and output arrays; :meth:`run` reads the ones and writes the others."""
+    """A session tied to input and output arrays; :meth:`run` reads the ones and writes the others.
+
+    Host arrays of a session on the host are bound once. A session on a device copies host inputs, and inputs that it
+    wants on the host, when they are bound, not when it runs: there all inputs are bound anew for each run.
+    """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
     ) -> None:
-        self._session, self._arrays = session, [*inputs.values(), *outputs.values()]
+        self._session, self._arrays = session, {**inputs, **outputs}
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._again = session.get_providers()[0] in OWN_MEMORY
         self._binding = session.io_binding()
-        for bind, arrays in ((self._binding.bind_input, inputs), (self._binding.bind_output, outputs)):
-            for name, array in arrays.items():
-                if not array.flags.c_contiguous:
-                    raise ValueError(f"{name!r} must be C-contiguous to be bound.")
-                bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name in self._arrays:
+            self._bind(name)
 
-    def run(self) -> None:
-        """Run the session once; releases the GIL."""
+    def run(self, **changed: Array) -> None:
+        """Run the session once, with other arrays for the inputs and outputs named; releases the GIL."""
+        self._arrays.update(changed)
+        for name in changed.keys() | self._inputs if self._again else changed:
+            self._bind(name)
         self._session.run_with_iobinding(self._binding)
+
+    def _bind(self, name: str) -> None:
+        array, binding = self._arrays[name], self._binding
+        bind = binding.bind_input if name in self._inputs else binding.bind_output
+        if isinstance(array, DeviceArray):
+            bind(name, *array.memory, array.dtype, array.shape, array.pointer)
+            return
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name!r} must be C-contiguous to be bound.")
+        bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

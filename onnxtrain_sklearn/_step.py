@@ -8,49 +8,35 @@ below has not used yet. Everything is bound once, so a step neither allocates no
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from . import _runtime
-from ._data import Room
+from ._data import Batches, Room
 from ._dropout import UniformNumbers, expose_dropout
 from ._gradient.engine import differentiate
-from ._gradient.nodes import Dims, attribute, dims, operand
-from ._graph.builder import GraphBuilder
-from ._graph.model import TrainableModel, in_dtype, initializers_to_inputs, swap_initializers, to_proto, with_batch
+from ._graph.model import TrainableModel, initializers_to_inputs, to_proto
 from ._parameters import FlatParameters
-from .exceptions import ModelError
-from .losses import Link, Loss, Task, append_loss, append_penalty
-from .optimizers import PIECE, BaseOptimizer, Optimizer, clip_graph, update_graph
-
-PARALLEL_WORK = 4_000_000
-"""Multiply-adds of one forward pass from which on more than one thread pays; below, a second core would only spin."""
-
-TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """What a training step is made of, beside the model and its parameters."""
-
-    loss: Loss
-    task: Task
-    link: Link
-    n_outputs: int
-    optimizer: BaseOptimizer
-    alpha: float
-    l1_ratio: float
-    max_grad_norm: float | None
-    engine: str
-    device: _runtime.Device
-    session_options: Mapping[str, Any] | None
-    seed: int
+from ._training_graph import (
+    LOSS,
+    PARALLEL_WORK,
+    PENALTY,
+    TARGET,
+    WEIGHT,
+    StepSettings,
+    as_float32,
+    buffer_shape,
+    ir_type,
+    penalty_graph,
+    target_layout,
+    training_graph,
+    work,
+)
+from .optimizers import PIECE, Optimizer, clip_graph, update_graph
 
 
 @dataclass
@@ -131,6 +117,11 @@ class TrainingStep:
         self._current = self._passes[size]
         return self._current.room
 
+    def train(self, batches: Batches, next_rate: Callable[[], float]) -> Iterator[tuple[float, float]]:
+        """Take a step on each minibatch of one pass; yield the sum of its weights and its loss before the step."""
+        for weight in batches.into(self.room):
+            yield weight, self.run(next_rate(), weight)
+
     def run(self, learning_rate: float, weight: float) -> float:
         """Take one step on the minibatch in the buffers and return its loss before the step.
 
@@ -164,6 +155,9 @@ class TrainingStep:
         self._penalty.run()
         return current.loss.item() + self._penalty_value.item()
 
+    def synchronize(self) -> None:
+        """Bring the host's copy of what is trained up to date: here it is the one that is trained."""
+
     def forget_state(self) -> None:
         """Put the optimizer back to where it was before its first step."""
         self.state.t = 0
@@ -175,11 +169,11 @@ class TrainingStep:
         parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
         graph = training_graph(self._model, settings, self._frozen, batch)
         uniform = UniformNumbers(expose_dropout(graph), settings.seed)
-        columns = {spec.name: np.zeros(_fixed(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
+        columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
         columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
         room, loss = Room(columns, np.ones(batch, dtype)), np.zeros((), dtype)
         moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.moving}
-        threads = _runtime.available_threads() if _work(graph.graph) >= PARALLEL_WORK else 1
+        threads = _runtime.available_threads() if work(graph.graph) >= PARALLEL_WORK else 1
         gradient = differentiate(graph, parameters.names, LOSS, settings.engine)
         self.engine, model = gradient.engine, gradient.model
         initializers_to_inputs(model.graph, list(parameters.views()))
@@ -198,7 +192,7 @@ class TrainingStep:
         model = penalty_graph(part.stop, dtype, self.settings)
         gradients = self.parameters.gradient[part]
         inputs = {"weights": self.parameters.vector[part], "gradients": gradients, "strength": self._strength}
-        outputs = {"penalty": self._penalty_value, "new_gradients": gradients}
+        outputs = {PENALTY: self._penalty_value, "new_gradients": gradients}
         return _runtime.Binding(self._session(model), inputs, outputs)
 
     def _clip_binding(self) -> _runtime.Binding:
@@ -206,27 +200,21 @@ class TrainingStep:
         limit = np.array(self.settings.max_grad_norm, gradients.dtype)
         inputs = {"gradients": gradients, "max_norm": limit}
         outputs = {"new_gradients": gradients, "norm": np.zeros((), gradients.dtype)}
-        return _runtime.Binding(self._session(clip_graph(_ir_type(gradients.dtype))), inputs, outputs)
+        return _runtime.Binding(self._session(clip_graph(ir_type(gradients.dtype))), inputs, outputs)
 
     def _update_bindings(self, optimizer: Optimizer) -> list[_runtime.Binding]:
         vector = self.parameters.vector
-        graph = update_graph(optimizer, _ir_type(vector.dtype), fused=_runtime.has_gradient_builder())
+        graph = update_graph(optimizer, ir_type(vector.dtype), fused=_runtime.has_gradient_builder())
         self._coefficients = graph.coefficients
         self._scalars = {
             name: np.zeros((), np.int64 if isinstance(value, int) else vector.dtype)
             for name, value in graph.coefficients(0.001, 1).items()
         }
         self._initial_slots = graph.slots
-        self._prepare_slots()
+        prepare_slots(self.state, graph.slots, vector)
         session = self._session(graph.model)
         size = PIECE if graph.elementwise and len(vector) > 2 * PIECE else len(vector)
         return [self._update_binding(session, slice(i, i + size)) for i in range(0, len(vector), size)]
-
-    def _prepare_slots(self) -> None:
-        vector, known, slots = self.parameters.vector, self.state.slots, self._initial_slots
-        if {name: v.shape for name, v in known.items()} != dict.fromkeys(slots, vector.shape):
-            self.state.t = 0
-            self.state.slots = {name: np.full_like(vector, initial) for name, initial in slots.items()}
 
     def _update_binding(self, session: Any, piece: slice) -> _runtime.Binding:
         vectors = {"parameters": self.parameters.vector[piece]}
@@ -242,60 +230,11 @@ class TrainingStep:
         )
 
 
-def training_graph(
-    model: TrainableModel, settings: StepSettings, frozen: Mapping[str, np.ndarray], batch: int
-) -> ir.Model:
-    """Return the forward graph for ``batch`` rows with target and weights as inputs.
-
-    Its outputs are the loss and the next values of running statistics.
-    """
-    graph_model = with_batch(model.model, batch)
-    graph = graph_model.graph
-    swap_initializers(graph, frozen)
-    scores = next(v for v in graph.outputs if v.name == model.scores)
-    op = GraphBuilder(graph, dtype=_ir_type(model.dtype), prefix="onnxtrain")
-    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype)
-    y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
-    sample_weight = ir.val(WEIGHT, _ir_type(model.dtype), (batch,))
-    graph.inputs.extend([y, sample_weight])
-    columns = _as_columns(op, scores, batch, settings.n_outputs)
-    dense = _one_hot(op, y, settings.n_outputs, _ir_type(model.dtype)) if settings.task == "multiclass" else y
-    loss = append_loss(op, settings.loss, scores=columns, y=dense, sample_weight=sample_weight, link=settings.link)
-    loss.name, loss.dtype, loss.shape = LOSS, _ir_type(model.dtype), ir.Shape([])
-    moved = [v for node in graph for v in node.outputs if v.name in set(model.moving.values())]
-    graph.outputs.clear()
-    graph.outputs.extend([loss, *moved])
-    common.RemoveUnusedNodesPass()(graph_model)
-    return graph_model
-
-
-def target_layout(
-    task: Task, n_outputs: int, rows: int, dtype: np.dtype[Any]
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of the target of ``rows`` rows: a class index, or a number for each score."""
-    if task == "multiclass":
-        return (rows,), np.dtype(np.int64)
-    return (rows, n_outputs), dtype
-
-
-def penalty_graph(size: int, dtype: np.dtype[Any], settings: StepSettings) -> ir.Model:
-    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, safe in place."""
-    kind = _ir_type(dtype)
-    weights, strength = ir.val("weights", kind, (size,)), ir.val("strength", kind, ())
-    graph = ir.Graph([weights, strength], [], nodes=[], opset_imports={"": 18}, name="penalty")
-    op = GraphBuilder(graph, dtype=kind, prefix="penalty")
-    value = op.Mul(append_penalty(op, weights, alpha=settings.alpha, l1_ratio=settings.l1_ratio), strength)
-    value.name, value.dtype, value.shape = "penalty", kind, ir.Shape([])
-    graph.outputs.append(value)
-    model = differentiate(ir.Model(graph, ir_version=8), ["weights"], "penalty", settings.engine).model
-    slope = next(v for v in model.graph.outputs if v.name == "weights_grad")
-    gradients = ir.val("gradients", kind, (size,))
-    model.graph.inputs.append(gradients)
-    total = GraphBuilder(model.graph, dtype=kind, prefix="penalty").Add(gradients, slope)
-    total.name, total.dtype, total.shape = "new_gradients", kind, ir.Shape([size])
-    model.graph.outputs.remove(slope)
-    model.graph.outputs.append(total)
-    return model
+def prepare_slots(state: OptimizerState, slots: Mapping[str, float], vector: np.ndarray) -> None:
+    """Give ``state`` these slots at their initial values, unless it has them already."""
+    if {name: v.shape for name, v in state.slots.items()} != dict.fromkeys(slots, vector.shape):
+        state.t = 0
+        state.slots = {name: np.full_like(vector, initial) for name, initial in slots.items()}
 
 
 def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequence[str]) -> TrainableModel:
@@ -311,59 +250,3 @@ def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequ
             raise
         return as_float32(model)
     return model
-
-
-def as_float32(model: TrainableModel) -> TrainableModel:
-    """Return the float32 form of a float64 model."""
-    double, single = np.dtype(np.float64), np.dtype(np.float32)
-    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
-    return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
-
-
-def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
-    shape = op.shape(scores)
-    if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
-        raise ModelError(
-            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give "
-            f"one output row. Export the graph with a dynamic batch axis."
-        )
-    if shape == (batch, n_outputs):
-        return scores
-    return op.Reshape(scores, [batch, n_outputs])
-
-
-def _one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
-    classes = np.arange(n_classes, dtype=np.int64)
-    return op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype)
-
-
-def _work(graph: ir.Graph) -> float:
-    """Return the multiply-adds of matrix products and convolutions in one pass, infinite where shapes are unknown."""
-    total = 0.0
-    for node in graph:
-        if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
-            total += _product(dims(node.outputs[0])) * _contracted(node)
-    return total
-
-
-def _contracted(node: ir.Node) -> float:
-    """Return the multiply-adds for one number of the output."""
-    sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
-    if node.op_type == "Conv":
-        return _product(sizes[1:])
-    return _product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
-
-
-def _product(sizes: Dims | None) -> float:
-    """Return the product of the sizes, infinite where one is not known."""
-    return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
-
-
-def _fixed(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
-    if None in shape[1:]:
-        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
-    return (batch, *(int(d) for d in shape[1:] if d is not None))
-
-
-def _ir_type(dtype: np.dtype[Any]) -> ir.DataType:
-    return ir.DataType.from_numpy(np.dtype(dtype))

@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from ._data import Batches
+from ._device_step import DeviceStep
 from ._step import TrainingStep
 from .exceptions import DivergenceError
 from .optimizers import LBFGS
@@ -83,7 +84,7 @@ class Trainer:
     def __init__(
         self,
         settings: TrainerSettings,
-        step: TrainingStep,
+        step: TrainingStep | DeviceStep,
         batches: Batches,
         history: History,
         validate: Callable[[], float] | None = None,
@@ -136,6 +137,7 @@ class Trainer:
         try:
             return train()
         except KeyboardInterrupt:
+            self._step.synchronize()
             warnings.warn("Training was interrupted: the estimator keeps the weights reached so far.", stacklevel=5)
             if not self._is_finite():
                 self._everything[...] = self._history.proven
@@ -156,13 +158,10 @@ class Trainer:
 
     def _epoch(self) -> float:
         """Go through the data once; return the mean loss."""
-        run, progress, rate = self._step.run, self._history.progress, self._settings.learning_rate_init
-        factor, total = self._settings.schedule.factor, 0.0
+        total = 0.0
         self._last = self._everything.copy()
-        for weight in self._batches.into(self._step.room):
-            self._rate = rate * factor(progress)
-            total += weight * run(self._rate, weight)
-            progress.step += 1
+        for weight, loss in self._step.train(self._batches, self._next_rate):
+            total += weight * loss
             if not math.isfinite(total):
                 break
             self._history.proven = self._last
@@ -170,6 +169,12 @@ class Trainer:
             self._diverge()
         self._end_epoch()
         return total / self._batches.weight
+
+    def _next_rate(self) -> float:
+        progress = self._history.progress
+        self._rate = self._settings.learning_rate_init * self._settings.schedule.factor(progress)
+        progress.step += 1
+        return self._rate
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are: a second moment that overflowed stops training without a sign."""
@@ -221,6 +226,7 @@ class Trainer:
         A line search that finds no lower loss is no reason to warn: in float32 that is how a minimum looks.
         """
         step, total_weight = self._step, self._batches.weight
+        assert isinstance(step, TrainingStep)
         reached = self._vector.astype(np.float64)
 
         def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:

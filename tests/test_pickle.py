@@ -22,9 +22,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.preprocessing import scale
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop, _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn.exceptions import DivergenceError
+from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -238,3 +238,41 @@ def test_fitted_estimators_travel_to_workers():
     results = joblib.Parallel(n_jobs=2)(joblib.delayed(fitted.predict)(part) for part in (X[:60], X[60:]))
     assert_array_equal(np.concatenate(results), fitted.predict(X))
     assert isinstance(fitted.model, onnx.ModelProto)
+
+
+# -- other machines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A pickle of an estimator that was fitted on a GPU, by an engine that is not here."""
+    fitted = classifier(optimizer="adam").fit(X, y)
+    twin = copy.deepcopy(fitted)
+    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    fitted.device = fitted.device_ = "cuda:1"
+    fitted.engine = "ort-training"
+    fitted._run.device = _runtime.Device("cuda:1", providers, ({"device_id": "1"}, {}))
+    monkeypatch.setattr("onnxtrain_sklearn._base.available_engines", lambda: ("portable",))
+    return pickle.dumps(fitted), twin
+
+
+def test_what_was_trained_on_a_gpu_goes_on_without_one(elsewhere):
+    data, twin = elsewhere
+    with pytest.warns(OnnxTrainWarning) as warned:
+        loaded = pickle.loads(data)
+    texts = [str(w.message) for w in warned]
+    assert len(texts) == 2
+    assert "was trained on CUDAExecutionProvider, which" in texts[0]
+    assert "goes on with device='cpu'" in texts[0]
+    assert "was trained by the engine 'ort-training'" in texts[1]
+    assert "goes on with engine='auto'" in texts[1]
+    assert (loaded.device, loaded.device_, loaded.engine) == ("cpu", "cpu", "auto")
+    assert_array_equal(loaded.predict_proba(X), twin.predict_proba(X))
+    assert_equal(loaded.partial_fit(X, y), twin.partial_fit(X, y))
+
+
+def test_what_is_not_fitted_asks_for_its_device_when_it_is():
+    loaded = pickle.loads(pickle.dumps(classifier(device="cuda")))
+    assert loaded.device == "cuda"
+    with pytest.raises(DeviceError, match="device='cuda' needs CUDAExecutionProvider"):
+        loaded.fit(X, y)

@@ -17,7 +17,8 @@ from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtG
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.model import load, trainable_model
 from onnxtrain_sklearn._parameters import FlatParameters
-from onnxtrain_sklearn._step import TARGET, OptimizerState, StepSettings, TrainingStep
+from onnxtrain_sklearn._step import OptimizerState, TrainingStep
+from onnxtrain_sklearn._training_graph import TARGET, StepSettings
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES, LogLoss, SquaredError
 

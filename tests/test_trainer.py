@@ -38,8 +38,12 @@ class Step:
         self.parameters.vector += 1
         return next(self.losses)
 
-    def room(self, rows: int) -> None:
-        raise NotImplementedError
+    def train(self, batches: Any, next_rate: Any) -> Iterator[tuple[float, float]]:
+        for weight in batches.weights:
+            yield weight, self.run(next_rate(), weight)
+
+    def synchronize(self) -> None:
+        self.synchronized = True
 
     def forget_state(self) -> None:
         self.forgotten += 1
@@ -51,9 +55,6 @@ class Batches:
     def __init__(self, *weights: float) -> None:
         self.weights, self.n_rows = weights, 10
         self.weight, self.steps = sum(weights), len(weights)
-
-    def into(self, room: Any) -> Iterator[float]:
-        yield from self.weights
 
 
 def trainer(step: Step, batches: Batches | None = None, history: History | None = None, **options: Any) -> Trainer:

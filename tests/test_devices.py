@@ -1,0 +1,79 @@
+"""Training on execution providers other than the CPU's gives what the CPU gives; each is tested where it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.datasets import load_digits
+
+from onnxtrain_sklearn import LBFGS, MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+PROVIDERS = {
+    "OpenVINOExecutionProvider": ({"providers": ["OpenVINOExecutionProvider"]}, 1e-4),
+    "CUDAExecutionProvider": ({"device": "cuda"}, 1e-3),
+}
+DIGITS, LABELS = load_digits(return_X_y=True)
+X, y = (DIGITS[:400] / 16).astype(np.float32), LABELS[:400]
+
+SETTINGS = {
+    "adamw": {"optimizer": "adamw", "learning_rate_init": 0.01},
+    "sgd": {"optimizer": SGD(momentum=0.9, nesterov=True), "learning_rate_init": 0.1},
+    "penalty and clipping": {"alpha": 0.1, "max_grad_norm": 0.5, "learning_rate_init": 0.01},
+    "lbfgs": {"optimizer": LBFGS()},
+}
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(request):
+    if request.param not in onnxruntime.get_available_providers():
+        pytest.skip(f"this onnxruntime has no {request.param}")
+    return PROVIDERS[request.param]
+
+
+def classifier(**settings):
+    return OrtGradientClassifier(
+        **{"model": MLP((24,)), "max_iter": 5, "batch_size": 64, "random_state": 0, "engine": "portable"} | settings
+    )
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_training_ends_as_on_the_cpu(settings, provider):
+    where, tolerance = provider
+    host, other = classifier(**settings).fit(X, y), classifier(**settings, **where).fit(X, y)
+    assert other.device_ == where.get("device", "cpu")
+    assert_allclose(other.loss_curve_, host.loss_curve_, rtol=tolerance)
+    for name, array in host.weights_.items():
+        assert_allclose(other.weights_[name], array, rtol=0, atol=10 * tolerance, err_msg=name)
+    assert_allclose(other.predict_proba(X), host.predict_proba(X), rtol=0, atol=10 * tolerance)
+    assert (other.predict(X) == host.predict(X)).mean() > 0.99
+
+
+def test_regression_and_validation(provider):
+    where, tolerance = provider
+    settings = {"model": MLP((8,)), "max_iter": 8, "early_stopping": True, "random_state": 0, "engine": "portable"}
+    host, other = (OrtGradientRegressor(**settings, **more).fit(X, X.sum(1)) for more in ({}, where))
+    assert_allclose(other.validation_scores_, host.validation_scores_, rtol=0.01, atol=10 * tolerance)
+    assert_allclose(other.predict(X), host.predict(X), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_copies_go_on_there(how, provider):
+    fitted = classifier(**provider[0]).partial_fit(X, y, classes=np.arange(10))
+    twin = how(fitted)
+    assert_array_equal(twin.predict_proba(X), fitted.predict_proba(X))
+    assert_allclose(twin.partial_fit(X, y).predict_proba(X), fitted.partial_fit(X, y).predict_proba(X), atol=1e-6)
+
+
+def test_the_exported_graph_runs_on_the_cpu(provider):
+    where, tolerance = provider
+    fitted = classifier(**where).fit(X, y)
+    session = onnxruntime.InferenceSession(fitted.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    probabilities = session.run(["probabilities"], {session.get_inputs()[0].name: X})[0]
+    assert_allclose(probabilities, fitted.predict_proba(X), rtol=0, atol=10 * tolerance)
