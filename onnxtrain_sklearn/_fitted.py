@@ -1,0 +1,428 @@
+"""Fitted scikit-learn models as trainable graphs: the border to skl2onnx's converters.
+
+A model is converted in float32, pruned to the output that is trained, and its operators of ai.onnx.ml are rewritten.
+Each converter is watched, so that a parameter is known by the estimator that it came from and by the attribute that
+holds it: that makes its name, decides that it is a weight and not a setting, and is the way back into scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.utils.validation import check_is_fitted
+
+from ._graph.builder import GraphBuilder, infer_shapes
+from ._graph.model import TrainableModel, load, to_proto, trainable_model
+from ._graph.rewrite import rewrite
+from .exceptions import ModelError
+
+OPSET = 18
+EPSILON = 1e-6
+"""Added to probabilities before their logarithm, so that one of zero can still be trained."""
+
+Path = tuple["str | int", ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a parameter of the graph comes from.
+
+    Attributes
+    ----------
+    name : str
+        The parameter, as in ``weights_``.
+    owner : tuple of (str or int)
+        Attributes and positions that lead from the fitted model to the estimator that holds it.
+    attribute : tuple of (str or int)
+        The same from that estimator to the numbers; empty where no attribute holds them as they are.
+    form : str
+        What the parameter is of the attribute's numbers, a key of :data:`FORMS`.
+    role : str
+        What the parameter is to its operator.
+    places : ndarray or None
+        For leaf values: tree, node and target of each.
+    """
+
+    name: str
+    owner: Path
+    attribute: Path
+    form: str
+    role: str
+    places: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A fitted model as a trainable graph.
+
+    Attributes
+    ----------
+    source : TrainableModel
+    origins : tuple of Origin
+        Of every parameter.
+    classes : ndarray or None
+        The labels of a classifier.
+    feature_names : ndarray or None
+    """
+
+    source: TrainableModel
+    origins: tuple[Origin, ...]
+    classes: np.ndarray | None
+    feature_names: np.ndarray | None
+
+
+FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
+    "same": (lambda a: a, lambda a: a),
+    "transposed": (lambda a: a.T, lambda a: a.T),
+    "reciprocal": (lambda a: 1 / a, lambda a: 1 / a),
+    "negated": (lambda a: -a, lambda a: -a),
+    "logarithm": (np.log, np.exp),
+}
+"""How the numbers of an attribute may stand in a graph, and the way back."""
+
+
+def is_estimator(model: Any) -> bool:
+    """Whether ``model`` is a scikit-learn estimator, fitted or not."""
+    return isinstance(model, BaseEstimator) and hasattr(model, "fit")
+
+
+def fitted_model(estimator: Any) -> FittedModel:
+    """Return a fitted model as a trainable graph.
+
+    Raises
+    ------
+    NotFittedError
+    ModelError
+        The model cannot be converted, or holds nothing that can be trained; the message says why.
+    """
+    check_is_fitted(estimator)
+    if not (is_classifier(estimator) or is_regressor(estimator)):
+        raise ModelError(
+            f"A fitted {type(estimator).__name__} predicts neither numbers nor classes. Give a regressor, a classifier, "
+            f"or a pipeline that ends in one."
+        )
+    proto, watched = _converted(estimator)
+    model = _stamped(load(proto))
+    _prune(model, 1 if is_classifier(estimator) else 0)
+    _drop_needless_norms(model.graph)
+    rewritten = rewrite(model)
+    origins = _named(rewritten.model, rewritten.roles, watched, estimator)
+    _expose_scores(rewritten.model, estimator)
+    source = trainable_model(infer_shapes(rewritten.model))
+    kept = [origin for origin in origins if origin.name in source.parameters]
+    if not kept:
+        raise ModelError(f"The graph of {type(estimator).__name__} holds no number that a gradient reaches.")
+    source = replace(source, parameters=tuple(origin.name for origin in kept))
+    classes = np.asarray(estimator.classes_) if is_classifier(estimator) else None
+    return FittedModel(source, tuple(kept), classes, getattr(estimator, "feature_names_in_", None))
+
+
+# Conversion
+
+
+@dataclass
+class _Watched:
+    """What each converter added: the estimator that it converted, its nodes and its initializers."""
+
+    estimator: Any
+    nodes: frozenset[str]
+    initializers: frozenset[str]
+
+
+def _converted(estimator: Any) -> tuple[onnx.ModelProto, list[_Watched]]:
+    import skl2onnx
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+    from skl2onnx.common.data_types import FloatTensorType
+
+    watched: list[_Watched] = []
+    kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
+    converters = {kind: _watching(get_converter(sklearn_operator_name_map[kind]), watched) for kind in kinds}
+    try:
+        proto = skl2onnx.convert_sklearn(
+            estimator,
+            initial_types=[("X", FloatTensorType([None, estimator.n_features_in_]))],
+            target_opset={"": OPSET, "ai.onnx.ml": 3},
+            options=_options(estimator),
+            custom_conversion_functions=converters,
+        )
+    except Exception as error:
+        raise ModelError(
+            f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
+        ) from error
+    return proto, watched
+
+
+def _options(estimator: Any) -> dict[int, dict[str, Any]]:
+    last = estimator
+    while hasattr(last, "steps"):
+        last = last.steps[-1][1]
+    return {id(last): {"zipmap": False}} if is_classifier(last) else {}
+
+
+def _watching(convert: Callable[..., None], watched: list[_Watched]) -> Callable[..., None]:
+    """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
+
+    def converted(scope: Any, operator: Any, container: Any) -> None:
+        nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
+        container.add_node = lambda *names, **attributes: add_node(
+            *names, **{key: _without_booleans(value) for key, value in attributes.items()}
+        )
+        try:
+            convert(scope, operator, container)
+        finally:
+            container.add_node = add_node
+        watched.append(
+            _Watched(
+                operator.raw_operator,
+                frozenset(node.name for node in container.nodes[nodes:]),
+                frozenset(tensor.name for tensor in container.initializers[initializers:]),
+            )
+        )
+
+    return converted
+
+
+def _without_booleans(value: Any) -> Any:
+    if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
+        return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        return value.astype(np.int64)
+    return value
+
+
+def _parts(root: Any) -> Iterator[Any]:
+    """Yield the estimators within ``root``, itself included."""
+    for _, part in _walk(root):
+        yield part
+
+
+def _walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
+    """Yield every estimator within ``root`` once, with the way that leads to it; itself first."""
+    seen: set[int] = set()
+    front: list[tuple[Path, Any]] = [((), root)]
+    while front:
+        path, value = front.pop(0)
+        if id(value) in seen or len(path) > depth:
+            continue
+        if isinstance(value, BaseEstimator):
+            seen.add(id(value))
+            yield path, value
+            front += [((*path, name), inner) for name, inner in vars(value).items() if _may_hold(inner)]
+        elif isinstance(value, Mapping):
+            front += [((*path, key), inner) for key, inner in value.items() if _may_hold(inner)]
+        else:
+            front += [((*path, i), inner) for i, inner in enumerate(value) if _may_hold(inner)]
+
+
+def _may_hold(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype == object
+    return isinstance(value, BaseEstimator | list | tuple | dict)
+
+
+def _stamped(model: ir.Model) -> ir.Model:
+    """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
+    newer = model.clone()
+    newer.graph.opset_imports[""] = OPSET
+    try:
+        onnx.checker.check_model(to_proto(newer), full_check=True)
+    except onnx.checker.ValidationError:
+        return model
+    except Exception:  # inference fails on operators of other domains
+        return model
+    return newer
+
+
+def _prune(model: ir.Model, position: int) -> None:
+    output = model.graph.outputs[position]
+    if not isinstance(output.type, ir.TensorType):
+        raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
+    model.graph.outputs.clear()
+    model.graph.outputs.append(output)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def _drop_needless_norms(graph: ir.Graph) -> None:
+    """Let the probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
+    for node in [n for n in graph if n.op_type == "Normalizer"]:
+        x, y = node.inputs[0], node.outputs[0]
+        maker = None if x is None else x.producer()
+        if x is None or maker is None or maker.op_type != "LinearClassifier":
+            continue
+        transform = maker.attributes["post_transform"].as_string() if "post_transform" in maker.attributes else "NONE"
+        two = len(maker.attributes["intercepts"].as_floats()) <= 2
+        if transform == "SOFTMAX" or (transform == "LOGISTIC" and two):
+            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+
+# Names
+
+
+def _named(model: ir.Model, roles: Sequence[Any], watched: Sequence[_Watched], root: Any) -> list[Origin]:
+    """Rename the parameters of the graph by their estimators, in place; return where each comes from."""
+    ways = {id(part): path for path, part in _walk(root)}
+    made = {role.name: role for role in roles}
+    origins: list[Origin] = []
+    taken: dict[int, set[Path]] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if value.dtype is not ir.DataType.FLOAT or value.const_value is None:
+            continue
+        role = made.get(name)
+        owner = _owner(watched, role.node if role else "", name)
+        if owner is None or id(owner) not in ways:
+            continue
+        array, used = value.const_value.numpy(), taken.setdefault(id(owner), set())
+        attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
+        if role is None and not attribute:
+            continue
+        used.add(attribute)
+        stem = _dotted(attribute) if attribute else role.role if role else name
+        new = _free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", model.graph)
+        _rename(model.graph, name, new)
+        places = role.places if role else None
+        origins.append(Origin(new, ways[id(owner)], attribute, form, role.role if role else stem, places))
+    return origins
+
+
+def _owner(watched: Sequence[_Watched], node: str, initializer: str) -> Any:
+    """Return the estimator whose converter made a node, or an initializer; the innermost where several did."""
+    found = [one for one in watched if (node in one.nodes if node else initializer in one.initializers)]
+    return min(found, key=lambda one: len(one.nodes)).estimator if found else None
+
+
+def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
+    """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
+    best: tuple[float, Path, str] = (-1.0, (), "same")
+    for path, numbers in _numbers(owner):
+        if path in used or numbers.size != array.size or (strict and numbers.size == 1 and "intercept" not in str(path)):
+            continue
+        for rank, (form, (there, _)) in enumerate(FORMS.items()):
+            if _equal(there, numbers, array):
+                score = _likeness(role, str(path[0])) - rank
+                best = max(best, (score, path, form)) if best[1] else (score, path, form)
+                break
+    return best[1], best[2]
+
+
+def _numbers(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
+    """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
+    for name, value in vars(owner).items():
+        if not (name.endswith("_") or name.startswith("_")):
+            continue
+        if isinstance(value, np.ndarray | float | np.floating):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and array.size:
+                yield (name,), array
+        elif isinstance(value, list | tuple):
+            for i, inner in enumerate(value):
+                if isinstance(inner, np.ndarray) and inner.dtype.kind == "f" and inner.size:
+                    yield (name, i), inner
+        elif isinstance(value, BaseEstimator):
+            yield from (((name, *path), array) for path, array in _numbers(value))
+
+
+def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
+    with np.errstate(all="ignore"):
+        formed = form(numbers.astype(np.float64)).astype(np.float32)
+    same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
+    return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _likeness(role: str, attribute: str) -> float:
+    plain = attribute.strip("_")
+    return 3.0 if plain == role else 2.0 if plain in role or role in plain else 1.0 if not attribute.startswith("_") else 0.0
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(part).strip("_") if isinstance(part, str) else str(part) for part in path)
+
+
+def _prefix(root: Any, path: Path, owner: Any) -> str:
+    """Return the names of the steps that lead to an estimator, or its class where none has one."""
+    names, value = [], root
+    for i, part in enumerate(path):
+        container = value
+        value = getattr(value, part) if isinstance(value, BaseEstimator) else value[part]  # type: ignore[arg-type,index]
+        named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
+        if named:
+            names.append(value[0])
+        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and isinstance(value, BaseEstimator):
+            names.append(f"{_dotted(path[i - 1 : i])}.{part}")
+    return ".".join(names) or type(owner).__name__.lower()
+
+
+def _free(name: str, graph: ir.Graph) -> str:
+    candidate, count = name, 1
+    while candidate in graph.initializers:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
+
+
+def _rename(graph: ir.Graph, old: str, new: str) -> None:
+    value = graph.initializers.pop(old)
+    value.name = new
+    if value.const_value is not None:
+        value.const_value = ir.tensor(value.const_value.numpy(), name=new)
+    graph.initializers.add(value)
+
+
+# Scores
+
+
+def _expose_scores(model: ir.Model, estimator: Any) -> None:
+    """Let the graph of a classifier end in an activation on scores that a loss can be taken on."""
+    if not is_classifier(estimator):
+        return
+    output = model.graph.outputs[0]
+    shown = _single_column(output)
+    if shown is None and hasattr(estimator, "predict_proba") and not _ends_in(output, "Softmax"):
+        op = GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
+        shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
+        shown.type, shown.shape = output.type, output.shape
+    if shown is not None:
+        model.graph.outputs[0] = shown
+        model.graph.sort()
+        common.RemoveUnusedNodesPass()(model)
+
+
+def _ends_in(value: ir.Value, op_type: str) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == op_type
+
+
+def _single_column(output: ir.Value) -> ir.Value | None:
+    """Return the score, or the probability, that two columns of it come from: (-s, s), or their sigmoids."""
+    concat = output.producer()
+    if concat is None or concat.op_type != "Concat" or len(concat.inputs) != 2:
+        return None
+    first, second = concat.inputs
+    assert first is not None
+    assert second is not None
+    if _ends_in(first, "Sigmoid") and _ends_in(second, "Sigmoid"):
+        sides = [value.producer().inputs[0] for value in (first, second)]  # type: ignore[union-attr]
+        return second if _is_negation(sides[0], sides[1]) else None
+    return second if _is_negation(first, second) else None
+
+
+def _is_negation(value: ir.Value | None, of: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    if node is None or node.inputs[0] is not of:
+        return False
+    if node.op_type == "Neg":
+        return True
+    factor = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "Mul" and node.inputs[1] else None
+    return factor is not None and factor.numpy().ravel().tolist() == [-1.0]
