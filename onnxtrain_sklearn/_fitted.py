@@ -144,14 +144,14 @@ def _converted(estimator: Any) -> tuple[onnx.ModelProto, list[_Watched]]:
 
     watched: list[_Watched] = []
     kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
-    converters = {kind: _watching(get_converter(sklearn_operator_name_map[kind]), watched) for kind in kinds}
+    watching = _watching(get_converter, watched)
     try:
         proto = skl2onnx.convert_sklearn(
             estimator,
             initial_types=[("X", FloatTensorType([None, estimator.n_features_in_]))],
             target_opset={"": OPSET, "ai.onnx.ml": 3},
             options=_options(estimator),
-            custom_conversion_functions=converters,
+            custom_conversion_functions=dict.fromkeys(kinds, watching),
         )
     except Exception as error:
         raise ModelError(
@@ -161,13 +161,17 @@ def _converted(estimator: Any) -> tuple[onnx.ModelProto, list[_Watched]]:
 
 
 def _options(estimator: Any) -> dict[int, dict[str, Any]]:
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+
     last = estimator
     while hasattr(last, "steps"):
         last = last.steps[-1][1]
-    return {id(last): {"zipmap": False}} if is_classifier(last) else {}
+    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
+    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
 
 
-def _watching(convert: Callable[..., None], watched: list[_Watched]) -> Callable[..., None]:
+def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[_Watched]) -> Callable[..., None]:
     """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
 
     def converted(scope: Any, operator: Any, container: Any) -> None:
@@ -176,7 +180,7 @@ def _watching(convert: Callable[..., None], watched: list[_Watched]) -> Callable
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
         try:
-            convert(scope, operator, container)
+            converter_of(operator.type)(scope, operator, container)
         finally:
             container.add_node = add_node
         watched.append(
@@ -212,7 +216,7 @@ def _walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
         path, value = front.pop(0)
         if id(value) in seen or len(path) > depth:
             continue
-        if isinstance(value, BaseEstimator):
+        if _has_attributes(value):
             seen.add(id(value))
             yield path, value
             front += [((*path, name), inner) for name, inner in vars(value).items() if _may_hold(inner)]
@@ -225,7 +229,13 @@ def _walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
 def _may_hold(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype == object
-    return isinstance(value, BaseEstimator | list | tuple | dict)
+    return isinstance(value, list | tuple | dict) or _has_attributes(value)
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether ``value`` is an estimator, or one of scikit-learn's objects that hold some (of calibration, of trees)."""
+    is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
+    return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
 
 
 def _stamped(model: ir.Model) -> ir.Model:
@@ -355,11 +365,11 @@ def _prefix(root: Any, path: Path, owner: Any) -> str:
     names, value = [], root
     for i, part in enumerate(path):
         container = value
-        value = getattr(value, part) if isinstance(value, BaseEstimator) else value[part]  # type: ignore[arg-type,index]
+        value = getattr(value, part) if _has_attributes(value) else value[part]  # type: ignore[arg-type,index]
         named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
         if named:
             names.append(value[0])
-        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and isinstance(value, BaseEstimator):
+        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and _has_attributes(value):
             names.append(f"{_dotted(path[i - 1 : i])}.{part}")
     return ".".join(names) or type(owner).__name__.lower()
 
