@@ -7,6 +7,7 @@ in which classification and regression differ, are left to the public classes.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -18,13 +19,14 @@ from typing import Any
 import numpy as np
 import onnx
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
 from ._data import Column, dict_columns, shaped
+from ._fitted import FittedModel, is_estimator
 from ._gradient.engine import available_engines, choose_engine
 from ._graph.model import TensorSpec, TrainableModel, to_proto
 from ._inference import Head, inference_model
@@ -43,6 +45,7 @@ from ._run import (
 from ._targets import Targets, row_weights
 from ._trainer import Trainer, TrainerSettings
 from ._training_graph import StepSettings
+from ._write_back import require_equal, sample_rows, write_back
 from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
 from .models import MLP, MODELS
@@ -171,6 +174,59 @@ class BaseOrtGradient(BaseEstimator, ABC):
         check_is_fitted(self)
         return to_proto(inference_model(self._run.source, self._run.weights(), self._run.head))
 
+    def to_sklearn(self) -> Any:
+        """Return the fitted scikit-learn model that was given, with the trained numbers written back.
+
+        Returns
+        -------
+        estimator
+            A deep copy of ``model``, which itself is left as it is. It predicts what this estimator predicts, within
+            1e-5 where scikit-learn computes in float64.
+
+        Raises
+        ------
+        ModelError
+            ``model`` is no fitted scikit-learn model, or a number was trained that scikit-learn does not hold; the
+            message names it.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklearn.linear_model import Ridge
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.preprocessing import StandardScaler
+        >>> from onnxtrain_sklearn import OrtGradientRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> fitted = make_pipeline(StandardScaler(), Ridge()).fit(X[:200], y[:200])
+        >>> tuned = OrtGradientRegressor(fitted, trainable=["ridge.*"], learning_rate_init=0.1, max_iter=500)
+        >>> tuned = tuned.fit(X[200:], y[200:]).to_sklearn()
+        >>> type(tuned).__name__, bool((tuned[-1].coef_ != fitted[-1].coef_).all())
+        ('Pipeline', True)
+        """
+        check_is_fitted(self)
+        run = self._run
+        if run.fitted is None:
+            raise ModelError(
+                "to_sklearn() gives back a fitted scikit-learn model, but model is none: the graph was built or given "
+                "as ONNX. Take to_onnx()."
+            )
+        result = write_back(self.model, run.fitted.origins, run.source.weights(), run.weights())
+        require_equal(
+            result, run.sample, self._on_sample(run), what="The model with the trained numbers", tolerance=1e-5
+        )
+        return result
+
+    def __sklearn_clone__(self) -> Any:
+        """Return an unfitted copy; a fitted model among the parameters stays what it is."""
+        parameters = self.get_params(deep=False)
+        twin = type(self)(
+            **{n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()}
+        )
+        for name in ("_metadata_request", "_sklearn_output_config"):
+            if name in vars(self):
+                setattr(twin, name, copy.deepcopy(vars(self)[name]))
+        return twin
+
     @property
     def model_(self) -> onnx.ModelProto:
         """The trained inference graph, as :meth:`to_onnx` returns it."""
@@ -217,6 +273,9 @@ class BaseOrtGradient(BaseEstimator, ABC):
     @abstractmethod
     def _score(self, output: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         """Return the validation score of a live predictor's output."""
+
+    _default_loss: str
+    """The loss for which that of a fitted model is taken."""
 
     _live_output: int
     """Which output of a live predictor :meth:`_score` takes."""
@@ -283,16 +342,22 @@ class BaseOrtGradient(BaseEstimator, ABC):
         trainer_settings = self._trainer_settings()
         old: Run | None = getattr(self, "_run", None) if resume else None
         rng = check_random_state(self.random_state) if old is None else old.rng
-        source = self._known_source(old)
-        columns = self._columns(X, None if source is None else source.inputs, reset=old is None)
-        targets = self._encode(y, classes if old is None else old.head.classes)
+        source, fitted = self._known_source(old)
+        if old is None and fitted is not None:
+            self._take_features(fitted)
+        columns = self._columns(X, None if source is None else source.inputs, reset=old is None and fitted is None)
+        known = classes if fitted is None or fitted.classes is None else fitted.classes
+        targets = self._encode(y, known if old is None else old.head.classes)
         _check_rows(columns, len(targets.values), "y")
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         if old is not None:
             _check_kind(targets, old.head, "y")
         if source is None:
             source, columns = self._built(columns, targets, rng)
-        run, settings = self._run_for(old, source, columns, targets, rng)
+        run, settings = self._run_for(old, source, fitted, columns, targets, rng)
+        if old is None and fitted is not None:
+            run.sample = sample_rows(X)
+            self._require_equal_start(run)
         rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
         limit = self._batch_limit(settings.optimizer)
         shuffle = bool(self.shuffle) and not isinstance(settings.optimizer, LBFGS)
@@ -328,11 +393,34 @@ class BaseOrtGradient(BaseEstimator, ABC):
             verbose=bool(self.verbose),
         )
 
-    def _known_source(self, old: Run | None) -> TrainableModel | None:
+    def _known_source(self, old: Run | None) -> tuple[TrainableModel | None, FittedModel | None]:
         """Return the graph where it is known before the data are: given, or trained before."""
         if old is not None:
-            return old.given
-        return None if self.model is None or is_builder(self.model) else source_of(self.model, self.output)
+            return old.given, old.fitted
+        return (None, None) if self.model is None or is_builder(self.model) else source_of(self.model, self.output)
+
+    def _take_features(self, fitted: FittedModel) -> None:
+        """Hold the data to the features that the fitted model knows."""
+        self.n_features_in_ = fitted.n_features
+        self.__dict__.pop("feature_names_in_", None)
+        if fitted.feature_names is not None:
+            self.feature_names_in_ = fitted.feature_names
+
+    def _require_equal_start(self, run: Run) -> None:
+        """Raise where the graph does not predict what the fitted model predicts."""
+        what = "The ONNX form of the model"
+        require_equal(self.model, run.sample, self._on_sample(run), what=what, tolerance=1e-4)
+        run.predictors.clear()  # they hold the weights of now
+
+    def _on_sample(self, run: Run) -> dict[str, np.ndarray]:
+        """Return what the graph predicts for the sample of a run, by the method of scikit-learn."""
+        columns = self._columns(run.sample, run.source.inputs, reset=False)
+        results = {"predict": run.predictor().run(columns)}
+        if run.head.has_probabilities:
+            results["predict_proba"] = run.predictor().run(columns, output=1)
+        elif run.head.task != "regression":
+            results["decision_function"] = run.predictor().run(columns, output=1)
+        return results
 
     def _built(self, columns: Columns, targets: Targets, rng: np.random.RandomState) -> tuple[TrainableModel, Columns]:
         """Return the graph that the builder makes for the data, and the data as its input."""
@@ -344,10 +432,18 @@ class BaseOrtGradient(BaseEstimator, ABC):
         return source, {spec.name: column.of_type(spec.dtype)}
 
     def _run_for(
-        self, old: Run | None, source: TrainableModel, columns: Columns, targets: Targets, rng: np.random.RandomState
+        self,
+        old: Run | None,
+        source: TrainableModel,
+        fitted: FittedModel | None,
+        columns: Columns,
+        targets: Targets,
+        rng: np.random.RandomState,
     ) -> tuple[Run, StepSettings]:
         """Return a new run, or the old one brought in line with parameters that were changed since."""
-        loss, optimizer = resolve_loss(self.loss), resolve_optimizer(self.optimizer)
+        follows = fitted is not None and isinstance(self.loss, str) and self.loss == self._default_loss
+        loss = resolve_loss(fitted.loss if follows and fitted is not None else self.loss)
+        optimizer = resolve_optimizer(self.optimizer)
         loss.check_targets(targets.values)
         device = _runtime.resolve_device(self.device, self.providers, self.provider_options)
         if old is not None:
@@ -372,7 +468,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
         )
         if old is None:
-            return start(source, seen, head, settings, self.trainable, columns, rng), settings
+            return start(source, seen, head, settings, self.trainable, columns, rng, fitted), settings
         return go_on(old, seen, head, settings, self.trainable, columns), settings
 
     def _split(

@@ -187,7 +187,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     """
     )
 
-    _live_output = 0
+    _default_loss, _live_output = "squared_error", 0
 
     @available_if(_trains_in_minibatches)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OrtGradientRegressor:
@@ -269,7 +269,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     """
     )
 
-    _live_output = -1
+    _default_loss, _live_output = "log_loss", -1
 
     def __init__(
         self,

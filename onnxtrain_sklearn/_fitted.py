@@ -21,7 +21,8 @@ from sklearn.utils.validation import check_is_fitted
 from ._graph.builder import GraphBuilder, infer_shapes
 from ._graph.model import TrainableModel, load, to_proto, trainable_model
 from ._graph.rewrite import rewrite
-from .exceptions import ModelError
+from .exceptions import ModelError, UnsupportedOperatorError
+from .losses import Loss, Quantile
 
 OPSET = 18
 EPSILON = 1e-6
@@ -60,22 +61,25 @@ class Origin:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A fitted model as a trainable graph.
+    """What is known of a fitted model beside its graph.
 
     Attributes
     ----------
-    source : TrainableModel
     origins : tuple of Origin
         Of every parameter.
     classes : ndarray or None
         The labels of a classifier.
+    n_features : int
     feature_names : ndarray or None
+    loss : str or Loss
+        What is minimised where the user has not said.
     """
 
-    source: TrainableModel
     origins: tuple[Origin, ...]
     classes: np.ndarray | None
+    n_features: int
     feature_names: np.ndarray | None
+    loss: str | Loss
 
 
 FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
@@ -93,8 +97,8 @@ def is_estimator(model: Any) -> bool:
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
 
 
-def fitted_model(estimator: Any) -> FittedModel:
-    """Return a fitted model as a trainable graph.
+def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
+    """Return a fitted model as a trainable graph, and what else is known of it.
 
     Raises
     ------
@@ -115,13 +119,41 @@ def fitted_model(estimator: Any) -> FittedModel:
     rewritten = rewrite(model)
     origins = _named(rewritten.model, rewritten.roles, watched, estimator)
     _expose_scores(rewritten.model, estimator)
-    source = trainable_model(infer_shapes(rewritten.model))
-    kept = [origin for origin in origins if origin.name in source.parameters]
+    try:
+        source = trainable_model(infer_shapes(rewritten.model))
+    except UnsupportedOperatorError:
+        raise
+    except ModelError as error:
+        raise ModelError(f"This {type(estimator).__name__} cannot be trained: {error}") from error
+    kept = tuple(origin for origin in origins if origin.name in source.parameters)
     if not kept:
-        raise ModelError(f"The graph of {type(estimator).__name__} holds no number that a gradient reaches.")
-    source = replace(source, parameters=tuple(origin.name for origin in kept))
-    classes = np.asarray(estimator.classes_) if is_classifier(estimator) else None
-    return FittedModel(source, tuple(kept), classes, getattr(estimator, "feature_names_in_", None))
+        raise ModelError(f"This {type(estimator).__name__} holds no number that its output has a gradient for.")
+    return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
+        origins=kept,
+        classes=np.asarray(estimator.classes_) if is_classifier(estimator) else None,
+        n_features=int(estimator.n_features_in_),
+        feature_names=getattr(estimator, "feature_names_in_", None),
+        loss=_loss_of(estimator, source),
+    )
+
+
+def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
+    """Return what the last estimator minimises, as far as there is a loss for it here."""
+    last = _last(estimator)
+    if is_classifier(estimator):
+        return "log_loss" if source.link in ("sigmoid", "softmax") else "hinge"
+    name = type(last).__name__
+    if source.link == "exp":
+        return {1: "poisson", 2: "gamma"}.get(getattr(last, "power", 1 if name == "PoissonRegressor" else 2), "squared_error")
+    if name == "QuantileRegressor":
+        return Quantile(last.quantile)
+    return {"HuberRegressor": "huber"}.get(name, "squared_error")
+
+
+def _last(estimator: Any) -> Any:
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[-1][1]
+    return estimator
 
 
 # Conversion
@@ -164,9 +196,7 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common._registration import get_converter
 
-    last = estimator
-    while hasattr(last, "steps"):
-        last = last.steps[-1][1]
+    last = _last(estimator)
     known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
     return {id(last): {"zipmap": False}} if "zipmap" in known else {}
 

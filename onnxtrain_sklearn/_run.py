@@ -17,6 +17,7 @@ import onnx
 from . import _runtime
 from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
 from ._device_step import DeviceStep
+from ._fitted import FittedModel, fitted_model, is_estimator
 from ._graph.model import TrainableModel, load, trainable_model
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters, select_trainable
@@ -50,6 +51,10 @@ class Run:
         Draws the order of the epochs and the validation split.
     seed : int
         Of dropout.
+    fitted : FittedModel or None
+        What is known of a fitted model that the graph was made from.
+    sample : data or None
+        Some rows as scikit-learn takes them, to compare predictions on.
     """
 
     source: TrainableModel
@@ -63,6 +68,8 @@ class Run:
     session_options: Mapping[str, Any] | None
     engine: str
     seed: int
+    fitted: FittedModel | None = None
+    sample: Any = None
     state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
     step: TrainingStep | DeviceStep | None = None
@@ -97,14 +104,18 @@ class Run:
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
 
 
-def source_of(model: Any, output: str | None) -> TrainableModel:
-    """Return the trainable form of what the user gave as ``model``."""
+def source_of(model: Any, output: str | None) -> tuple[TrainableModel, FittedModel | None]:
+    """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it."""
+    if is_estimator(model):
+        if output is not None:
+            raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
+        return fitted_model(model)
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise TypeError(
-            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a graph builder such as MLP(), "
-            f"or None, got {type(model).__name__}."
+            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
+            f"graph builder such as MLP(), or None, got {type(model).__name__}."
         )
-    return trainable_model(load(model), output)
+    return trainable_model(load(model), output), None
 
 
 def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
@@ -180,6 +191,7 @@ def start(
     trainable: Any,
     columns: Columns,
     rng: np.random.RandomState,
+    fitted: FittedModel | None,
 ) -> Run:
     """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
     weights = source.weights()
@@ -198,6 +210,7 @@ def start(
         session_options=settings.session_options,
         engine=settings.engine,
         seed=settings.seed,
+        fitted=fitted,
     )
     _choose(run, names, weights)
     return run

@@ -1,0 +1,175 @@
+"""Trained numbers back into the scikit-learn model that they came from, and the proof that both predict the same.
+
+A parameter that an attribute holds as it is, or in a form that can be undone, is written there. What scikit-learn keeps
+twice, or holds in trees, has a rule of its own. Only numbers that training changed are written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+from sklearn.utils import _safe_indexing
+
+from ._fitted import FORMS, Origin, Path
+from .exceptions import ModelError
+
+SAMPLE = 32
+"""Rows that predictions are compared on."""
+
+
+def write_back(
+    model: Any, origins: Sequence[Origin], before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]
+) -> Any:
+    """Return a deep copy of ``model`` with the numbers that differ between ``before`` and ``now`` written back."""
+    changed = [origin for origin in origins if not np.array_equal(before[origin.name], now[origin.name])]
+    lost = [origin.name for origin in changed if not origin.attribute and origin.role not in LEAVES]
+    if lost:
+        raise ModelError(
+            f"These trained numbers have no place in {type(model).__name__}: {', '.join(lost)}. Freeze them with "
+            f"trainable=..., or take to_onnx()."
+        )
+    result = copy.deepcopy(model)
+    for origin in changed:
+        owner = follow(result, origin.owner)
+        if origin.attribute:
+            _assign(owner, origin.attribute, FORMS[origin.form][1](np.asarray(now[origin.name], np.float64)))
+        else:
+            LEAVES[origin.role](owner, origin, before[origin.name], now[origin.name])
+        _complete(follow(owner, origin.attribute[:-1]) if len(origin.attribute) > 1 else owner, origin.attribute)
+    return result
+
+
+def follow(root: Any, path: Path) -> Any:
+    """Return what attributes and positions lead to from ``root``."""
+    for part in path:
+        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
+    return root
+
+
+def _assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
+    holder, last = follow(owner, path[:-1]), path[-1]
+    old = follow(holder, (last,))
+    new = numbers.reshape(np.shape(old))
+    value = new.astype(np.asarray(old).dtype) if isinstance(old, np.ndarray) else float(new)
+    if isinstance(last, str) and not isinstance(holder, Mapping):
+        setattr(holder, last, value)
+    elif isinstance(holder, tuple):
+        _assign_in_tuple(owner, path, value)
+    else:
+        holder[last] = value
+
+
+def _assign_in_tuple(owner: Any, path: Path, value: Any) -> None:
+    items = list(follow(owner, path[:-1]))
+    items[int(path[-1])] = value
+    setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
+
+
+def _complete(owner: Any, path: Path) -> None:
+    """Bring attributes that repeat the written one into line."""
+    attribute = str(path[0]) if len(path) == 1 else ""
+    if attribute == "scale_" and hasattr(owner, "var_"):
+        owner.var_ = owner.scale_**2
+    if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
+        _repeat_for_libsvm(owner, attribute)
+
+
+def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
+    """LIBSVM reads private copies, which have the opposite sign where two classes are told apart."""
+    name = attribute.strip("_")
+    sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
+    public, private = f"{name}_", f"_{name}_"
+    if attribute == private:
+        vars(owner)[public] = sign * vars(owner)[private]
+    else:
+        vars(owner)[private] = sign * vars(owner)[public]
+
+
+# Trees
+
+
+def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
+    """The numbers of the leaves, each a multiple of what the tree holds: of one tree among many, of a learning rate."""
+    assert origin.places is not None
+    places = origin.places.reshape(-1, 3)
+    cells = [_cell(owner, *(int(n) for n in place)) for place in places]
+    old = np.array([cell() for cell, _ in cells])
+    factor = float((before.ravel() * old).sum() / max((old * old).sum(), 1e-300))
+    if not np.allclose(factor * old, before.ravel(), rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(before).max()))):
+        raise ModelError(f"The leaves of {type(owner).__name__} are not those of the graph: {origin.name!r}.")
+    for (_, write), value in zip(cells, now.ravel().astype(np.float64) / factor, strict=True):
+        write(value)
+
+
+def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
+    """Return how to read and to write one number of one leaf."""
+    if hasattr(owner, "_predictors"):
+        flat = [predictor for stage in owner._predictors for predictor in stage]
+        nodes = flat[tree].nodes
+        return lambda: float(nodes["value"][node]), lambda value: nodes["value"].__setitem__(node, value)
+    values = _trees(owner)[tree].value
+    place = _position(owner, values, node, target)
+    return lambda: float(values[place]), lambda value: values.__setitem__(place, value)
+
+
+def _trees(owner: Any) -> list[Any]:
+    if hasattr(owner, "tree_"):
+        return [owner.tree_]
+    return [estimator.tree_ for estimator in np.ravel(np.array(owner.estimators_, dtype=object))]
+
+
+def _position(owner: Any, values: np.ndarray, node: int, target: int) -> tuple[int, int, int]:
+    boosted = isinstance(getattr(owner, "estimators_", None), np.ndarray)
+    if boosted:
+        return node, 0, 0
+    return (node, 0, target) if is_classifier(owner) else (node, target, 0)
+
+
+LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {"leaf_values": _write_leaves}
+"""How parameters that no attribute holds are written, by role."""
+
+
+# The proof
+
+
+def sample_rows(X: Any) -> Any:
+    """Return some rows of the data, spread over all of them, as scikit-learn takes them."""
+    n = X.shape[0] if hasattr(X, "shape") else len(X)
+    return _safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(int)))
+
+
+def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float) -> None:
+    """Raise where ``model`` predicts something else than ``ours``, by method, for the same rows."""
+    for method, numbers in ours.items():
+        if method == "predict" and is_classifier(model):
+            continue
+        expected = np.asarray(getattr(model, method)(rows), np.float64).reshape(numbers.shape)
+        scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+        if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
+            _refuse(model, what, method, float(np.abs(numbers - expected).max()))
+    if is_classifier(model):
+        _require_equal_labels(model, rows, ours, what)
+
+
+def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray], what: str) -> None:
+    """Labels may differ only where two classes are even."""
+    different = np.asarray(model.predict(rows)) != ours["predict"]
+    scores = next(numbers for method, numbers in ours.items() if method != "predict").astype(np.float64)
+    if scores.ndim == 1 or scores.shape[1] == 1:
+        gaps = np.abs(scores.ravel())
+    else:
+        top = np.sort(scores, axis=1)
+        gaps = top[:, -1] - top[:, -2]
+    if (different & (gaps > 1e-5)).any():
+        _refuse(model, what, "predict", float(different.mean()))
+
+
+def _refuse(model: Any, what: str, method: str, distance: float) -> None:
+    raise ModelError(
+        f"{what} does not {method} what the fitted {type(model).__name__} does: they differ by up to {distance:.2g} on "
+        f"rows of X. It is refused, as training would begin from another model."
+    )
