@@ -16,6 +16,11 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble._forest import ForestClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.svm import SVC, NuSVC
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.validation import check_is_fitted
 
 from ._graph.builder import GraphBuilder, infer_shapes
@@ -92,6 +97,13 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
 """How the numbers of an attribute may stand in a graph, and the way back."""
 
 
+def follow(root: Any, path: Path) -> Any:
+    """Return what attributes and positions lead to from ``root``."""
+    for part in path:
+        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
+    return root
+
+
 def is_estimator(model: Any) -> bool:
     """Whether ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
@@ -115,9 +127,11 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     proto, watched = _converted(estimator)
     model = _stamped(load(proto))
     _prune(model, 1 if is_classifier(estimator) else 0)
+    _repair(model.graph, watched)
     _drop_needless_norms(model.graph)
     rewritten = rewrite(model)
     origins = _named(rewritten.model, rewritten.roles, watched, estimator)
+    origins = [_as_probabilities(rewritten.model, one, estimator) for one in origins]
     _expose_scores(rewritten.model, estimator)
     try:
         source = trainable_model(infer_shapes(rewritten.model))
@@ -125,7 +139,7 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
         raise
     except ModelError as error:
         raise ModelError(f"This {type(estimator).__name__} cannot be trained: {error}") from error
-    kept = tuple(origin for origin in origins if origin.name in source.parameters)
+    kept = tuple(one for one in origins if one.name in source.parameters and (one.attribute or one.role != "base_values"))
     if not kept:
         raise ModelError(f"This {type(estimator).__name__} holds no number that its output has a gradient for.")
     return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
@@ -290,6 +304,15 @@ def _prune(model: ir.Model, position: int) -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
+def _repair(graph: ir.Graph, watched: Sequence[_Watched]) -> None:
+    """Put right what skl2onnx converts into another model than the fitted one."""
+    owners = {name: one.estimator for one in watched for name in one.nodes}
+    for node in graph:
+        owner = owners.get(node.name or "")
+        if isinstance(owner, LinearDiscriminantAnalysis) and node.op_type == "LinearClassifier" and len(owner.classes_) == 2:
+            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")  # not softmax of (-s, s)
+
+
 def _drop_needless_norms(graph: ir.Graph) -> None:
     """Let the probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
     for node in [n for n in graph if n.op_type == "Normalizer"]:
@@ -423,16 +446,46 @@ def _rename(graph: ir.Graph, old: str, new: str) -> None:
 # Scores
 
 
+def _as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
+    """Keep the probabilities in the leaves of classifying trees probabilities while they are trained.
+
+    The numbers w of a leaf are its share of one tree among several times |w| / sum(|w|), or times |w| / (|w| + |1 - w|)
+    where there is one number for two classes. Other than through a softmax, a probability of zero has a gradient.
+    """
+    owner = follow(root, origin.owner)
+    if origin.role != "leaf_values" or not isinstance(owner, DecisionTreeClassifier | ForestClassifier):
+        return origin
+    value, share = model.graph.initializers[origin.name], 1.0 / len(getattr(owner, "estimators_", [owner]))
+    assert value.const_value is not None
+    p = value.const_value.numpy() / share
+    if p.ndim == 2 and not np.allclose(p.sum(axis=1), 1, atol=1e-4):
+        return origin
+    op = GraphBuilder(model.graph, prefix=f"{origin.name}/normalised", constant_nodes=True)
+    value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=origin.name)
+    users = list(value.uses())
+    size = op.Abs(value)
+    total = op.ReduceSum(size, axes=[1], keepdims=True) if p.ndim == 2 else op.Add(size, op.Abs(op.Sub(1.0, value)))
+    normalised = op.Mul(op.Div(size, total), share)
+    normalised.type, normalised.shape = value.type, value.shape
+    for node, index in users:
+        node.replace_input_with(index, normalised)
+    model.graph.sort()
+    return replace(origin, role="leaf_probabilities")
+
+
 def _expose_scores(model: ir.Model, estimator: Any) -> None:
-    """Let the graph of a classifier end in an activation on scores that a loss can be taken on."""
+    """Let the graph of a classifier end in scores, or in an activation on scores, that a loss can be taken on."""
     if not is_classifier(estimator):
         return
-    output = model.graph.outputs[0]
+    output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
     if shown is None and hasattr(estimator, "predict_proba") and not _ends_in(output, "Softmax"):
-        op = GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
         shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
         shown.type, shown.shape = output.type, output.shape
+    elif shown is None and not hasattr(estimator, "predict_proba") and len(estimator.classes_) == 2:
+        column = 0 if isinstance(_last(estimator), SVC | NuSVC) else 1  # LIBSVM's first column speaks for the second
+        shown = op.Gather(output, np.array([column]), axis=1)
+        shown.type = output.type
     if shown is not None:
         model.graph.outputs[0] = shown
         model.graph.sort()

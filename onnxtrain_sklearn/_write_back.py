@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils import _safe_indexing
 
-from ._fitted import FORMS, Origin, Path
+from ._fitted import FORMS, Origin, Path, follow
 from .exceptions import ModelError
 
 SAMPLE = 32
@@ -41,13 +41,6 @@ def write_back(
             LEAVES[origin.role](owner, origin, before[origin.name], now[origin.name])
         _complete(follow(owner, origin.attribute[:-1]) if len(origin.attribute) > 1 else owner, origin.attribute)
     return result
-
-
-def follow(root: Any, path: Path) -> Any:
-    """Return what attributes and positions lead to from ``root``."""
-    for part in path:
-        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
-    return root
 
 
 def _assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
@@ -129,7 +122,24 @@ def _position(owner: Any, values: np.ndarray, node: int, target: int) -> tuple[i
     return (node, 0, target) if is_classifier(owner) else (node, target, 0)
 
 
-LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {"leaf_values": _write_leaves}
+def _write_probabilities(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
+    """The probabilities in the leaves of classifying trees; one number for two classes is that of the second."""
+    assert origin.places is not None
+    trees, numbers = _trees(owner), np.abs(now.astype(np.float64))
+    if now.ndim == 2:
+        p = numbers / numbers.sum(axis=1, keepdims=True)
+        for place, value in zip(origin.places.reshape(-1, 3), p.ravel(), strict=True):
+            trees[place[0]].value[place[1], 0, place[2]] = value
+        return
+    p = numbers / (numbers + np.abs(1 - now.astype(np.float64)))
+    for place, value in zip(origin.places, p, strict=True):
+        trees[place[0]].value[place[1], 0] = [1 - value, value]
+
+
+LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {
+    "leaf_probabilities": _write_probabilities,
+    "leaf_values": _write_leaves,
+}
 """How parameters that no attribute holds are written, by role."""
 
 
