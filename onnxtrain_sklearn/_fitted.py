@@ -132,6 +132,8 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     rewritten = rewrite(model)
     origins = _named(rewritten.model, rewritten.roles, watched, estimator)
     origins = [_as_probabilities(rewritten.model, one, estimator) for one in origins]
+    for origin in origins:
+        _tie_normal_density(rewritten.model, origin, estimator)
     _expose_scores(rewritten.model, estimator)
     try:
         source = trainable_model(infer_shapes(rewritten.model))
@@ -471,6 +473,27 @@ def _as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
         node.replace_input_with(index, normalised)
     model.graph.sort()
     return replace(origin, role="leaf_probabilities")
+
+
+def _tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
+    """Compute what the logarithm of Gaussian densities takes of the variances from them: it stands there as numbers."""
+    owner = follow(root, origin.owner)
+    if not isinstance(owner, GaussianNB) or origin.attribute != ("var_",):
+        return
+    constant = -0.5 * np.log(2 * np.pi * owner.var_).sum(axis=1)
+    variance = model.graph.initializers[origin.name]
+    for name, value in list(model.graph.initializers.items()):
+        array = None if value.const_value is None else value.const_value.numpy()
+        if array is None or array.size != constant.size or not np.allclose(array.ravel(), constant, rtol=1e-5):
+            continue
+        op = GraphBuilder(model.graph, prefix=f"{origin.name}/density", constant_nodes=True)
+        rows = op.Reshape(variance, np.array(owner.var_.shape))
+        total = op.ReduceSum(op.Log(op.Mul(rows, 2 * np.pi)), axes=[1], keepdims=False)
+        computed = op.Reshape(op.Mul(total, -0.5), np.array(array.shape))
+        computed.type, computed.shape = value.type, value.shape
+        ir.convenience.replace_all_uses_with(value, computed)
+        del model.graph.initializers[name]
+    model.graph.sort()
 
 
 def _expose_scores(model: ir.Model, estimator: Any) -> None:
