@@ -1,8 +1,9 @@
 """The border to protobuf: what users give becomes a validated `onnx_ir` model, and back.
 
-A model that passed :func:`load` has named nodes, one default opset that every engine takes, no local functions and an
-IR version that onnxruntime reads. :func:`trainable_model` prunes it to the output that is trained and finds its
-parameters. Nothing here knows of losses, data or sessions, and nothing changes a model that it was given.
+A model that passed :func:`load` has named nodes, no local functions, and one default opset and an IR version that the
+installed onnxruntime reads and that can be trained: they stay as they are wherever they can. :func:`trainable_model`
+prunes it to the output that is trained and finds its parameters. Nothing here knows of losses, data or sessions, and
+nothing changes a model that it was given.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from google.protobuf.message import DecodeError
 
+from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, is_float, reaching
 
-MAX_IR_VERSION = 10
-MIN_OPSET, MAX_OPSET = 11, 21
+MIN_OPSET, MAX_OPSET = 11, 26
+"""The opsets that the gradients are checked with; later ones bring operators further settings (28: SpaceToDepth)."""
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
 _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
@@ -37,6 +39,16 @@ _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
 
 ACTIVATIONS = {"Softmax": "softmax", "LogSoftmax": "softmax", "Sigmoid": "sigmoid", "Exp": "exp"}
 """Final operators that losses look behind, and the link of each (a log-softmax is the logits of its own softmax)."""
+
+TYPES_SINCE = {
+    ir.DataType.FLOAT4E2M1: 11,
+    ir.DataType.FLOAT8E8M0: 12,
+    ir.DataType.INT2: 13,
+    ir.DataType.UINT2: 13,
+    ir.DataType.FLOAT6E2M3: 14,
+    ir.DataType.FLOAT6E3M2: 14,
+}
+"""Element types that not all IR versions have, from 10 on: the type and the version that brought it."""
 
 NOT_WEIGHTS: dict[str, frozenset[int]] = {
     "BatchNormalization": frozenset({3, 4}),
@@ -145,16 +157,20 @@ class TrainableModel:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, model=ir.from_proto(onnx.load_model_from_string(state["model"])))
+        model = _readable(onnx.load_model_from_string(state["model"]), _runtime.limits())
+        self.__dict__.update(state, model=model)
 
 
-def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
-    """Return a validated model; raises ModelError that says what is wrong with it."""
-    source = ir.from_proto(_in_opset_range(_inlined(_with_one_default_opset(_read(model)))))
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runtime.Limits | None = None) -> ir.Model:
+    """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
+
+    Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
+    """
+    proto = _inlined(_with_one_default_opset(_read(model)))
+    source = _readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
     _name_nodes(source.graph)
     _refuse_reserved_names(source)
-    _restamp(source)
     return infer_shapes(source)
 
 
@@ -347,22 +363,46 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _in_opset_range(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Bring the default opset into the range that the engines take, or say why that cannot be done."""
+def _readable(proto: onnx.ModelProto, limits: _runtime.Limits) -> ir.Model:
+    """Return the model in versions that the runtime reads: the one given, or one that was converted down."""
+    converted = _in_opset_range(proto, limits)
+    model = ir.from_proto(converted)
+    _refuse_newer_ml(model, limits)
+    _restamp(model, limits)
+    if converted is not proto:  # the converter leaves nodes without a name and values without a shape
+        _name_nodes(model.graph)
+        infer_shapes(model)
+    return model
+
+
+def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits) -> onnx.ModelProto:
+    """Bring the default opset into the range that can be trained, or say why that cannot be done."""
     opset = next(o.version for o in proto.opset_import if not o.domain)
-    target = min(max(opset, MIN_OPSET), MAX_OPSET)
+    newest = min(MAX_OPSET, limits.opset)
+    target = min(max(opset, MIN_OPSET), newest)
     if opset == target:
         return proto
     try:
         converted = onnx.version_converter.convert_version(proto, target)
         onnx.checker.check_model(converted)
     except Exception as error:
+        other = " or use a newer onnxruntime" if newest < opset <= MAX_OPSET else ""
         raise ModelError(
-            f"The graph is of opset {opset}; opsets {MIN_OPSET} to {MAX_OPSET} can be trained, and ONNX's converter "
-            f"cannot bring it to {target}: {_reason(error)}. Export the model again with an opset in that range (18 is "
-            f"a good choice)."
+            f"The graph is of opset {opset}; {limits.runtime} can train opsets {MIN_OPSET} to {newest}, and ONNX's "
+            f"converter cannot bring it to {target}: {_reason(error)}. Export the model again with an opset in that "
+            f"range (18 is a good choice){other}."
         ) from error
     return converted
+
+
+def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
+    """ONNX has no converter for this domain."""
+    version = model.opset_imports.get("ai.onnx.ml", 0)
+    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in model.graph.all_nodes()):
+        raise ModelError(
+            f"The graph is of opset {version} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
+            f"Export the model again with one of these, or use a newer onnxruntime."
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -376,17 +416,19 @@ def _refuse_reserved_names(model: ir.Model) -> None:
             raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
 
 
-def _restamp(model: ir.Model) -> None:
-    """Stamp the newest IR version that the runtimes read; newer ones only add types, which are refused."""
-    if model.ir_version <= MAX_IR_VERSION:
+def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
+    """Stamp the newest IR version that the runtime reads on a newer model; what it lacks are element types."""
+    newest = limits.ir_version
+    if model.ir_version <= newest:
         return
-    newer = [v for v in _values(model) if v.dtype is not None and v.dtype.value > ir.DataType.INT4.value]
+    infer_shapes(model)  # which tells the types
+    newer = [v for v in _values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
     if newer:
         raise ModelError(
             f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
-            f"version {MAX_IR_VERSION}, the newest that can be trained, lacks."
+            f"version {newest}, the newest that {limits.runtime} reads, lacks."
         )
-    model.ir_version = MAX_IR_VERSION
+    model.ir_version = newest
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
