@@ -175,7 +175,7 @@ def test_an_operator_that_the_runtime_has_no_kernel_for():
 
 @pytest.mark.parametrize("opset", [18, *range(21, 27)])
 def test_gradient_graph_keeps_the_opset(opset):
-    proto = model("M = MatMul(X, A) z = ReduceSum <keepdims = 0> (M)", opset, ir_version=13, A=WEIGHTS["A"])
+    proto = model("M = MatMul(X, A) z = ReduceSum <keepdims = 0> (M)", opset, ir_version=14, A=WEIGHTS["A"])
     del proto.graph.output[0].type.tensor_type.shape.dim[:]
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = len(X)
     graph = gradient_graph(proto, wrt="A", engine="portable")
@@ -209,6 +209,21 @@ def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch
         one.partial_fit(X, y)
     for name, array in net.weights_.items():
         assert_allclose(other.weights_[name], array, rtol=0, atol=1e-7)
+
+
+def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeypatch):
+    mean = "axis = Constant <value = int64[1] {1}> () M = ReduceMean (X, axis) D = Sub(X, M) z = MatMul(D, A)"
+    source = trainable_model(load(model(mean, 18, A=WEIGHTS["A"])))
+    content = pickle.dumps(source)
+    monkeypatch.setattr(_runtime, "limits", lambda: replace(INSTALLED, opset=17))
+    other = pickle.loads(content)
+    assert other.model.opset_imports == {"": 17}
+    names = [node.name for node in other.model.graph]
+    assert "" not in names
+    assert len(set(names)) == len(names)
+    assert [v.shape for v in other.model.graph.inputs] == [v.shape for v in source.model.graph.inputs]
+    assert (other.inputs, other.scores, other.parameters) == (source.inputs, source.scores, source.parameters)
+    assert_array_equal(other.weights()["A"], source.weights()["A"])
 
 
 def test_a_pickle_of_an_operator_that_the_runtime_is_too_old_for(monkeypatch):

@@ -169,7 +169,6 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
     proto = _inlined(_with_one_default_opset(_read(model)))
     source = _readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
-    _name_nodes(source.graph)
     _refuse_reserved_names(source)
     return infer_shapes(source)
 
@@ -365,13 +364,10 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _readable(proto: onnx.ModelProto, limits: _runtime.Limits) -> ir.Model:
     """Return the model in versions that the runtime reads: the one given, or one that was converted down."""
-    converted = _in_opset_range(proto, limits)
-    model = ir.from_proto(converted)
+    model = ir.from_proto(_in_opset_range(proto, limits))
+    _name_nodes(model.graph)  # the converter drops names too
     _refuse_newer_ml(model, limits)
     _restamp(model, limits)
-    if converted is not proto:  # the converter leaves nodes without a name and values without a shape
-        _name_nodes(model.graph)
-        infer_shapes(model)
     return model
 
 
