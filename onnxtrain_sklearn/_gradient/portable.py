@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
-from .._graph.model import MAX_OPSET, MIN_OPSET
+from .._graph.versions import MAX_OPSET, MIN_OPSET
 from ..exceptions import UnsupportedOperatorError
 from .nodes import Passage, kind, path
 from .reverse import Reverse, Rule, unsupported, zeros_like

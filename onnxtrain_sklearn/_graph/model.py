@@ -19,7 +19,6 @@ import onnx
 import onnx.checker
 import onnx.inliner
 import onnx.shape_inference
-import onnx.version_converter
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from google.protobuf.message import DecodeError
@@ -27,9 +26,8 @@ from google.protobuf.message import DecodeError
 from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, is_float, reaching
+from .versions import readable, reason, values
 
-MIN_OPSET, MAX_OPSET = 11, 26
-"""The opsets that the gradients are checked with; later ones bring operators further settings (28: SpaceToDepth)."""
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
 _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
@@ -39,16 +37,6 @@ _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
 
 ACTIVATIONS = {"Softmax": "softmax", "LogSoftmax": "softmax", "Sigmoid": "sigmoid", "Exp": "exp"}
 """Final operators that losses look behind, and the link of each (a log-softmax is the logits of its own softmax)."""
-
-TYPES_SINCE = {
-    ir.DataType.FLOAT4E2M1: 11,
-    ir.DataType.FLOAT8E8M0: 12,
-    ir.DataType.INT2: 13,
-    ir.DataType.UINT2: 13,
-    ir.DataType.FLOAT6E2M3: 14,
-    ir.DataType.FLOAT6E3M2: 14,
-}
-"""Element types that not all IR versions have, from 10 on: the type and the version that brought it."""
 
 NOT_WEIGHTS: dict[str, frozenset[int]] = {
     "BatchNormalization": frozenset({3, 4}),
@@ -157,7 +145,7 @@ class TrainableModel:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        model = _readable(onnx.load_model_from_string(state["model"]), _runtime.limits())
+        model = readable(onnx.load_model_from_string(state["model"]), _runtime.limits())
         self.__dict__.update(state, model=model)
 
 
@@ -167,7 +155,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
     Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
     """
     proto = _inlined(_with_one_default_opset(_read(model)))
-    source = _readable(proto, _runtime.limits() if limits is None else limits)
+    source = readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
     _refuse_reserved_names(source)
     return infer_shapes(source)
@@ -241,7 +229,7 @@ def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
 def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
-    for value in _values(clone):
+    for value in values(clone):
         if value.dtype in _TRAINED_TYPES:
             value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
         if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
@@ -358,90 +346,14 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
         onnx.checker.check_model(proto)
     except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(f"The ONNX {what}: {_reason(error)}") from error
+        raise ModelError(f"The ONNX {what}: {reason(error)}") from error
     return proto
 
 
-def _readable(proto: onnx.ModelProto, limits: _runtime.Limits) -> ir.Model:
-    """Return the model in versions that the runtime reads: the one given, or one that was converted down."""
-    model = ir.from_proto(_in_opset_range(proto, limits))
-    _name_nodes(model.graph)  # the converter drops names too
-    _refuse_newer_ml(model, limits)
-    _restamp(model, limits)
-    return model
-
-
-def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits) -> onnx.ModelProto:
-    """Bring the default opset into the range that can be trained, or say why that cannot be done."""
-    opset = next(o.version for o in proto.opset_import if not o.domain)
-    newest = min(MAX_OPSET, limits.opset)
-    target = min(max(opset, MIN_OPSET), newest)
-    if opset == target:
-        return proto
-    try:
-        converted = onnx.version_converter.convert_version(proto, target)
-        onnx.checker.check_model(converted)
-    except Exception as error:
-        other = " or use a newer onnxruntime" if newest < opset <= MAX_OPSET else ""
-        raise ModelError(
-            f"The graph is of opset {opset}; {limits.runtime} can train opsets {MIN_OPSET} to {newest}, and ONNX's "
-            f"converter cannot bring it to {target}: {_reason(error)}. Export the model again with an opset in that "
-            f"range (18 is a good choice){other}."
-        ) from error
-    return converted
-
-
-def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
-    """ONNX has no converter for this domain."""
-    version = model.opset_imports.get("ai.onnx.ml", 0)
-    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in model.graph.all_nodes()):
-        raise ModelError(
-            f"The graph is of opset {version} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
-            f"Export the model again with one of these, or use a newer onnxruntime."
-        )
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an error of ONNX without the place in its source where it arose."""
-    return " ".join(str(error).rpartition(" failed: ")[2].split()).rstrip(".")
-
-
 def _refuse_reserved_names(model: ir.Model) -> None:
-    for value in _values(model):
+    for value in values(model):
         if (value.name or "").startswith(RESERVED):
             raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
-
-
-def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
-    """Stamp the newest IR version that the runtime reads on a newer model; what it lacks are element types."""
-    newest = limits.ir_version
-    if model.ir_version <= newest:
-        return
-    infer_shapes(model)  # which tells the types
-    newer = [v for v in _values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
-    if newer:
-        raise ModelError(
-            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
-            f"version {newest}, the newest that {limits.runtime} reads, lacks."
-        )
-    model.ir_version = newest
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    """Yield the values of the graph and of its subgraphs."""
-    for graph in model.graphs():
-        yield from (*graph.inputs, *graph.initializers.values())
-        yield from (v for node in graph for v in node.outputs)
-
-
-def _name_nodes(graph: ir.Graph) -> None:
-    taken: set[str] = set()
-    for node in graph.all_nodes():
-        stem, count = node.name or node.op_type, 0
-        while not node.name or node.name in taken:
-            node.name = f"{stem}_{count}"
-            count += 1
-        taken.add(node.name)
 
 
 def _free_batch_axis(model: ir.Model) -> None:

@@ -17,7 +17,7 @@ import pytest
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient import portable
 from onnxtrain_sklearn._gradient.engine import gradient_graph
-from onnxtrain_sklearn._graph.model import MAX_OPSET
+from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts import test_gradients as shared
 from tests.contracts.test_gradients import CUBE, IMAGE, LABELS, MATRIX, Case, draw, ints, model_of, positive, session
