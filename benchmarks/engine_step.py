@@ -24,7 +24,8 @@ from onnxtrain_sklearn import MLP, SGD, AdamW, _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.model import TrainableModel, load, trainable_model
 from onnxtrain_sklearn._parameters import FlatParameters
-from onnxtrain_sklearn._step import LOSS, TARGET, OptimizerState, StepSettings, TrainingStep, training_graph
+from onnxtrain_sklearn._step import OptimizerState, TrainingStep
+from onnxtrain_sklearn._training_graph import LOSS, TARGET, StepSettings, training_graph
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 
@@ -98,8 +99,9 @@ def new_step(net: Net, optimizer: str, engine: str) -> TrainingStep:
     """Return a step with random rows in its buffers."""
     rng, parameters = np.random.default_rng(0), FlatParameters(net.model.weights(), net.model.dtype)
     step = TrainingStep(net.model, settings(net, optimizer, engine), parameters, {}, OptimizerState(), net.batch)
-    step.buffers["X"][...] = rng.standard_normal(step.buffers["X"].shape)
-    step.buffers[TARGET][...] = rng.integers(net.classes, size=net.batch)
+    columns = step.room(net.batch).columns
+    columns["X"][...] = rng.standard_normal(columns["X"].shape)
+    columns[TARGET][...] = rng.integers(net.classes, size=net.batch)
     return step
 
 
