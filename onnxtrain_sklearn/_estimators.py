@@ -68,10 +68,11 @@ _PARAMETERS = """
     Parameters
     ----------
     model : onnx.ModelProto, bytes, path, graph builder or None, default=None
-        The graph to train: float32 or float64, opset 11 to 21 (a newer one is converted down where ONNX can), with
-        its weights as initializers. It is trained from the weights that it has, and is not changed. A graph
-        builder, such as ``MLP((64, 32))`` or ``Linear()``, makes one sized to the data; None: ``MLP()``. A softmax
-        or sigmoid at its end is recognised: the loss is taken on the logits before it{model_extra}.
+        The graph to train: float32 or float64, with its weights as initializers. It is trained from the weights that
+        it has, and is not changed. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; others
+        are converted where ONNX can. A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes one sized to
+        the data; None: ``MLP()``. A softmax or sigmoid at its end is recognised: the loss is taken on the logits
+        before it{model_extra}.
     loss : str or Loss, default="{loss}"
         What is minimised: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. The mean over the rows of
         a minibatch, weighted by ``sample_weight``.

@@ -140,6 +140,11 @@ def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Dev
     except ModelError:
         raise
     except Exception as error:
+        if _runtime.not_implemented(error):
+            raise ModelError(
+                f"onnxruntime {_runtime.version()} lacks a kernel for the graph: {error}. Export the model again with "
+                f"another opset (18 is a good choice), or put other operators in its place."
+            ) from error
         raise ModelError(
             f"The graph does not run on the data: {error}. If the number of rows is fixed inside it (by a constant "
             f"shape in a Reshape), export it with a dynamic batch axis."

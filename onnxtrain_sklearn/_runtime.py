@@ -8,12 +8,14 @@ their memory and holds no reference, so the binding keeps them alive, and a run 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 
 from .exceptions import DeviceError, RuntimeNotFoundError, nearest
 
@@ -81,6 +83,57 @@ def version() -> str:
 def has_gradient_builder() -> bool:
     """Whether this onnxruntime is a training build with the forward-backward graph builder."""
     return hasattr(_pybind_state, "GradientGraphBuilder")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The newest versions of ONNX that an onnxruntime reads.
+
+    Attributes
+    ----------
+    runtime : str
+        Its name and version, for messages.
+    opset, ml_opset : int
+        Of ONNX's own operators and of the domain ai.onnx.ml.
+    ir_version : int
+    """
+
+    runtime: str
+    opset: int
+    ml_opset: int
+    ir_version: int
+
+
+@cache
+def limits() -> Limits:
+    """Return what the installed onnxruntime reads, found once a process by loading graphs of a single node.
+
+    It refuses whatever is newer than the last release of ONNX that it was built with, and has no other way to ask.
+    """
+    return Limits(
+        runtime=f"onnxruntime {version()}",
+        opset=_newest(21, lambda opset: _loads(opset=opset)),
+        ml_opset=_newest(5, lambda ml_opset: _loads(ml_opset=ml_opset)),
+        ir_version=_newest(10, lambda ir_version: _loads(ir_version=ir_version)),
+    )
+
+
+def _newest(oldest: int, accepts: Callable[[int], bool]) -> int:
+    """Return the last of the versions that are accepted one after the other; all runtimes take ``oldest``."""
+    return next(version for version in range(oldest, 1000) if not accepts(version + 1))
+
+
+def _loads(*, opset: int = 18, ml_opset: int = 3, ir_version: int = 8) -> bool:
+    x = ir.val("x", ir.DataType.FLOAT, (1,))
+    node = ir.node("Relu", [x], name="relu")
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", x.type, x.shape
+    imports = {"": opset, "ai.onnx.ml": ml_opset}
+    model = ir.Model(ir.Graph([x], node.outputs, nodes=[node], opset_imports=imports, name="g"), ir_version=ir_version)
+    try:
+        create_session(ir.to_proto(model).SerializeToString(), resolve_device())
+    except Exception:  # each release has another class for it
+        return False
+    return True
 
 
 def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:

@@ -9,10 +9,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes, is_float, reaching, reads
 from onnxtrain_sklearn.exceptions import ModelError
 
-OPSETS = range(11, 22)
+OPSETS = range(11, _runtime.limits().opset + 1)
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 

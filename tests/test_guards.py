@@ -23,6 +23,7 @@ LAYERS = (
     "exceptions",
     "_runtime",
     "_graph.builder",
+    "_graph.versions",
     "_graph.model",
     "_graph.rewrites.source",
     "_graph.rewrites.scores",
@@ -73,8 +74,9 @@ LAYERS = (
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
+    "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.model": {  # the border
-        *("ModelProto", "checker", "inliner", "load", "load_model_from_string", "shape_inference", "version_converter"),
+        *("ModelProto", "checker", "inliner", "load", "load_model_from_string", "shape_inference"),
     },
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one

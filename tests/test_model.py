@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
 import onnx.parser
-import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, OrtGradientRegressor, _runtime
 from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 
 NEWEST = onnx.defs.onnx_opset_version()
+OLDER = _runtime.Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
+NEWER = _runtime.Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
+INSTALLED = _runtime.limits()
+each_runtime = pytest.mark.parametrize("limits", [OLDER, NEWER], ids=["older", "newer"])
 W = "float[3, 1] W = {1, -2, 3}"
 
 
@@ -162,45 +166,80 @@ def test_every_opset_takes_the_right_step(opset):
     for name, array in expected.items():
         np.testing.assert_allclose(trained.weights_[name], array, rtol=0, atol=1e-6, err_msg=name)
     versions = {entry.domain: entry.version for entry in trained.to_onnx().opset_import}
-    assert versions == {"": min(max(opset, 11), 21)}
+    assert versions == {"": min(max(opset, 11), INSTALLED.opset, 26)}
 
 
-@pytest.mark.parametrize(
-    ("opset", "body", "reason"),
-    [
-        (23, "H = MatMul(X, W) Y = RMSNormalization(H, one)", "No Previous Version of RMSNormalization exists"),
-        (24, "H = MatMul(X, W) Y = Swish(H)", "No Previous Version of Swish exists"),
-        (NEWEST, "H = MatMul(X, W) Y = Swish(H)", "No Previous Version of Swish exists"),
-        (24, 'H = Cast <to = 11, round_mode = "down"> (X) I = Cast <to = 1> (H) Y = MatMul(I, W)', "round_mode"),
-    ],
-)
-def test_operator_that_no_opset_in_the_range_has(opset, body, reason):
-    with pytest.raises(ModelError, match=rf"of opset {opset}; opsets 11 to 21 .* to 21: .*{reason}.* Export") as error:
-        load(model(body, opset=opset, ir_version=10, weights=f"{W}, float[1] one = {{1}}"))
+@each_runtime
+@pytest.mark.parametrize("opset", range(7, NEWEST + 1))
+def test_opset_stays_what_it_is_wherever_the_runtime_takes_it(opset, limits):
+    assert load(squeezing_net(opset), limits).opset_imports == {"": min(max(opset, 11), limits.opset)}
+
+
+ONLY_NEWER = [
+    (23, "H = MatMul(X, W) Y = RMSNormalization(H, one)", "No Previous Version of RMSNormalization exists"),
+    (24, "H = MatMul(X, W) Y = Swish(H)", "No Previous Version of Swish exists"),
+    (24, 'H = Cast <to = 11, round_mode = "down"> (X) I = Cast <to = 1> (H) Y = MatMul(I, W)', "round_mode"),
+]
+
+
+@pytest.mark.parametrize(("opset", "body", "reason"), ONLY_NEWER)
+def test_operator_that_the_runtime_is_too_old_for(opset, body, reason):
+    proto = model(body, opset=opset, ir_version=10, weights=f"{W}, float[1] one = {{1}}")
+    text = rf"of opset {opset}; onnxruntime 1\.19\.2 can train opsets 11 to 21, .* to 21: .*{reason}.*\. Export"
+    with pytest.raises(ModelError, match=rf"{text} .* in that range .* or use a newer onnxruntime\.") as error:
+        load(proto, OLDER)
     assert "/project/" not in str(error.value)
+    assert load(proto, NEWER).opset_imports == {"": opset}
+
+
+def test_setting_that_no_opset_in_the_range_has():
+    body = 'H = SpaceToDepth <blocksize = 2, mode = "CRD"> (X) F = Flatten(H) Y = MatMul(F, W)'
+    proto = model(body, opset=28, x="float[N, 1, 2, 2] X", weights="float[4, 1] W = {1, 2, 3, 4}")
+    for limits, newest in ((OLDER, 21), (NEWER, 26), (replace(NEWER, opset=28), 26)):
+        with pytest.raises(ModelError, match=rf"opset 28; .* 11 to {newest}, .* to {newest}: .*mode.* good choice\)\."):
+            load(proto, limits)
+
+
+def test_newer_opset_of_the_other_domain():
+    body = "H = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (X) Y = MatMul(H, W)"
+    proto = model(body, more=(', "ai.onnx.ml": 3', ""))
+    assert load(proto, replace(OLDER, ml_opset=3)).opset_imports["ai.onnx.ml"] == 3
+    with pytest.raises(ModelError, match=r"opset 3 of ai\.onnx\.ml; onnxruntime 1\.19\.2 reads .* up to 2\. Export"):
+        load(proto, replace(OLDER, ml_opset=2))
+    assert load(model(more=(', "ai.onnx.ml": 3', "")), replace(OLDER, ml_opset=2)).graph
+
+
+@each_runtime
+@pytest.mark.parametrize("ir_version", [4, 8, 10, 11, 13, onnx.IR_VERSION])
+def test_ir_version_stays_what_it_is_wherever_the_runtime_takes_it(ir_version, limits):
+    assert load(model(ir_version=ir_version), limits).ir_version == min(ir_version, limits.ir_version)
 
 
 @pytest.mark.parametrize("ir_version", [4, 8, 10, 11, 13, onnx.IR_VERSION])
-def test_ir_versions(ir_version):
-    source = load(model(ir_version=ir_version))
-    assert source.ir_version == min(ir_version, 10)
+def test_ir_version_of_the_trained_graph(ir_version):
     trained = one_step(model(ir_version=ir_version), rows(), rows(8, 1).ravel())
-    assert trained.to_onnx().ir_version == min(ir_version, 10)
+    assert trained.to_onnx().ir_version == min(ir_version, INSTALLED.ir_version)
 
 
 def test_newest_ir_version_with_an_old_opset():
     assert trainable(opset=18, ir_version=14).parameters == ("W",)
 
 
-@pytest.mark.parametrize(("kind", "opset"), [(16, 18), (17, 19), (22, 21), (23, 23), (24, 24), (25, 25), (26, 25)])
-def test_types_that_ir_version_10_has_and_lacks(kind, opset):
+@pytest.mark.parametrize(
+    ("kind", "opset", "since"),
+    [(16, 18, 4), (17, 19, 9), (22, 21, 10), (23, 23, 11), (24, 24, 12), (25, 25, 13), (26, 25, 13)],
+)
+def test_types_that_older_ir_versions_lack(kind, opset, since):
     body = f"H = MatMul(X, W) Q = Cast <to = {kind}> (H) R = Cast <to = 1> (Q) Y = Add(H, R)"
     proto = model(body, opset=opset, ir_version=14)
-    if kind <= ir.DataType.INT4:
-        assert load(proto).ir_version == 10
-    else:
-        with pytest.raises(ModelError, match=r"IR version 10, the newest that can be trained|is unallowed for Opset"):
-            load(proto)
+    for ir_version in (10, 11, 12, 13):
+        limits = replace(NEWER, ir_version=ir_version)
+        if since <= ir_version:
+            assert load(proto, limits).ir_version == ir_version
+        else:
+            text = rf"version 14 and uses \w+ in 'Q', .* {ir_version}, .* onnxruntime 1\.31\.1 reads, lacks"
+            with pytest.raises(ModelError, match=text):
+                load(proto, limits)
 
 
 def test_default_domain_listed_twice_counts_the_last():

@@ -8,6 +8,7 @@ import sys
 import weakref
 
 import numpy as np
+import onnx
 import onnx.parser
 import onnxruntime
 import pytest
@@ -78,6 +79,42 @@ def test_provider_that_does_not_start():
     device = Device("cuda", ("CUDAExecutionProvider", CPU), ({}, {}))
     with pytest.raises(DeviceError, match=r"CUDAExecutionProvider could not be started .*'cuda'; .* fell back"):
         create_session(DOUBLED, device)
+
+
+# Versions
+
+
+KNOWN = {"1.19.2": (21, 5, 10), "1.31.1": (26, 5, 13)}
+
+
+def loads(domain, opset, ir_version):
+    proto = onnx.load_model_from_string(DOUBLED)
+    proto.ir_version = ir_version
+    del proto.opset_import[:]
+    for name, version in {"": 18, domain: opset}.items():
+        proto.opset_import.add(domain=name, version=version)
+    try:
+        create_session(proto.SerializeToString(), resolve_device())
+    except Exception:
+        return False
+    return True
+
+
+def test_newest_versions_are_those_that_load():
+    limits = _runtime.limits()
+    newest = limits.opset, limits.ml_opset, limits.ir_version
+    assert limits.runtime == f"onnxruntime {onnxruntime.__version__}"
+    assert newest == KNOWN.get(onnxruntime.__version__, newest)
+    for more in (0, 1):
+        assert loads("", limits.opset + more, 8) is not bool(more)
+        assert loads("ai.onnx.ml", limits.ml_opset + more, 8) is not bool(more)
+        assert loads("", 18, limits.ir_version + more) is not bool(more)
+
+
+def test_versions_are_asked_for_once(monkeypatch):
+    limits = _runtime.limits()
+    monkeypatch.setattr(_runtime, "create_session", None)
+    assert _runtime.limits() is limits
 
 
 # Session options

@@ -253,7 +253,7 @@ def test_used_mask_has_no_inference_form():
         border.inference_form(found.model)
 
 
-@pytest.mark.parametrize("opset", [11, 12, 13, 18, 21, 22])
+@pytest.mark.parametrize("opset", [11, 12, 13, 18, 21, 22, 26])
 def test_dropout_that_never_drops_trains_as_if_it_were_not_there(opset):
     plain, y = one_step(model(), rows(), rows(8, 1).ravel()), rows(8, 1).ravel()
     node = "Dropout <ratio = 0.5> (X)" if opset == 11 else "Dropout(X, r)"
@@ -266,7 +266,7 @@ def dropping(ratio="r", opset=18):
     return model(f"D = Dropout(X, {ratio}, yes) Y = MatMul(D, W)", x="float[N, 6] X", weights=weights, opset=opset)
 
 
-@pytest.mark.parametrize("opset", [12, 13, 18, 21, 22])
+@pytest.mark.parametrize("opset", [12, 13, 18, 21, 22, 26])
 @pytest.mark.parametrize("ratio", ["r", ""])
 def test_dropout_trains_with_its_mask_and_predicts_without(ratio, opset):
     proto = dropping(ratio, opset)

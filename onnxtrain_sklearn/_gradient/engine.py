@@ -61,6 +61,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 
 
 def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+    model.ir_version = min(model.ir_version, _runtime.limits().ir_version)
     reached = _reached(model.graph, wrt, of)
     result = _first_able(_candidates(model, engine), model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
@@ -108,14 +109,15 @@ def gradient_graph(
     -------
     onnx.ModelProto
         The inputs, initializers and outputs of ``model``, and for each name in ``wrt`` an output ``NAME_grad`` of its
-        shape and type. It loads in the engine's onnxruntime as it is.
+        shape and type. Its opset is that of ``model``; an onnxruntime that takes this opset loads it as it is.
 
     Raises
     ------
     ModelError
         A name is not in the graph, is not of floating-point type, or ``of`` is no scalar.
     UnsupportedOperatorError
-        An operator on the way has no proven gradient in the engine.
+        An operator on the way has no proven gradient in the engine, or its opset none: "ort-training" takes 11 to 21,
+        "portable" 11 to 26.
 
     Examples
     --------

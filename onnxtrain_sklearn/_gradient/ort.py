@@ -24,7 +24,6 @@ from .forms import prepare, training_mode
 from .nodes import Dims, Passage, attribute, constant, describe, dims, fixed, kind, operand, opset, path
 
 OPSETS = range(11, 22)
-NEWEST_IR = 10  # that onnxruntime 1.19 reads
 
 Rule: TypeAlias = Callable[[Passage], "str | None"]
 
@@ -32,7 +31,6 @@ Rule: TypeAlias = Callable[[Passage], "str | None"]
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
     prepared = model.clone()
-    prepared.ir_version = min(model.ir_version, NEWEST_IR)
     if not wrt:
         return prepared
     _require_opset(model.graph)

@@ -14,13 +14,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
+from .._graph.versions import MAX_OPSET, MIN_OPSET
 from ..exceptions import UnsupportedOperatorError
 from .nodes import Passage, kind, path
 from .reverse import Reverse, Rule, unsupported, zeros_like
 from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
 from .tidy import tidy
-
-OLDEST_OPSET = 11
 
 RULES: dict[str, Rule] = {
     **convolution.RULES,
@@ -59,9 +58,9 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
 
 def _require_opset(graph: ir.Graph) -> None:
     version = graph.opset_imports.get("", 0)
-    if version < OLDEST_OPSET:
+    if not MIN_OPSET <= version <= MAX_OPSET:
         raise UnsupportedOperatorError(
-            f"Opset {OLDEST_OPSET} and newer are differentiated; this graph is of opset {version}. "
+            f"The portable engine differentiates opset {MIN_OPSET} to {MAX_OPSET}; this graph is of opset {version}. "
             "Convert it: onnx.version_converter.convert_version(model, 18)."
         )
 

@@ -1,8 +1,9 @@
 """The border to protobuf: what users give becomes a validated `onnx_ir` model, and back.
 
-A model that passed :func:`load` has named nodes, one default opset that every engine takes, no local functions and an
-IR version that onnxruntime reads. :func:`trainable_model` prunes it to the output that is trained and finds its
-parameters. Nothing here knows of losses, data or sessions, and nothing changes a model that it was given.
+A model that passed :func:`load` has named nodes, no local functions, and one default opset and an IR version that the
+installed onnxruntime reads and that can be trained: they stay as they are wherever they can. :func:`trainable_model`
+prunes it to the output that is trained and finds its parameters. Nothing here knows of losses, data or sessions, and
+nothing changes a model that it was given.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ import onnx
 import onnx.checker
 import onnx.inliner
 import onnx.shape_inference
-import onnx.version_converter
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from google.protobuf.message import DecodeError
 
+from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, is_float, reaching
+from .versions import readable, reason, values
 
-MAX_IR_VERSION = 10
-MIN_OPSET, MAX_OPSET = 11, 21
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
 _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
@@ -145,16 +145,19 @@ class TrainableModel:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, model=ir.from_proto(onnx.load_model_from_string(state["model"])))
+        model = readable(onnx.load_model_from_string(state["model"]), _runtime.limits())
+        self.__dict__.update(state, model=model)
 
 
-def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
-    """Return a validated model; raises ModelError that says what is wrong with it."""
-    source = ir.from_proto(_in_opset_range(_inlined(_with_one_default_opset(_read(model)))))
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runtime.Limits | None = None) -> ir.Model:
+    """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
+
+    Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
+    """
+    proto = _inlined(_with_one_default_opset(_read(model)))
+    source = readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
-    _name_nodes(source.graph)
     _refuse_reserved_names(source)
-    _restamp(source)
     return infer_shapes(source)
 
 
@@ -226,7 +229,7 @@ def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
 def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
-    for value in _values(clone):
+    for value in values(clone):
         if value.dtype in _TRAINED_TYPES:
             value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
         if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
@@ -343,67 +346,14 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
         onnx.checker.check_model(proto)
     except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(f"The ONNX {what}: {_reason(error)}") from error
+        raise ModelError(f"The ONNX {what}: {reason(error)}") from error
     return proto
 
 
-def _in_opset_range(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Bring the default opset into the range that the engines take, or say why that cannot be done."""
-    opset = next(o.version for o in proto.opset_import if not o.domain)
-    target = min(max(opset, MIN_OPSET), MAX_OPSET)
-    if opset == target:
-        return proto
-    try:
-        converted = onnx.version_converter.convert_version(proto, target)
-        onnx.checker.check_model(converted)
-    except Exception as error:
-        raise ModelError(
-            f"The graph is of opset {opset}; opsets {MIN_OPSET} to {MAX_OPSET} can be trained, and ONNX's converter "
-            f"cannot bring it to {target}: {_reason(error)}. Export the model again with an opset in that range (18 is "
-            f"a good choice)."
-        ) from error
-    return converted
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an error of ONNX without the place in its source where it arose."""
-    return " ".join(str(error).rpartition(" failed: ")[2].split()).rstrip(".")
-
-
 def _refuse_reserved_names(model: ir.Model) -> None:
-    for value in _values(model):
+    for value in values(model):
         if (value.name or "").startswith(RESERVED):
             raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
-
-
-def _restamp(model: ir.Model) -> None:
-    """Stamp the newest IR version that the runtimes read; newer ones only add types, which are refused."""
-    if model.ir_version <= MAX_IR_VERSION:
-        return
-    newer = [v for v in _values(model) if v.dtype is not None and v.dtype.value > ir.DataType.INT4.value]
-    if newer:
-        raise ModelError(
-            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
-            f"version {MAX_IR_VERSION}, the newest that can be trained, lacks."
-        )
-    model.ir_version = MAX_IR_VERSION
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    """Yield the values of the graph and of its subgraphs."""
-    for graph in model.graphs():
-        yield from (*graph.inputs, *graph.initializers.values())
-        yield from (v for node in graph for v in node.outputs)
-
-
-def _name_nodes(graph: ir.Graph) -> None:
-    taken: set[str] = set()
-    for node in graph.all_nodes():
-        stem, count = node.name or node.op_type, 0
-        while not node.name or node.name in taken:
-            node.name = f"{stem}_{count}"
-            count += 1
-        taken.add(node.name)
 
 
 def _free_batch_axis(model: ir.Model) -> None:

@@ -1,0 +1,106 @@
+"""Opset and IR version: what the installed onnxruntime reads and the gradients are checked with stays as it is.
+
+The rest is converted by ONNX's converter, or refused: a graph is never read by the rules of another opset than its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+import onnx.checker
+import onnx.version_converter
+import onnx_ir as ir
+
+from .. import _runtime
+from ..exceptions import ModelError
+from .builder import infer_shapes
+
+MIN_OPSET, MAX_OPSET = 11, 26
+"""The opsets that the gradients are checked with; later ones bring operators further settings (28: SpaceToDepth)."""
+
+TYPES_SINCE = {
+    ir.DataType.FLOAT4E2M1: 11,
+    ir.DataType.FLOAT8E8M0: 12,
+    ir.DataType.INT2: 13,
+    ir.DataType.UINT2: 13,
+    ir.DataType.FLOAT6E2M3: 14,
+    ir.DataType.FLOAT6E3M2: 14,
+}
+"""Element types that not all IR versions have, from 10 on: the type and the version that brought it."""
+
+
+def readable(proto: onnx.ModelProto, limits: _runtime.Limits) -> ir.Model:
+    """Return the model in versions that the runtime reads: the one given, or one that was converted down."""
+    model = ir.from_proto(_in_opset_range(proto, limits))
+    _name_nodes(model.graph)  # the converter drops names too
+    _refuse_newer_ml(model, limits)
+    _restamp(model, limits)
+    return model
+
+
+def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits) -> onnx.ModelProto:
+    """Bring the default opset into the range that can be trained, or say why that cannot be done."""
+    opset = next(o.version for o in proto.opset_import if not o.domain)
+    newest = min(MAX_OPSET, limits.opset)
+    target = min(max(opset, MIN_OPSET), newest)
+    if opset == target:
+        return proto
+    try:
+        converted = onnx.version_converter.convert_version(proto, target)
+        onnx.checker.check_model(converted)
+    except Exception as error:
+        other = " or use a newer onnxruntime" if newest < opset <= MAX_OPSET else ""
+        raise ModelError(
+            f"The graph is of opset {opset}; {limits.runtime} can train opsets {MIN_OPSET} to {newest}, and ONNX's "
+            f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
+            f"range (18 is a good choice){other}."
+        ) from error
+    return converted
+
+
+def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
+    """ONNX has no converter for this domain."""
+    version = model.opset_imports.get("ai.onnx.ml", 0)
+    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in model.graph.all_nodes()):
+        raise ModelError(
+            f"The graph is of opset {version} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
+            f"Export the model again with one of these, or use a newer onnxruntime."
+        )
+
+
+def reason(error: Exception) -> str:
+    """Return the text of an error of ONNX without the place in its source where it arose."""
+    return " ".join(str(error).rpartition(" failed: ")[2].split()).rstrip(".")
+
+
+def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
+    """Stamp the newest IR version that the runtime reads on a newer model; what it lacks are element types."""
+    newest = limits.ir_version
+    if model.ir_version <= newest:
+        return
+    infer_shapes(model)  # which tells the types
+    newer = [v for v in values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
+    if newer:
+        raise ModelError(
+            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
+            f"version {newest}, the newest that {limits.runtime} reads, lacks."
+        )
+    model.ir_version = newest
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """Yield the values of the graph and of its subgraphs."""
+    for graph in model.graphs():
+        yield from (*graph.inputs, *graph.initializers.values())
+        yield from (v for node in graph for v in node.outputs)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    taken: set[str] = set()
+    for node in graph.all_nodes():
+        stem, count = node.name or node.op_type, 0
+        while not node.name or node.name in taken:
+            node.name = f"{stem}_{count}"
+            count += 1
+        taken.add(node.name)
