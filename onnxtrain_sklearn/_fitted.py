@@ -316,7 +316,7 @@ def _repair(graph: ir.Graph, watched: Sequence[_Watched]) -> None:
 
 
 def _drop_needless_norms(graph: ir.Graph) -> None:
-    """Let the probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
+    """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
     for node in [n for n in graph if n.op_type == "Normalizer"]:
         x, y = node.inputs[0], node.outputs[0]
         maker = None if x is None else x.producer()
@@ -368,7 +368,8 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
     """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
     best: tuple[float, Path, str] = (-1.0, (), "same")
     for path, numbers in _numbers(owner):
-        if path in used or numbers.size != array.size or (strict and numbers.size == 1 and "intercept" not in str(path)):
+        incidental = strict and numbers.size == 1 and "intercept" not in str(path)
+        if path in used or numbers.size != array.size or incidental:
             continue
         for rank, (form, (there, _)) in enumerate(FORMS.items()):
             if _equal(there, numbers, array):
@@ -408,7 +409,11 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _likeness(role: str, attribute: str) -> float:
     plain = attribute.strip("_")
-    return 3.0 if plain == role else 2.0 if plain in role or role in plain else 1.0 if not attribute.startswith("_") else 0.0
+    if plain == role:
+        return 3.0
+    if plain in role or role in plain:
+        return 2.0
+    return 0.0 if attribute.startswith("_") else 1.0
 
 
 def _dotted(path: Path) -> str:
@@ -420,7 +425,7 @@ def _prefix(root: Any, path: Path, owner: Any) -> str:
     names, value = [], root
     for i, part in enumerate(path):
         container = value
-        value = getattr(value, part) if _has_attributes(value) else value[part]  # type: ignore[arg-type,index]
+        value = getattr(value, part) if _has_attributes(value) else value[part]  # type: ignore[arg-type]
         named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
         if named:
             names.append(value[0])
