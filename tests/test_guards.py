@@ -65,13 +65,15 @@ LAYERS = (
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.model": {  # the border
-        *("ModelProto", "checker", "inliner", "load", "load_model_from_string", "shape_inference", "version_converter"),
+        *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
+        *("shape_inference", "version_converter"),
     },
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one
     "_run": {"ModelProto"},  # takes what users give
     "_base": {"ModelProto"},  # to_onnx returns one
+    "_estimators": {"ModelProto"},
 }
 
 PUBLIC = {
