@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from sklearn.utils.validation import check_is_fitted
 
 from ._base import BaseOrtGradient
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
@@ -60,6 +61,7 @@ def register_converters() -> bool:
 def _classifier_types(operator: Any) -> None:
     from skl2onnx.common.data_types import Int64TensorType, StringTensorType
 
+    check_is_fitted(operator.raw_operator)
     rows, head = operator.inputs[0].get_first_dimension(), _head(operator.raw_operator, operator.scope_inst)
     classes = _classes(head)
     label = Int64TensorType if classes.dtype.kind == "i" else StringTensorType
@@ -68,12 +70,13 @@ def _classifier_types(operator: Any) -> None:
 
 
 def _regressor_types(operator: Any) -> None:
+    check_is_fitted(operator.raw_operator)
     rows = operator.inputs[0].get_first_dimension()
     operator.outputs[0].set_type(_number_type(operator)([rows, operator.raw_operator.n_outputs_]))
 
 
 def _number_type(operator: Any) -> Any:
-    """Return skl2onnx's type of the numbers that come out; what goes in is checked first."""
+    """Return skl2onnx's type of the numbers that come out; what goes in is checked before."""
     from skl2onnx.common.data_types import guess_tensor_type
 
     name = type(operator.raw_operator).__name__
@@ -150,11 +153,10 @@ def _connect(graph: ir.Graph, operator: Any) -> None:
     """Exchange the graph's input and outputs for such as the operator declares, by casts and reshapes."""
     estimator = operator.raw_operator
     _refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
+    row, own = _row_shape(estimator), graph.inputs[0]
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
-    (own,) = graph.inputs
     given = ir.val(op.name("input"), _TYPES[type(operator.inputs[0].type).__name__], ("N", None))
     value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
-    row = _row_shape(estimator)
     ir.convenience.replace_all_uses_with(own, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
     graph.inputs[0] = given
     for i, variable in enumerate(operator.outputs):

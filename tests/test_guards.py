@@ -158,8 +158,9 @@ def test_imports_point_upwards(module):
     assert not wrong, f"{module} may not import {wrong}"
 
 
-def test_only_one_module_imports_onnxruntime():
-    assert [m for m in modules() if imports_package(m, "onnxruntime")] == ["_runtime"]
+@pytest.mark.parametrize(("package", "module"), [("onnxruntime", "_runtime"), ("skl2onnx", "export")])
+def test_one_module_alone_imports_it(package, module):
+    assert [m for m in modules() if imports_package(m, package)] == [module]
 
 
 @pytest.mark.parametrize("module", modules())
