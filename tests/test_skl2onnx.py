@@ -253,7 +253,8 @@ def test_nodes_are_named_apart():
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("target", ["binary", "strings", "labels"])
 def test_opsets_of_a_pipeline(opset, target):
-    pipeline = fitted("classifier", "pipeline", target)
+    """The nodes of the union are of earlier opsets than those of the graph."""
+    pipeline = fitted("classifier", "union before", target)
     proto = convert(pipeline, opset=opset, zipmap=False)
     assert {entry.version for entry in proto.opset_import if not entry.domain} == {opset}
     label, values = results(proto)
