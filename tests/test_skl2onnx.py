@@ -13,6 +13,7 @@ import numpy as np
 import onnx.checker
 import onnx.parser
 import onnxruntime
+import pandas as pd
 import pytest
 import skl2onnx
 from numpy.testing import assert_allclose, assert_array_equal
@@ -34,7 +35,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import make_pipeline, make_union
-from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
@@ -232,6 +233,18 @@ def test_numbers_as_labels():
         assert label.dtype == np.int64
         same_labels(label, classifier.predict(X))
         assert_array_equal(values, classifier.predict_proba(X))
+
+
+def test_frame_of_mixed_columns():
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": np.where(X[:, 2] > 0, "high", "low")})
+    columns = make_column_transformer((StandardScaler(), ["a", "b"]), (OneHotEncoder(), ["c"]))
+    pipeline = fit(make_pipeline(columns, net()), TARGETS["strings"], frame)
+    proto = convert(pipeline, frame, zipmap=False)
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    label, values = session.run(None, {name: frame[[name]].to_numpy() for name in frame})
+    same_labels(label, pipeline.predict(frame))
+    assert_allclose(values, pipeline.predict_proba(frame), rtol=0, atol=1e-6)
 
 
 def test_weights_of_equal_members_are_their_own():
