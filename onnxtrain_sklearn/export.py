@@ -138,13 +138,14 @@ def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
         tensor.name = names[tensor.name]
         container.initializers.append(tensor)
     for name in (name for node in proto.graph.node for name in node.output):
-        if name not in names:
+        if name and name not in names:
             names[name] = scope.get_unique_variable_name(name)
     for node in proto.graph.node:
         container.check_white_black_list(node.op_type)
         node.name = scope.get_unique_operator_name(node.name)
         node.input[:] = [names[name] for name in node.input]
-        node.output[:] = [names[name] for name in node.output]
+        # two omitted outputs would be one name to skl2onnx
+        node.output[:] = [names[name] if name else scope.get_unique_variable_name("unused") for name in node.output]
         container.nodes.append(node)
         container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
 

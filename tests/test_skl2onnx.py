@@ -308,6 +308,18 @@ def test_operators_that_came_later():
         convert(classifier, opset=15)
 
 
+def test_outputs_that_are_omitted():
+    proto = graph("""H = Gemm(X, W, b) L, M, S = LayerNormalization(H, b, b) Z, N, T = LayerNormalization(L, b, b)
+        U = Sub(S, T) A = Add(Z, U) Y = MatMul(A, V)""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "V"))
+    for node in (node for node in proto.graph.node if node.op_type == "LayerNormalization"):
+        node.output[1] = ""
+    classifier = fit(net(model=proto, trainable=["V"]), TARGETS["strings"])
+    label, values = results(convert(classifier, zipmap=False))
+    same_labels(label, classifier.predict(X))
+    assert_array_equal(values, classifier.predict_proba(X))
+
+
 def test_vector_of_predictions():
     body = "H = Gemm(X, W, b) Y = ReduceSum <keepdims = 0> (H, axes)"
     number = fit(regressor(model=graph(body, output="float[N] Y")), NUMBERS)
