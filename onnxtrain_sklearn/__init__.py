@@ -3,10 +3,13 @@
 from . import losses, schedules
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
 from ._gradient.engine import gradient_graph
+from .export import register_converters
 from .models import MLP, Linear
 from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 __version__ = "0.1.0"
+
+register_converters()
 
 __all__ = [
     "LBFGS",

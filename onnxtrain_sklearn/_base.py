@@ -29,7 +29,7 @@ from ._data import Column, dict_columns, shaped
 from ._fitted import FittedModel, is_estimator
 from ._gradient.engine import available_engines, choose_engine
 from ._graph.model import TensorSpec, TrainableModel, to_proto
-from ._inference import Head, inference_model
+from ._inference import Form, Head, inference_model
 from ._run import (
     Run,
     batches_for,
@@ -161,18 +161,13 @@ class BaseOrtGradient(BaseEstimator, ABC):
         validation = None if X_val is None else (X_val, y_val, sample_weight_val)
         return self._train(X, y, sample_weight, resume=self.warm_start, validation=validation)
 
+    @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:
-        """Return the trained inference graph.
+        """Return the trained inference graph."""
 
-        Returns
-        -------
-        onnx.ModelProto
-            Without training-only operators, with the opset domains that it uses. A classifier's has the outputs
-            ``label`` and ``probabilities`` (``scores`` where the loss gives no probabilities), as skl2onnx names
-            them; a regressor's keeps the graph's output. Its predictions are those of ``predict``.
-        """
+    def _exported(self, form: Form) -> onnx.ModelProto:
         check_is_fitted(self)
-        return to_proto(inference_model(self._run.source, self._run.weights(), self._run.head))
+        return to_proto(inference_model(self._run.source, self._run.weights(), self._run.head, form=form))
 
     def to_sklearn(self) -> Any:
         """Return the fitted scikit-learn model that was given, with the trained numbers written back.
@@ -229,7 +224,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     @property
     def model_(self) -> onnx.ModelProto:
-        """The trained inference graph, as :meth:`to_onnx` returns it."""
+        """The trained inference graph, as ``to_onnx()`` returns it."""
         return self.to_onnx()
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import scipy.sparse as sp
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
@@ -16,6 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 
 from ._base import BaseOrtGradient
+from ._inference import Form
 from ._run import Run
 from ._targets import Targets, class_targets, regression_targets
 from .losses import LOSSES, Loss
@@ -221,6 +223,27 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         prediction = self._predict(X).astype(_number_type(X), copy=False)
         return prediction.ravel() if self.n_outputs_ == 1 else prediction
 
+    def to_onnx(self) -> onnx.ModelProto:
+        """Return the trained inference graph.
+
+        Returns
+        -------
+        onnx.ModelProto
+            Without training-only operators, with the opset domains that it uses. The output keeps the name that it
+            has in the graph, and is named ``variable`` where the loss adds a link to it (poisson, gamma). Its
+            predictions are those of :meth:`predict`.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_regression
+        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+        >>> X, y = make_regression(200, 5, random_state=0)
+        >>> regressor = OrtGradientRegressor(Linear(), optimizer="lbfgs").fit(X, y)
+        >>> [output.name for output in regressor.to_onnx().graph.output]
+        ['scores']
+        """
+        return self._exported(Form())
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = not _takes_negative_numbers(self.loss)
@@ -400,6 +423,52 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             return scores.ravel()
         multilabel = self._run.head.task == "multilabel"
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 and not multilabel else scores
+
+    def to_onnx(self, *, zipmap: bool | str = False, raw_scores: bool = False) -> onnx.ModelProto:
+        """Return the trained inference graph.
+
+        The options and the names of the outputs are those of skl2onnx; its default, though, is ``zipmap=True``.
+
+        Parameters
+        ----------
+        zipmap : bool or "columns", default=False
+            How the probabilities are given. False: ``label``, and ``probabilities`` of shape (n_samples, n_classes).
+            True: ``output_label``, and ``output_probability``, a list of dicts from label to probability, one a row.
+            "columns": ``output_label``, and for every class an output of shape (n_samples,): ``i0``, ``i1``, ... for
+            integer labels, ``sno``, ``syes``, ... for strings.
+        raw_scores : bool, default=False
+            Whether the values of :meth:`decision_function` stand in place of the probabilities, a column per class;
+            for two classes these are its negative and itself.
+
+        Returns
+        -------
+        onnx.ModelProto
+            Without training-only operators, with the opset domains that it uses. Labels are strings, int64 (booleans
+            too), or doubles where they are floats. A loss without probabilities (hinge) gives ``scores`` in their
+            place, of shape (n_samples, 1) for two classes unless an option asks for a column per class. The
+            predictions are those of :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.
+
+        Raises
+        ------
+        ValueError
+            An option has a value that it does not take.
+        ModelError
+            The labels cannot be what an option makes of them: dicts have no keys such as 0.5.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(Linear(), optimizer="lbfgs", tol=1e-2, random_state=0).fit(X, y)
+        >>> [output.name for output in classifier.to_onnx(zipmap="columns").graph.output]
+        ['output_label', 'i0', 'i1', 'i2']
+        """
+        if not isinstance(zipmap, bool) and zipmap != "columns":
+            raise ValueError(f"zipmap must be False, True or 'columns', got {zipmap!r}.")
+        if not isinstance(raw_scores, bool):
+            raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
+        return self._exported(Form(zipmap, raw_scores))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -57,8 +57,29 @@ class Head:
         return self.task != "regression" and self.link != "identity"
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a classifier's graph gives beside the label.
+
+    Attributes
+    ----------
+    zipmap : bool or "columns"
+        One output with a column per class, one with a dict per row, or one output per class.
+    raw_scores : bool
+        Whether it gives the decision function, a column per class, in place of probabilities.
+    """
+
+    zipmap: bool | str = False
+    raw_scores: bool = False
+
+
 def inference_model(
-    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, *, with_scores: bool = False
+    model: TrainableModel,
+    weights: Mapping[str, np.ndarray],
+    head: Head,
+    *,
+    form: Form = Form(),
+    with_scores: bool = False,
 ) -> ir.Model:
     """Return the graph that predicts, with ``weights``; ``with_scores`` adds the scores as the last output."""
     result = inference_form(model.model)
@@ -75,13 +96,16 @@ def inference_model(
         _add_output(op, "variable", apply_link(op, head.link, scores) if prediction is None else prediction, final)
     else:
         columns = _columns(op, scores)
-        _add_output(op, "label", _label(op, columns, head), None)
-        values = _probabilities(op, columns, own, head) if head.has_probabilities else op.Identity(columns)
-        _add_output(op, "probabilities" if head.has_probabilities else "scores", values, None)
+        _add_output(op, "output_label" if form.zipmap else "label", _label(op, columns, head), None)
+        for name, values in _values(op, columns, own, head, form).items():
+            _add_output(op, name, values, None)
     if with_scores:
         _add_output(op, "raw_scores", op.Identity(_columns(op, scores)), None)
     common.RemoveUnusedNodesPass()(result)
-    return infer_shapes(result)
+    infer_shapes(result)
+    if form.zipmap is True:
+        _zip(op, head)
+    return result
 
 
 class Predictor:
@@ -158,6 +182,46 @@ def _class_constant(classes: np.ndarray) -> np.ndarray:
         return np.array([str(c) for c in classes])
     kind = type(classes[0]).__name__
     raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
+
+
+def _values(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: Form) -> dict[str, ir.Value]:
+    """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
+    name = "probabilities" if head.has_probabilities else "scores"
+    if head.has_probabilities and not form.raw_scores:
+        values = _probabilities(op, scores, own, head)
+    else:
+        values = _decisions(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
+    if form.zipmap != "columns":
+        return {name: values}
+    assert head.classes is not None
+    prefix = "i" if head.classes.dtype.kind in "iub" else "s"
+    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(_class_constant(head.classes))}
+
+
+def _decisions(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+    """Return the decision function with a column per class: for two classes its negative and itself."""
+    if head.task == "multiclass" and head.n_outputs == 2:
+        scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+    elif head.task != "binary":
+        return op.Identity(scores)
+    return op.Concat(op.Neg(scores), scores, axis=1)
+
+
+def _zip(op: GraphBuilder, head: Head) -> None:
+    """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
+    assert head.classes is not None
+    labels = _class_constant(head.classes)
+    if labels.dtype.kind == "f":
+        if not (labels == np.rint(labels)).all():
+            raise ModelError(
+                f"zipmap=True: the keys of ONNX's dicts are integers or strings, the labels are {labels.tolist()}. "
+                f"Leave zipmap=False or take zipmap='columns'."
+            )
+        labels = labels.astype(np.int64)
+    keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
+    values = op.graph.outputs.pop()
+    numbers = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
+    _add_output(op, "output_probability", op.emit("ZipMap", numbers, domain="ai.onnx.ml", **keys)[0], None)
 
 
 def _probabilities(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:

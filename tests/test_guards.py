@@ -76,13 +76,15 @@ PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.model": {  # the border
-        *("ModelProto", "checker", "inliner", "load", "load_model_from_string", "shape_inference"),
+        *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
+        "shape_inference",
     },
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one
     "_run": {"ModelProto"},  # takes what users give
     "_base": {"ModelProto"},  # to_onnx returns one
+    "_estimators": {"ModelProto"},
 }
 
 PUBLIC = {
@@ -167,8 +169,9 @@ def test_imports_point_upwards(module):
     assert not wrong, f"{module} may not import {wrong}"
 
 
-def test_only_one_module_imports_onnxruntime():
-    assert [m for m in modules() if imports_package(m, "onnxruntime")] == ["_runtime"]
+@pytest.mark.parametrize(("package", "module"), [("onnxruntime", "_runtime"), ("skl2onnx", "export")])
+def test_one_module_alone_imports_it(package, module):
+    assert [m for m in modules() if imports_package(m, package)] == [module]
 
 
 @pytest.mark.parametrize("module", modules())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.checker
+import onnx.helper
 import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
@@ -167,7 +168,36 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     used = {node.domain for node in nodes} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
-    return ir.to_proto(model)
+    proto = ir.to_proto(model)
+    _type_dicts(proto)
+    return proto
+
+
+def _type_dicts(proto: onnx.ModelProto) -> None:
+    """Give the outputs of ZipMap nodes their type, in place: onnx_ir has none for dicts."""
+    zipped = {node.output[0]: node for node in proto.graph.node if node.op_type == "ZipMap"}
+    for output in (value for value in proto.graph.output if value.name in zipped):
+        keys = {attribute.name for attribute in zipped[output.name].attribute}
+        key = onnx.TensorProto.STRING if "classlabels_strings" in keys else onnx.TensorProto.INT64
+        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+        row = onnx.helper.make_map_type_proto(key, number)
+        output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
+
+
+def in_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Return ``model`` in another opset of the default domain; raises ModelError where ONNX's converter cannot."""
+    own = model.opset_imports[""]
+    if own == opset:
+        return model
+    try:
+        converted = onnx.version_converter.convert_version(to_proto(model), opset)
+        onnx.checker.check_model(converted)
+    except Exception as error:
+        raise ModelError(
+            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {_reason(error)}. "
+            f"Take opset {own}, or one nearer to it."
+        ) from error
+    return infer_shapes(ir.from_proto(converted))
 
 
 def trainable_model(source: ir.Model, output: str | None = None) -> TrainableModel:

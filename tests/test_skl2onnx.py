@@ -1,0 +1,507 @@
+"""The estimators inside scikit-learn's, as one ONNX graph by skl2onnx: it gives what `predict` of the whole gives.
+
+What skl2onnx does not get right with its own LogisticRegression either is not here: isotonic calibration, stacks of
+binary decision functions, raw scores of several labels one vs rest, voting that is flattened.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import numpy as np
+import onnx.checker
+import onnx.parser
+import onnxruntime
+import pandas as pd
+import pytest
+import skl2onnx
+from numpy.testing import assert_allclose, assert_array_equal
+from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_transformer
+from sklearn.decomposition import PCA
+from sklearn.ensemble import (
+    BaggingClassifier,
+    BaggingRegressor,
+    StackingClassifier,
+    StackingRegressor,
+    VotingClassifier,
+    VotingRegressor,
+)
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.export import register_converters
+from onnxtrain_sklearn.models import ACTIVATIONS
+
+X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+NUMBERS = X @ [1.0, 2.0, 3.0, 4.0]
+TARGETS = {
+    "binary": (X[:, 0] > 0).astype(int),
+    "multiclass": X[:, :3].argmax(axis=1) * 5,
+    "strings": np.array(["low", "high", "mid"])[X[:, :3].argmax(axis=1)],
+    "labels": (X[:, :3] > 0).astype(int),
+    "label strings": np.where(X[:, :3] > 0, "on", "off"),
+    "number": NUMBERS,
+    "numbers": np.stack([NUMBERS, -NUMBERS], axis=1),
+    "positive": np.exp(NUMBERS / 5),
+}
+GRID = {"alpha": [0.0, 1.0]}
+OPSETS = range(15, 22)
+
+
+def net(**parameters):
+    model = parameters.pop("model", MLP((3,)))
+    defaults = {"max_iter": 2, "learning_rate_init": 0.05, "random_state": 0}
+    return OrtGradientClassifier(model, **defaults | parameters)
+
+
+def regressor(**parameters):
+    model = parameters.pop("model", MLP((3,)))
+    defaults = {"max_iter": 2, "learning_rate_init": 0.05, "random_state": 0}
+    return OrtGradientRegressor(model, **defaults | parameters)
+
+
+CLASSIFIERS = {
+    "alone": net,
+    "hinge": lambda: net(loss="hinge"),
+    "pipeline": lambda: make_pipeline(StandardScaler(), net()),
+    "union before": lambda: make_pipeline(make_union(StandardScaler(), PCA(2)), net()),
+    "columns before": lambda: make_pipeline(
+        make_column_transformer((StandardScaler(), [0, 1]), (MinMaxScaler(), [2, 3])), net()
+    ),
+    "search": lambda: GridSearchCV(net(), GRID, cv=2),
+    "search in pipeline": lambda: make_pipeline(StandardScaler(), GridSearchCV(net(), GRID, cv=2)),
+    "search over pipeline": lambda: GridSearchCV(
+        make_pipeline(StandardScaler(), net()), {"ortgradientclassifier__alpha": [0.0, 1.0]}, cv=2
+    ),
+    "stack": lambda: StackingClassifier([("a", net()), ("b", LogisticRegression())], cv=2),
+    "stack of two under a third": lambda: StackingClassifier([("a", net()), ("b", net(loss="focal"))], net(), cv=2),
+    "soft vote": lambda: VotingClassifier(
+        [("a", net()), ("b", net(alpha=0.1)), ("c", LogisticRegression())], voting="soft", flatten_transform=False
+    ),
+    "hard vote": lambda: VotingClassifier(
+        [("a", net()), ("b", net(loss="hinge")), ("c", LogisticRegression())], flatten_transform=False
+    ),
+    "bag": lambda: BaggingClassifier(net(), n_estimators=2, random_state=0),
+    "bag of columns": lambda: BaggingClassifier(net(), n_estimators=2, max_features=0.5, random_state=0),
+    "one vs rest": lambda: OneVsRestClassifier(net()),
+    "calibrated": lambda: CalibratedClassifierCV(net(), cv=2),
+    "calibrated hinge": lambda: CalibratedClassifierCV(net(loss="hinge"), cv=2, ensemble=False),
+}
+REGRESSORS = {
+    "alone": regressor,
+    "pipeline": lambda: make_pipeline(StandardScaler(), regressor()),
+    "search": lambda: GridSearchCV(regressor(), GRID, cv=2),
+    "stack": lambda: StackingRegressor([("a", regressor()), ("b", Ridge())], cv=2),
+    "stack of two under a third": lambda: StackingRegressor(
+        [("a", regressor()), ("b", regressor(loss="huber"))], regressor(), cv=2, passthrough=True
+    ),
+    "vote": lambda: VotingRegressor([("a", regressor()), ("b", regressor(alpha=1.0)), ("c", Ridge())]),
+    "bag": lambda: BaggingRegressor(regressor(), n_estimators=2, random_state=0),
+    "bag of columns": lambda: BaggingRegressor(regressor(), n_estimators=2, max_features=0.5, random_state=0),
+}
+OURS_ALONE = ("alone", "hinge", "search")
+"""Compositions that compute nothing beside our graph, and so are held to the bit."""
+
+
+def fit(estimator, y, data=X):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return estimator.fit(data, y)
+
+
+@cache
+def fitted(kind, name, target):
+    return fit({"classifier": CLASSIFIERS, "regressor": REGRESSORS}[kind][name](), TARGETS[target])
+
+
+def convert(estimator, data=X, opset=18, **options):
+    """Convert; a classifier at the end of a pipeline gets the options."""
+    last = estimator[-1] if hasattr(estimator, "steps") else estimator
+    given = {id(last): options} if options else None
+    return skl2onnx.to_onnx(estimator, data[:1], options=given, target_opset={"": opset, "ai.onnx.ml": 3})
+
+
+def results(proto, data=X):
+    """The outputs of a graph; the graph must be valid."""
+    onnx.checker.check_model(proto, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # of initializers that skl2onnx adds and does not use
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: data})
+
+
+def same_labels(found, labels):
+    assert found.shape == labels.shape
+    assert_array_equal(found.astype(labels.dtype), labels)
+
+
+def columns_of(estimator, data, raw_scores=False):
+    if hasattr(estimator, "predict_proba") and not raw_scores:
+        return estimator.predict_proba(data)
+    scores = estimator.decision_function(data)
+    return np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores
+
+
+# Compositions
+
+
+@pytest.mark.parametrize("target", ["binary", "multiclass", "strings"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers(name, target):
+    estimator = fitted("classifier", name, target)
+    for dtype in (np.float32, np.float64):
+        data = X.astype(dtype)
+        label, values = results(convert(estimator, data, zipmap=False), data)
+        same_labels(label, estimator.predict(data))
+        assert values.dtype == dtype
+        if name != "hard vote":
+            tolerance = 0 if name in OURS_ALONE else 1e-6
+            assert_allclose(values, columns_of(estimator, data), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_regressors(name):
+    estimator = fitted("regressor", name, "number")
+    for dtype in (np.float32, np.float64):
+        data = X.astype(dtype)
+        (found,) = results(convert(estimator, data), data)
+        assert found.dtype == dtype
+        assert found.shape == (len(X), 1)
+        tolerance = 0 if name in OURS_ALONE else 1e-5
+        assert_allclose(found.ravel(), estimator.predict(data), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [regressor(), make_pipeline(StandardScaler(), MultiOutputRegressor(regressor())), regressor(loss="poisson")],
+    ids=["several numbers", "a model a number", "log link"],
+)
+def test_regressors_of_other_targets(estimator):
+    positive = getattr(estimator, "loss", "") == "poisson"
+    estimator = fit(estimator, TARGETS["positive" if positive else "numbers"])
+    for dtype in (np.float32, np.float64):
+        data = X.astype(dtype)
+        (found,) = results(convert(estimator, data), data)
+        prediction = estimator.predict(data)
+        assert_allclose(found, prediction.reshape(len(X), -1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "target"),
+    [
+        (net(), "labels"),
+        (make_pipeline(StandardScaler(), net()), "labels"),
+        (OneVsRestClassifier(net()), "labels"),
+        (MultiOutputClassifier(net()), "labels"),
+        (MultiOutputClassifier(net()), "label strings"),
+    ],
+    ids=["alone", "pipeline", "one vs rest", "a model a label", "a model a label of strings"],
+)
+def test_several_labels(estimator, target):
+    estimator = fit(estimator, TARGETS[target])
+    for dtype in (np.float32, np.float64):
+        data = X.astype(dtype)
+        label, values = results(convert(estimator, data, zipmap=False), data)
+        same_labels(label, estimator.predict(data))
+        assert_allclose(np.array(values), np.array(estimator.predict_proba(data)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", [(X * 10).astype(np.int64), (X * 10).astype(np.int32), X > 0], ids=["i8", "i4", "b"])
+def test_whole_numbers(data):
+    classifier, number = fitted("classifier", "alone", "strings"), fitted("regressor", "alone", "number")
+    label, values = results(convert(classifier, data, zipmap=False), data)
+    same_labels(label, classifier.predict(data))
+    assert_array_equal(values, classifier.predict_proba(data))
+    assert_array_equal(results(convert(number, data), data)[0].ravel(), number.predict(data).astype(np.float32))
+
+
+def test_numbers_as_labels():
+    """Like all of skl2onnx: floats become integers, and so do booleans."""
+    for labels in (TARGETS["binary"] + 1.0, TARGETS["binary"].astype(bool), TARGETS["binary"].astype(np.uint8)):
+        classifier = fit(net(), labels)
+        label, values = results(convert(classifier, zipmap=False))
+        assert label.dtype == np.int64
+        same_labels(label, classifier.predict(X))
+        assert_array_equal(values, classifier.predict_proba(X))
+
+
+def test_frame_of_mixed_columns():
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": np.where(X[:, 2] > 0, "high", "low")})
+    columns = make_column_transformer((StandardScaler(), ["a", "b"]), (OneHotEncoder(), ["c"]))
+    pipeline = fit(make_pipeline(columns, net()), TARGETS["strings"], frame)
+    proto = convert(pipeline, frame, zipmap=False)
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    label, values = session.run(None, {name: frame[[name]].to_numpy() for name in frame})
+    same_labels(label, pipeline.predict(frame))
+    assert_allclose(values, pipeline.predict_proba(frame), rtol=0, atol=1e-6)
+
+
+def test_weights_of_equal_members_are_their_own():
+    """They start equal, and whoever trains the graph further must find them apart."""
+    voting = fit(VotingRegressor([("a", regressor()), ("b", regressor())]), NUMBERS)
+    names = {initializer.name for initializer in convert(voting).graph.initializer}
+    assert {"layers_0_weight", "layers_0_weight1", "layers_1_bias", "layers_1_bias1"} <= names
+
+
+def test_nodes_are_named_apart():
+    names = [node.name for node in convert(fitted("classifier", "bag", "strings"), zipmap=False).graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
+# Opsets and graphs
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("target", ["binary", "strings", "labels"])
+def test_opsets_of_a_pipeline(opset, target):
+    """The nodes of the union are of earlier opsets than those of the graph."""
+    pipeline = fitted("classifier", "union before", target)
+    proto = convert(pipeline, opset=opset, zipmap=False)
+    assert {entry.version for entry in proto.opset_import if not entry.domain} == {opset}
+    label, values = results(proto)
+    same_labels(label, pipeline.predict(X))
+    assert_allclose(values, pipeline.predict_proba(X), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [15, 21])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_in_other_opsets(activation, opset):
+    number = fit(regressor(model=MLP((3,), activation), max_iter=1), NUMBERS)
+    assert_allclose(results(convert(number, opset=opset))[0].ravel(), number.predict(X), rtol=0, atol=1e-6)
+
+
+def graph(body, opset=18, output="float[N, 3] Y", shape="N, 4", types="float"):
+    weights = ", ".join(str(w) for w in np.random.default_rng(1).normal(size=12).round(3))
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": {opset}]> g ({types}[{shape}] X) => ({output})
+        <{types}[4, 3] W = {{{weights}}}, {types}[3] b = {{0.1, 0.2, 0.3}}, {types} top = {{1.0}},
+         int64[1] axes = {{1}}, int64[2] flat = {{0, 4}}> {{ {body} }}""")
+
+
+@pytest.mark.parametrize("opset", [15, 18, 21])
+@pytest.mark.parametrize("own", [11, 13, 17, 21])
+def test_given_graphs_in_other_opsets(own, opset):
+    """Softmax had another default axis before opset 13."""
+    classifier = fit(net(model=graph("H = Gemm(X, W, b) S = Softmax(H) Y = Softmax(S)", own)), TARGETS["strings"])
+    label, values = results(convert(classifier, opset=opset, zipmap=False))
+    same_labels(label, classifier.predict(X))
+    assert_allclose(values, classifier.predict_proba(X), rtol=0, atol=1e-6)
+
+
+def test_operators_that_came_later():
+    body = "H = Gemm(X, W, b) Y = LayerNormalization(H, b, b)"
+    classifier = fit(net(model=graph(body)), TARGETS["strings"])
+    results(convert(classifier, opset=17, zipmap=False))
+    with pytest.raises(ModelError, match=r"ONNX's converter cannot bring it to opset 15: .*Take opset 18"):
+        convert(classifier, opset=15)
+
+
+def test_outputs_that_are_omitted():
+    proto = graph("""H = Gemm(X, W, b) L, M, S = LayerNormalization(H, b, b) Z, N, T = LayerNormalization(L, b, b)
+        U = Sub(S, T) A = Add(Z, U) Y = MatMul(A, V)""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "V"))
+    for node in (node for node in proto.graph.node if node.op_type == "LayerNormalization"):
+        node.output[1] = ""
+    classifier = fit(net(model=proto, trainable=["V"]), TARGETS["strings"])
+    label, values = results(convert(classifier, zipmap=False))
+    same_labels(label, classifier.predict(X))
+    assert_array_equal(values, classifier.predict_proba(X))
+
+
+def test_vector_of_predictions():
+    body = "H = Gemm(X, W, b) Y = ReduceSum <keepdims = 0> (H, axes)"
+    number = fit(regressor(model=graph(body, output="float[N] Y")), NUMBERS)
+    (found,) = results(convert(number))
+    assert found.shape == (len(X), 1)
+    assert_array_equal(found.ravel(), number.predict(X))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_double_graph(dtype):
+    proto = graph("Y = Gemm(X, W, b)", output="double[N, 3] Y", types="double")
+    classifier, data = fit(net(model=proto), TARGETS["strings"]), X.astype(dtype)
+    label, values = results(convert(classifier, data, zipmap=False), data)
+    same_labels(label, classifier.predict(data))
+    assert values.dtype == dtype
+    assert_array_equal(values, classifier.predict_proba(data).astype(dtype))
+
+
+def test_rows_of_several_dimensions_come_flat():
+    body = "F = Reshape(X, flat) Y = Gemm(F, W, b)"
+    classifier = net(model=graph(body, shape="N, 1, 2, 2"))
+    pipeline = fit(make_pipeline(StandardScaler(), classifier), TARGETS["strings"])
+    label, values = results(convert(pipeline, zipmap=False))
+    same_labels(label, pipeline.predict(X))
+    assert_allclose(values, pipeline.predict_proba(X), rtol=0, atol=1e-6)
+    types, options = [("X", FloatTensorType([None, None]))], {id(classifier): {"zipmap": False}}
+    proto = skl2onnx.convert_sklearn(classifier, initial_types=types, options=options, target_opset=18)
+    with pytest.raises(Exception, match="Reshape"):  # not twice as many rows
+        results(proto, np.concatenate([X, X], axis=1))
+
+
+# Options
+
+
+@pytest.mark.parametrize("target", ["binary", "strings"])
+@pytest.mark.parametrize("loss", ["log_loss", "hinge"])
+def test_raw_scores(loss, target):
+    classifier = fit(net(loss=loss), TARGETS[target])
+    label, values = results(convert(classifier, zipmap=False, raw_scores=True))
+    same_labels(label, classifier.predict(X))
+    assert_array_equal(values, columns_of(classifier, X, raw_scores=True))
+
+
+def test_dicts_are_the_default():
+    classifier = fitted("classifier", "alone", "strings")
+    for options in ({}, {"zipmap": True}):
+        label, rows = results(convert(classifier, **options))
+        same_labels(label, classifier.predict(X))
+        assert [list(row) for row in rows] == [["high", "low", "mid"]] * len(X)
+        values = np.array([list(row.values()) for row in rows], dtype=np.float32)
+        assert_array_equal(values, classifier.predict_proba(X))
+
+
+def test_a_column_per_class():
+    pipeline = fitted("classifier", "pipeline", "multiclass")
+    proto = convert(pipeline, zipmap="columns")
+    assert [output.name for output in proto.graph.output] == ["output_label", "i0", "i5", "i10"]
+    label, *columns = results(proto)
+    same_labels(label, pipeline.predict(X))
+    assert_allclose(np.stack(columns, axis=1), pipeline.predict_proba(X), rtol=0, atol=1e-6)
+
+
+def test_labels_by_number():
+    classifier = fitted("classifier", "alone", "strings")
+    label, values = results(convert(classifier, zipmap=False, nocl=True))
+    assert label.dtype == np.int64
+    same_labels(classifier.classes_[label], classifier.predict(X))
+    assert_array_equal(values, classifier.predict_proba(X))
+
+
+def test_classes_as_an_output():
+    classifier = fitted("classifier", "alone", "strings")
+    label, _, classes = results(convert(classifier, zipmap=False, output_class_labels=True))
+    same_labels(label, classifier.predict(X))
+    assert classes.tolist() == ["high", "low", "mid"]
+
+
+def test_options_by_class():
+    classifier = fitted("classifier", "alone", "binary")
+    options = {OrtGradientClassifier: {"zipmap": False, "raw_scores": True}}
+    proto = skl2onnx.to_onnx(classifier, X[:1], options=options, target_opset=18)
+    assert_array_equal(results(proto)[1], columns_of(classifier, X, raw_scores=True))
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+def test_raw_scores_of_one_vs_rest(raw_scores):
+    estimator = fit(OneVsRestClassifier(net(loss="hinge" if raw_scores else "log_loss")), TARGETS["strings"])
+    label, values = results(convert(estimator, zipmap=False, raw_scores=raw_scores))
+    same_labels(label, estimator.predict(X))
+    assert_allclose(values, columns_of(estimator, X, raw_scores), rtol=0, atol=1e-6)
+
+
+# Errors
+
+
+def test_unknown_options():
+    with pytest.raises(NameError, match="Option 'scores' not in"):
+        convert(fitted("classifier", "alone", "binary"), scores=True)
+    with pytest.raises(NameError, match="Option 'zipmap' not in"):
+        convert(fitted("regressor", "alone", "number"), zipmap=False)
+    with pytest.raises(ValueError, match="Unexpected value"):
+        convert(fitted("classifier", "alone", "binary"), zipmap="column")
+
+
+@pytest.mark.parametrize("wrapper", [OneVsRestClassifier, BaggingClassifier])
+def test_probabilities_that_a_loss_does_not_give(wrapper):
+    estimator = fit(wrapper(net(loss="hinge")), TARGETS["strings"])
+    with pytest.raises(ModelError, match="asks for probabilities, but loss='hinge' gives scores alone"):
+        convert(estimator, zipmap=False)
+
+
+def test_labels_that_skl2onnx_lacks():
+    classifier = net(model=Linear()).partial_fit(X, TARGETS["binary"] + 1.0, classes=[0.5, 1.0, 2.0])
+    with pytest.raises(ModelError, match=r"integers or strings, the classes are \[0.5, 1.0, 2.0\]"):
+        convert(classifier, zipmap=False)
+    label, _ = results(convert(classifier, zipmap=False, nocl=True))
+    assert_array_equal(classifier.classes_[label], classifier.predict(X))
+
+
+@pytest.mark.parametrize("estimator", [net(), regressor()], ids=["classifier", "regressor"])
+def test_not_fitted(estimator):
+    options = {id(estimator): {"zipmap": False}} if isinstance(estimator, OrtGradientClassifier) else None
+    with pytest.raises(NotFittedError):
+        skl2onnx.to_onnx(estimator, X[:1], options=options, target_opset=18)
+
+
+def test_strings_as_input():
+    number = fitted("regressor", "alone", "number")
+    with pytest.raises(ModelError, match="OrtGradientRegressor takes numbers, got a StringTensorType"):
+        skl2onnx.convert_sklearn(number, initial_types=[("X", StringTensorType([None, 4]))], target_opset=18)
+
+
+def test_two_matrices():
+    number, types = fitted("regressor", "alone", "number"), [(n, FloatTensorType([None, 2])) for n in "ab"]
+    with pytest.raises(ModelError, match="OrtGradientRegressor takes one matrix, got 2 inputs"):
+        skl2onnx.convert_sklearn(number, initial_types=types, target_opset=18)
+
+
+def test_graph_with_several_inputs():
+    proto = graph("H = Gemm(X, W, b) Y = Add(H, Z)")
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("Z", 1, ["N", 3]))
+    classifier = net(model=proto)
+    fit(classifier, TARGETS["strings"], {"X": X, "Z": X[:, :3]})
+    with pytest.raises(ModelError, match=r"The graph has 2 inputs: 'X', 'Z'. .* take its own to_onnx\(\)"):
+        convert(classifier)
+
+
+def test_graph_with_a_vector_as_input():
+    proto = graph("H = Unsqueeze(X, axes) G = MatMul(H, V) Y = Add(G, b)", shape="N")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 3), np.float32), "V"))
+    classifier = fit(net(model=proto), TARGETS["strings"], X[:, 0])
+    with pytest.raises(ModelError, match="input 'X' is a vector; skl2onnx hands over a matrix"):
+        convert(classifier)
+
+
+OMITTED = "H = Gemm(X, W, b) G = Clip(H, , top) Y = Add(G, b)"
+BRANCHES = """M = ReduceMax <keepdims = 0> (X) C = Greater(M, top)
+    H = If (C) <then_branch = t () => (float[N, 4] T) { T = Identity(X) },
+                else_branch = e () => (float[N, 4] E) { E = Neg(X) }>
+    Y = Gemm(H, W, b)"""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"), [(OMITTED, "an omitted optional input"), (BRANCHES, "a subgraph")], ids=["omitted", "branches"]
+)
+def test_nodes_that_skl2onnx_cannot_order(body, reason):
+    classifier = fit(net(model=graph(body), engine="portable"), TARGETS["strings"])
+    assert len(results(classifier.to_onnx())) == 2
+    with pytest.raises(ModelError, match=rf"has {reason}, and skl2onnx cannot order such nodes"):
+        convert(classifier)
+
+
+def test_operators_that_are_not_wanted():
+    with pytest.raises(RuntimeError, match="'Gemm' is black listed"):
+        skl2onnx.to_onnx(fitted("regressor", "alone", "number"), X[:1], black_op={"Gemm"}, target_opset=18)
+
+
+def test_registered_again():
+    def convert_nothing(scope, operator, container):
+        pass
+
+    skl2onnx.update_registered_converter(OrtGradientRegressor, "Other", lambda operator: None, convert_nothing)
+    assert register_converters()
+    number = fitted("regressor", "alone", "number")
+    assert_array_equal(results(convert(number))[0].ravel(), number.predict(X))
