@@ -77,7 +77,7 @@ PROTOBUF = {
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.model": {  # the border
         *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
-        "shape_inference",
+        *("shape_inference", "version_converter"),
     },
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one

@@ -194,7 +194,7 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
         onnx.checker.check_model(converted)
     except Exception as error:
         raise ModelError(
-            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {_reason(error)}. "
+            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {reason(error)}. "
             f"Take opset {own}, or one nearer to it."
         ) from error
     return infer_shapes(ir.from_proto(converted))
