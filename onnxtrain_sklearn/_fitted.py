@@ -1,39 +1,35 @@
-"""Fitted scikit-learn models as trainable graphs: the border to skl2onnx's converters.
+"""Fitted scikit-learn models as trainable graphs.
 
 A model is converted in float32, pruned to the output that is trained, and its operators of ai.onnx.ml are rewritten.
-Each converter is watched, so that a parameter is known by the estimator that it came from and by the attribute that
-holds it: that makes its name, decides that it is a weight and not a setting, and is the way back into scikit-learn.
+A parameter is known by the estimator that it came from and by the attribute that holds it: that makes its name, decides
+that it is a weight and not a setting, and is the way back into scikit-learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble._forest import ForestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.validation import check_is_fitted
 
+from ._conversion import Path, Watched, converted, follow, has_attributes, last_step, walk
 from ._graph.builder import GraphBuilder, infer_shapes
-from ._graph.model import TrainableModel, load, to_proto, trainable_model
+from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
 from .exceptions import ModelError, UnsupportedOperatorError
 from .losses import Loss, Quantile
 
-OPSET = 18
 EPSILON = 1e-6
 """Added to probabilities before their logarithm, so that one of zero can still be trained."""
-
-Path = tuple["str | int", ...]
 
 
 @dataclass(frozen=True)
@@ -97,13 +93,6 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
 """How the numbers of an attribute may stand in a graph, and the way back."""
 
 
-def follow(root: Any, path: Path) -> Any:
-    """Return what attributes and positions lead to from ``root``."""
-    for part in path:
-        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
-    return root
-
-
 def is_estimator(model: Any) -> bool:
     """Whether ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
@@ -121,13 +110,11 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     check_is_fitted(estimator)
     if not (is_classifier(estimator) or is_regressor(estimator)):
         raise ModelError(
-            f"A fitted {type(estimator).__name__} predicts neither numbers nor classes. Give a regressor, a classifier, "
-            f"or a pipeline that ends in one."
+            f"A fitted {type(estimator).__name__} predicts neither numbers nor classes. Give a regressor, a "
+            f"classifier, or a pipeline that ends in one."
         )
-    proto, watched = _converted(estimator)
-    model = _stamped(load(proto))
+    model, watched = converted(estimator)
     _prune(model, 1 if is_classifier(estimator) else 0)
-    _repair(model.graph, watched)
     _drop_needless_norms(model.graph)
     rewritten = rewrite(model)
     origins = _named(rewritten.model, rewritten.roles, watched, estimator)
@@ -141,7 +128,8 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
         raise
     except ModelError as error:
         raise ModelError(f"This {type(estimator).__name__} cannot be trained: {error}") from error
-    kept = tuple(one for one in origins if one.name in source.parameters and (one.attribute or one.role != "base_values"))
+    known = [one for one in origins if one.attribute or one.role != "base_values"]  # leaves can say the same
+    kept = tuple(one for one in known if one.name in source.parameters)
     if not kept:
         raise ModelError(f"This {type(estimator).__name__} holds no number that its output has a gradient for.")
     return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
@@ -155,186 +143,24 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
 
 def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
     """Return what the last estimator minimises, as far as there is a loss for it here."""
-    last = _last(estimator)
+    last = last_step(estimator)
     if is_classifier(estimator):
         return "log_loss" if source.link in ("sigmoid", "softmax") else "hinge"
     name = type(last).__name__
     if source.link == "exp":
-        return {1: "poisson", 2: "gamma"}.get(getattr(last, "power", 1 if name == "PoissonRegressor" else 2), "squared_error")
+        power = float(getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(name, 0)))
+        return {1.0: "poisson", 2.0: "gamma"}.get(power, "squared_error")
     if name == "QuantileRegressor":
         return Quantile(last.quantile)
     return {"HuberRegressor": "huber"}.get(name, "squared_error")
 
 
-def _last(estimator: Any) -> Any:
-    while hasattr(estimator, "steps"):
-        estimator = estimator.steps[-1][1]
-    return estimator
-
-
-# Conversion
-
-
-@dataclass
-class _Watched:
-    """What each converter added: the estimator that it converted, its nodes and its initializers."""
-
-    estimator: Any
-    nodes: frozenset[str]
-    initializers: frozenset[str]
-
-
-def _converted(estimator: Any) -> tuple[onnx.ModelProto, list[_Watched]]:
-    import skl2onnx
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-    from skl2onnx.common._registration import get_converter
-    from skl2onnx.common.data_types import FloatTensorType
-
-    watched: list[_Watched] = []
-    kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
-    watching = _watching(get_converter, watched)
-    try:
-        proto = skl2onnx.convert_sklearn(
-            estimator,
-            initial_types=[("X", FloatTensorType([None, estimator.n_features_in_]))],
-            target_opset={"": OPSET, "ai.onnx.ml": 3},
-            options=_options(estimator),
-            custom_conversion_functions=dict.fromkeys(kinds, watching),
-        )
-    except Exception as error:
-        raise ModelError(
-            f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
-        ) from error
-    return proto, watched
-
-
-def _options(estimator: Any) -> dict[int, dict[str, Any]]:
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-    from skl2onnx.common._registration import get_converter
-
-    last = _last(estimator)
-    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
-    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
-
-
-def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[_Watched]) -> Callable[..., None]:
-    """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
-
-    def converted(scope: Any, operator: Any, container: Any) -> None:
-        nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
-        container.add_node = lambda *names, **attributes: add_node(
-            *names, **{key: _without_booleans(value) for key, value in attributes.items()}
-        )
-        try:
-            converter_of(operator.type)(scope, operator, container)
-        finally:
-            container.add_node = add_node
-        watched.append(
-            _Watched(
-                operator.raw_operator,
-                frozenset(node.name for node in container.nodes[nodes:]),
-                frozenset(tensor.name for tensor in container.initializers[initializers:]),
-            )
-        )
-
-    return converted
-
-
-def _without_booleans(value: Any) -> Any:
-    if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
-        return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
-    if isinstance(value, np.ndarray) and value.dtype == bool:
-        return value.astype(np.int64)
-    return value
-
-
-def _parts(root: Any) -> Iterator[Any]:
-    """Yield the estimators within ``root``, itself included."""
-    for _, part in _walk(root):
-        yield part
-
-
-def _walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
-    """Yield every estimator within ``root`` once, with the way that leads to it; itself first."""
-    seen: set[int] = set()
-    front: list[tuple[Path, Any]] = [((), root)]
-    while front:
-        path, value = front.pop(0)
-        if id(value) in seen or len(path) > depth:
-            continue
-        if _has_attributes(value):
-            seen.add(id(value))
-            yield path, value
-            front += [((*path, name), inner) for name, inner in vars(value).items() if _may_hold(inner)]
-        elif isinstance(value, Mapping):
-            front += [((*path, key), inner) for key, inner in value.items() if _may_hold(inner)]
-        else:
-            front += [((*path, i), inner) for i, inner in enumerate(value) if _may_hold(inner)]
-
-
-def _may_hold(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype == object
-    return isinstance(value, list | tuple | dict) or _has_attributes(value)
-
-
-def _has_attributes(value: Any) -> bool:
-    """Whether ``value`` is an estimator, or one of scikit-learn's objects that hold some (of calibration, of trees)."""
-    is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
-    return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
-
-
-def _stamped(model: ir.Model) -> ir.Model:
-    """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
-    newer = model.clone()
-    newer.graph.opset_imports[""] = OPSET
-    try:
-        onnx.checker.check_model(to_proto(newer), full_check=True)
-    except onnx.checker.ValidationError:
-        return model
-    except Exception:  # inference fails on operators of other domains
-        return model
-    return newer
-
-
-def _prune(model: ir.Model, position: int) -> None:
-    output = model.graph.outputs[position]
-    if not isinstance(output.type, ir.TensorType):
-        raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
-    model.graph.outputs.clear()
-    model.graph.outputs.append(output)
-    common.RemoveUnusedNodesPass()(model)
-
-
-def _repair(graph: ir.Graph, watched: Sequence[_Watched]) -> None:
-    """Put right what skl2onnx converts into another model than the fitted one."""
-    owners = {name: one.estimator for one in watched for name in one.nodes}
-    for node in graph:
-        owner = owners.get(node.name or "")
-        if isinstance(owner, LinearDiscriminantAnalysis) and node.op_type == "LinearClassifier" and len(owner.classes_) == 2:
-            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")  # not softmax of (-s, s)
-
-
-def _drop_needless_norms(graph: ir.Graph) -> None:
-    """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
-    for node in [n for n in graph if n.op_type == "Normalizer"]:
-        x, y = node.inputs[0], node.outputs[0]
-        maker = None if x is None else x.producer()
-        if x is None or maker is None or maker.op_type != "LinearClassifier":
-            continue
-        transform = maker.attributes["post_transform"].as_string() if "post_transform" in maker.attributes else "NONE"
-        two = len(maker.attributes["intercepts"].as_floats()) <= 2
-        if transform == "SOFTMAX" or (transform == "LOGISTIC" and two):
-            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
-            graph.remove(node, safe=True)
-
-
 # Names
 
 
-def _named(model: ir.Model, roles: Sequence[Any], watched: Sequence[_Watched], root: Any) -> list[Origin]:
+def _named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], root: Any) -> list[Origin]:
     """Rename the parameters of the graph by their estimators, in place; return where each comes from."""
-    ways = {id(part): path for path, part in _walk(root)}
+    ways = {id(part): path for path, part in walk(root)}
     made = {role.name: role for role in roles}
     origins: list[Origin] = []
     taken: dict[int, set[Path]] = {}
@@ -358,7 +184,7 @@ def _named(model: ir.Model, roles: Sequence[Any], watched: Sequence[_Watched], r
     return origins
 
 
-def _owner(watched: Sequence[_Watched], node: str, initializer: str) -> Any:
+def _owner(watched: Sequence[Watched], node: str, initializer: str) -> Any:
     """Return the estimator whose converter made a node, or an initializer; the innermost where several did."""
     found = [one for one in watched if (node in one.nodes if node else initializer in one.initializers)]
     return min(found, key=lambda one: len(one.nodes)).estimator if found else None
@@ -425,11 +251,11 @@ def _prefix(root: Any, path: Path, owner: Any) -> str:
     names, value = [], root
     for i, part in enumerate(path):
         container = value
-        value = getattr(value, part) if _has_attributes(value) else value[part]  # type: ignore[arg-type]
+        value = getattr(value, part) if has_attributes(value) else value[part]  # type: ignore[arg-type]
         named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
         if named:
             names.append(value[0])
-        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and _has_attributes(value):
+        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and has_attributes(value):
             names.append(f"{_dotted(path[i - 1 : i])}.{part}")
     return ".".join(names) or type(owner).__name__.lower()
 
@@ -451,6 +277,29 @@ def _rename(graph: ir.Graph, old: str, new: str) -> None:
 
 
 # Scores
+
+
+def _prune(model: ir.Model, position: int) -> None:
+    output = model.graph.outputs[position]
+    if not isinstance(output.type, ir.TensorType):
+        raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
+    model.graph.outputs.clear()
+    model.graph.outputs.append(output)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def _drop_needless_norms(graph: ir.Graph) -> None:
+    """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
+    for node in [n for n in graph if n.op_type == "Normalizer"]:
+        x, y = node.inputs[0], node.outputs[0]
+        maker = None if x is None else x.producer()
+        if x is None or maker is None or maker.op_type != "LinearClassifier":
+            continue
+        transform = maker.attributes["post_transform"].as_string() if "post_transform" in maker.attributes else "NONE"
+        two = len(maker.attributes["intercepts"].as_floats()) <= 2
+        if transform == "SOFTMAX" or (transform == "LOGISTIC" and two):
+            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
 
 
 def _as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
@@ -511,7 +360,9 @@ def _expose_scores(model: ir.Model, estimator: Any) -> None:
         shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
         shown.type, shown.shape = output.type, output.shape
     elif shown is None and not hasattr(estimator, "predict_proba") and len(estimator.classes_) == 2:
-        column = 0 if isinstance(_last(estimator), SVC | NuSVC) else 1  # LIBSVM's first column speaks for the second
+        column = (
+            0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
+        )  # LIBSVM's first column speaks for the second
         shown = op.Gather(output, np.array([column]), axis=1)
         shown.type = output.type
     if shown is not None:

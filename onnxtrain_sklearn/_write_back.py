@@ -14,7 +14,8 @@ import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils import _safe_indexing
 
-from ._fitted import FORMS, Origin, Path, follow
+from ._conversion import Path, follow
+from ._fitted import FORMS, Origin
 from .exceptions import ModelError
 
 SAMPLE = 32

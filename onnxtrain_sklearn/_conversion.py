@@ -1,0 +1,180 @@
+"""Fitted scikit-learn models as ONNX graphs, by skl2onnx's converters, each of which is watched.
+
+What a converter adds to the graph is noted with the estimator that it converted: so each number in the graph is known
+by its owner. Conversions that make another model of the fitted one are put right here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx_ir as ir
+from sklearn.base import BaseEstimator
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from ._graph.model import load, to_proto
+from .exceptions import ModelError
+
+OPSET = 18
+
+Path = tuple["str | int", ...]
+
+
+@dataclass
+class Watched:
+    """What each converter added: the estimator that it converted, its nodes and its initializers."""
+
+    estimator: Any
+    nodes: frozenset[str]
+    initializers: frozenset[str]
+
+
+def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
+    """Return a fitted model as a graph, and what each converter added to it.
+
+    Raises
+    ------
+    ModelError
+        skl2onnx cannot convert it.
+    """
+    import skl2onnx
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+    from skl2onnx.common.data_types import FloatTensorType
+
+    watched: list[Watched] = []
+    kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
+    watching = _watching(get_converter, watched)
+    try:
+        proto = skl2onnx.convert_sklearn(
+            estimator,
+            initial_types=[("X", FloatTensorType([None, estimator.n_features_in_]))],
+            target_opset={"": OPSET, "ai.onnx.ml": 3},
+            options=_options(estimator),
+            custom_conversion_functions=dict.fromkeys(kinds, watching),
+        )
+    except Exception as error:
+        raise ModelError(
+            f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
+        ) from error
+    model = _stamped(load(proto))
+    _repair(model.graph, watched)
+    return model, watched
+
+
+def _options(estimator: Any) -> dict[int, dict[str, Any]]:
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+
+    last = last_step(estimator)
+    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
+    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
+
+
+def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:
+    """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
+
+    def converted(scope: Any, operator: Any, container: Any) -> None:
+        nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
+        container.add_node = lambda *names, **attributes: add_node(
+            *names, **{key: _without_booleans(value) for key, value in attributes.items()}
+        )
+        try:
+            converter_of(operator.type)(scope, operator, container)
+        finally:
+            container.add_node = add_node
+        watched.append(
+            Watched(
+                operator.raw_operator,
+                frozenset(node.name for node in container.nodes[nodes:]),
+                frozenset(tensor.name for tensor in container.initializers[initializers:]),
+            )
+        )
+
+    return converted
+
+
+def _without_booleans(value: Any) -> Any:
+    if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
+        return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        return value.astype(np.int64)
+    return value
+
+
+def _parts(root: Any) -> Iterator[Any]:
+    """Yield the estimators within ``root``, itself included."""
+    for _, part in walk(root):
+        yield part
+
+
+def walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
+    """Yield every estimator within ``root`` once, with the way that leads to it; itself first."""
+    seen: set[int] = set()
+    front: list[tuple[Path, Any]] = [((), root)]
+    while front:
+        path, value = front.pop(0)
+        if id(value) in seen or len(path) > depth:
+            continue
+        if has_attributes(value):
+            seen.add(id(value))
+            yield path, value
+            front += [((*path, name), inner) for name, inner in vars(value).items() if _may_hold(inner)]
+        elif isinstance(value, Mapping):
+            front += [((*path, key), inner) for key, inner in value.items() if _may_hold(inner)]
+        else:
+            front += [((*path, i), inner) for i, inner in enumerate(value) if _may_hold(inner)]
+
+
+def _may_hold(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype == object
+    return isinstance(value, list | tuple | dict) or has_attributes(value)
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether ``value`` is an estimator, or one of scikit-learn's objects that hold some (of calibration, of trees)."""
+    is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
+    return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
+
+
+def _stamped(model: ir.Model) -> ir.Model:
+    """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
+    newer = model.clone()
+    newer.graph.opset_imports[""] = OPSET
+    try:
+        onnx.checker.check_model(to_proto(newer), full_check=True)
+    except onnx.checker.ValidationError:
+        return model
+    except Exception:  # inference fails on operators of other domains
+        return model
+    return newer
+
+
+def _repair(graph: ir.Graph, watched: Sequence[Watched]) -> None:
+    """Put right what skl2onnx converts into another model than the fitted one."""
+    owners = {name: one.estimator for one in watched for name in one.nodes}
+    for node in graph:
+        owner = owners.get(node.name or "")
+        two = isinstance(owner, LinearDiscriminantAnalysis) and len(owner.classes_) == 2
+        if two and node.op_type == "LinearClassifier":
+            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")  # not softmax of (-s, s)
+
+
+def follow(root: Any, path: Path) -> Any:
+    """Return what attributes and positions lead to from ``root``."""
+    for part in path:
+        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
+    return root
+
+
+def last_step(estimator: Any) -> Any:
+    """Return the estimator that a pipeline ends in."""
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[-1][1]
+    return estimator
