@@ -59,14 +59,24 @@ def _classifier(r: Source) -> Sequence[Thunk]:
 
 
 def _one_score(r: Source, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[Thunk]:
-    """Two classes, and leaves that speak for one of them only: s is a probability where no leaf is negative."""
+    """Two classes, and leaves that speak for one of them only: s is a probability where no leaf is negative.
+
+    Leaves that speak for the first class mean the second one; those that do speak for the second have no base value.
+    """
     if base.size > 1:
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for two classes and a single score")
+    second = forest.target[0] == 1
+    base = base[:0] if second else base
     forest = replace(forest, targets=1, target=0 * forest.target)
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
-    if (forest.value >= 0).all():
-        return lambda: scores.beyond(r, raw(), 0.5, labels), lambda: scores.complement(r, raw())
-    return lambda: scores.beyond(r, raw(), 0.0, labels), lambda: scores.both_signs(r, raw())
+    positive = bool((forest.value >= 0).all())
+    finish = _beside_zero if second else scores.complement if positive else scores.both_signs
+    return lambda: scores.beyond(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
+
+
+def _beside_zero(r: Source, score: ir.Value) -> ir.Value:
+    """Return the score of the second class beside that of the first, which nothing speaks for."""
+    return scores.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
 
 
 def _with_base(r: Source, total: ir.Value, base: np.ndarray) -> ir.Value:
@@ -74,6 +84,10 @@ def _with_base(r: Source, total: ir.Value, base: np.ndarray) -> ir.Value:
 
 
 def _label(r: Source, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
+    if len(labels) == 2:  # onnxruntime gives 0 and 1, whatever the labels are
+        if labels.dtype == object:
+            r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
+        return scores.beyond(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
     always = [_speaks_always(forest, target) for target in range(forest.targets)]
     if not all(always) and not r.floats("base_values").size:
         r.refuse("its label passes over classes that no leaf on the way speaks for")
