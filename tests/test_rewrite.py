@@ -326,10 +326,12 @@ def tree_attributes(weights, trees, *, modes=("BRANCH_LEQ",), missing=False, tar
                                    "falsenodeids", "missing_value_tracks_true")}  # fmt: skip
     spoken = {name: [] for name in ("treeids", "nodeids", "ids", "weights")}
     for tree, depth in enumerate(trees):
+        split = {node for node in range(2**depth - 1) if node < 3 or node % 3}
         for node in range(2 ** (depth + 1) - 1):
-            inner = node < 2**depth - 1 and not (node > 2 and node % 3 == 0)
-            if node > 2 and ((node - 1) // 2) > 2 and ((node - 1) // 2) % 3 == 0:
-                continue  # below a node that was made a leaf
+            if node and (node - 1) // 2 not in split:
+                split.discard(node)
+                continue
+            inner = node in split
             row = [tree, node, rng.integers(3), rng.choice([-0.5, 0.0, 0.5, rng.normal()]) if inner else 0.0,
                    rng.choice(modes) if inner else "LEAF", 2 * node + 1 if inner else 0, 2 * node + 2 if inner else 0,
                    int(rng.integers(2)) if inner and missing else 0]  # fmt: skip
@@ -338,6 +340,13 @@ def tree_attributes(weights, trees, *, modes=("BRANCH_LEQ",), missing=False, tar
             for target in () if inner else targets(tree) if callable(targets) else range(targets):
                 for name, entry in zip(spoken, (tree, node, target, rng.normal()), strict=True):
                     spoken[name].append(entry)
+    number = {}  # onnxruntime wants ids below the number of nodes
+    for tree, node in zip(lists["treeids"], lists["nodeids"], strict=True):
+        number[tree, node] = sum(1 for t, _ in number if t == tree)
+    for values, trees in [(lists[n], lists["treeids"]) for n in ("truenodeids", "falsenodeids", "nodeids")] + [
+        (spoken["nodeids"], spoken["treeids"])
+    ]:
+        values[:] = [number[place] for place in zip(trees, values, strict=True)]
     result = {f"nodes_{name}": values for name, values in lists.items()}
     result |= {f"{weights}_{name}": values for name, values in spoken.items()}
     return {
@@ -409,7 +418,7 @@ case("TreeEnsembleRegressor", x=GRID, n_targets=1, refused="back to itself", **L
 tensor = onnx.numpy_helper.from_array
 for aggregate in (0, 1, 2, 3):
     case("TreeEnsemble", x=GRID, version=5, n_targets=2, aggregate_function=aggregate, post_transform=0,
-         portable_only=True, refused="is not known here" if aggregate > 1 else "", tree_roots=[0, 2],
+         refused="is not known here" if aggregate > 1 else "", tree_roots=[0, 2],
          nodes_featureids=[0, 1, 2], nodes_splits=tensor(np.array([0.5, -0.5, 0.0], np.float32)),
          nodes_modes=tensor(np.array([0, 1, 5], np.uint8)), nodes_truenodeids=[1, 0, 3], nodes_falsenodeids=[2, 1, 4],
          nodes_trueleafs=[0, 1, 1], nodes_falseleafs=[1, 1, 1], leaf_targetids=[0, 0, 0, 1, 1],
@@ -462,8 +471,21 @@ def original(c):
         return ReferenceEvaluator(c.proto).run(None, c.fed)
 
 
+def forgets_logistic(c):
+    """Whether the installed onnxruntime leaves out the transformation of a single score, as versions before 1.31 do."""
+    if c.attributes.get("post_transform") != "LOGISTIC" or _runtime.version() >= "1.31":
+        return False
+    attributes, weights = c.attributes, c.attributes.get("class_weights", [])
+    if c.operator == "TreeEnsembleClassifier":
+        return set(attributes["class_ids"]) == {0} and min(weights) >= 0
+    single = len(attributes.get("intercepts", [])) == 1 or len(attributes.get("vectors_per_class", [])) == 2
+    return c.operator in ("LinearClassifier", "SVMClassifier") and single
+
+
 @right
 def test_values_are_those_of_onnxruntime(c):
+    if forgets_logistic(c):
+        pytest.skip("this onnxruntime leaves out LOGISTIC")
     source = border.load(c.proto)
     found = run(rewrite(source).model, c.fed)
     for expected, value in zip(original(c), found, strict=True):
