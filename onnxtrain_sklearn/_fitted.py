@@ -22,6 +22,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.validation import check_is_fitted
 
 from ._conversion import Path, Watched, converted, follow, has_attributes, last_step, walk
+from ._gradient.nodes import dims
 from ._graph.builder import GraphBuilder, infer_shapes
 from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
@@ -283,6 +284,7 @@ def _prune(model: ir.Model, position: int) -> None:
     output = model.graph.outputs[position]
     if not isinstance(output.type, ir.TensorType):
         raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
+    output.shape = None  # skl2onnx declares two columns where there is one
     model.graph.outputs.clear()
     model.graph.outputs.append(output)
     common.RemoveUnusedNodesPass()(model)
@@ -359,7 +361,7 @@ def _expose_scores(model: ir.Model, estimator: Any) -> None:
     if shown is None and hasattr(estimator, "predict_proba") and not _ends_in(output, "Softmax"):
         shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
         shown.type, shown.shape = output.type, output.shape
-    elif shown is None and not hasattr(estimator, "predict_proba") and len(estimator.classes_) == 2:
+    elif shown is None and not hasattr(estimator, "predict_proba") and (dims(output) or [0])[-1] == 2:
         column = (
             0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
         )  # LIBSVM's first column speaks for the second

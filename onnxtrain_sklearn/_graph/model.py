@@ -260,7 +260,7 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
     for value in values(clone):
-        if value.dtype in _TRAINED_TYPES:
+        if value.dtype in _TRAINED_TYPES and not _is_single(value.producer()):
             value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
         if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
             array = _array(value).astype(_TRAINED_TYPES[dtype])
@@ -526,6 +526,11 @@ def _spec(value: ir.Value) -> TensorSpec:
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+
+
+def _is_single(node: ir.Node | None) -> bool:
+    """Whether a node returns float32 whatever it is fed, as do the operators of ai.onnx.ml before version 5."""
+    return node is not None and node.domain == "ai.onnx.ml" and node.op_type != "TreeEnsemble"
 
 
 def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .source import FLOAT, INT64, Rule, Source, Thunk
+from .source import FLOAT, INT32, INT64, Rule, Source, Thunk
 
 _TO_VECTOR = np.array([-1])
 
@@ -184,7 +184,7 @@ def _positions(r: Source, x: ir.Value, keys: Sequence[str] | Sequence[float], ab
     if np.isnan(listed).any():
         both = r.op.And(r.op.IsNaN(r.op.Unsqueeze(x, axes=[-1])), np.isnan(listed))
         equal = r.op.Or(equal, both)
-    hit = r.op.Cast(equal, to=INT64)
+    hit = r.op.Cast(equal, to=INT32)
     position = r.op.ArgMax(hit, axis=-1, keepdims=False)
     known = r.op.Greater(r.op.ReduceMax(hit, axes=[-1], keepdims=False), 0)
     return r.op.Where(known, position, absent)

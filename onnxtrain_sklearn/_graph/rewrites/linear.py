@@ -28,12 +28,10 @@ def _linear_classifier(r: Source) -> Sequence[Thunk]:
     coef, intercept = _weights(r, len(r.floats("intercepts")))
     tied = len(coef) == 2 and np.array_equal(coef[0], -coef[1]) and np.array_equal(intercept[0], -intercept[1])
     raw = functools.cache(lambda: _product(r, coef[1:], intercept[1:]) if tied else _product(r, coef, intercept))
-    if len(coef) == 1:
-        single = labels if len(labels) == 2 else _numbered(labels)
-        finish = scores.complement if len(labels) == 2 else scores.untransformed
-        return lambda: scores.beyond(r, raw(), 0.0, single), lambda: finish(r, raw())
-    if len(labels) != len(coef):
+    if len(labels) != max(len(coef), 2):
         r.refuse(f"it has {len(coef)} rows of weights for {len(labels)} labels")
+    if len(coef) == 1:
+        return lambda: scores.beyond(r, raw(), 0.0, labels), lambda: scores.complement(r, raw())
     if not tied:
         return lambda: scores.largest(r, raw(), labels), lambda: scores.transformed(r, raw())
     return lambda: scores.beyond(r, raw(), 0.0, labels), lambda: _two_columns(r, raw())
@@ -61,11 +59,6 @@ def _weights(r: Source, rows: int) -> tuple[np.ndarray, np.ndarray]:
 def _product(r: Source, coef: np.ndarray, intercept: np.ndarray) -> ir.Value:
     weights = r.parameter("coef", coef)
     return r.op.Gemm(r.matrix(), weights, *([r.parameter("intercept", intercept)] if intercept.size else []), transB=1)
-
-
-def _numbered(labels: np.ndarray) -> np.ndarray:
-    """The labels of a single score without two labels of its own, as onnxruntime has them."""
-    return np.array(["0", "1"], dtype=object) if labels.dtype == object else np.array([0, 1])
 
 
 RULES: dict[tuple[str, str], Rule] = {

@@ -1,7 +1,8 @@
 """How the operators of ai.onnx.ml end: the transformation of the scores, the second column, the label.
 
-The reference is what onnxruntime computes, which departs from the text of the standard where there is a single score:
-a transformation is then applied only by SVM and tree classifiers whose weights have both signs, and only LOGISTIC.
+The reference is what the newest onnxruntime computes. It departs from the text of the standard where there is a single
+score: a regressor's stays as it is, a classifier's becomes two columns, and no transformation but LOGISTIC applies to
+them. (Versions before 1.20 or so forget LOGISTIC too where no weight is negative.)
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ def untransformed(r: Source, score: ir.Value) -> ir.Value:
 
 def both_signs(r: Source, score: ir.Value) -> ir.Value:
     """Return the columns (-s, s) of a single column of scores, or their sigmoids where that is the transformation."""
-    other = r.op.Neg(score)
-    if _transform(r) == "LOGISTIC":
-        return r.op.Concat(r.op.Sigmoid(other), r.op.Sigmoid(score), axis=1)
-    return r.op.Concat(other, score, axis=1)
+    return _sigmoids(r, score) if _transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
 
 
 def complement(r: Source, score: ir.Value) -> ir.Value:
-    """Return the columns (1 - p, p) of a single column of probabilities."""
-    _transform(r)
-    return r.op.Concat(r.op.Sub(1.0, score), score, axis=1)
+    """Return the columns (1 - p, p) of a single column of probabilities, or the sigmoids of (-p, p)."""
+    return _sigmoids(r, score) if _transform(r) == "LOGISTIC" else r.op.Concat(r.op.Sub(1.0, score), score, axis=1)
+
+
+def _sigmoids(r: Source, score: ir.Value) -> ir.Value:
+    """Column by column, so that a sigmoid at the end of a graph is recognised."""
+    return r.op.Concat(r.op.Sigmoid(r.op.Neg(score)), r.op.Sigmoid(score), axis=1)
 
 
 def largest(r: Source, scores: ir.Value, labels: np.ndarray) -> ir.Value:

@@ -23,6 +23,7 @@ Rule: TypeAlias = "Callable[[Source], Sequence[Thunk | None]]"
 
 DOUBLE = int(ir.DataType.DOUBLE)
 FLOAT = int(ir.DataType.FLOAT)
+INT32 = int(ir.DataType.INT32)
 INT64 = int(ir.DataType.INT64)
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from . import scores
 from .distances import squared_distances
 from .probabilities import coupled
-from .source import DOUBLE, FLOAT, INT64, Rule, Source, Thunk
+from .source import DOUBLE, FLOAT, Rule, Source, Thunk
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 _SMALLEST = 1e-7
@@ -122,7 +122,7 @@ def _voted(r: Source, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
     won = op.Cast(op.Greater(pairs, 0.0), to=FLOAT)
     votes = [np.eye(classes, dtype=np.float32)[side] for side in (first, second)]
     total = op.Add(op.MatMul(won, votes[0]), op.MatMul(op.Sub(1.0, won), votes[1]))
-    return scores.largest(r, op.Cast(total, to=INT64), labels)
+    return scores.largest(r, total, labels)
 
 
 def _scores(r: Source, pairs: ir.Value, classes: int) -> ir.Value:

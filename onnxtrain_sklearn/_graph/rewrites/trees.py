@@ -1,8 +1,7 @@
 """Rewriting rules: ensembles of trees. The splits are frozen, the numbers of the leaves may be trained.
 
-All trees walk down together, one level at a time: a table per property of a node, and a matrix of one node per row of X
-and tree. What the walk ends on is an index of leaves, and their numbers are gathered: they are parameters, the walk is
-off the gradient's path. NaN compares as false, unless its node sends it the way of true.
+The operator stays for what it is good at, the walk from the roots to the leaves, but what it returns is which leaves
+the rows end on. That is off the path of the gradient. The numbers of the leaves are parameters, and are gathered.
 
 ``leaf_values`` has one of three shapes: (leaves,) where each tree speaks for one target, (leaves, targets) where each
 leaf has a number for every target, and (weights,) in the order of the attributes otherwise. The ``places`` of its
@@ -14,15 +13,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ..builder import GraphBuilder
 from . import scores
-from .forest import LEAF, MODES, Forest, read_forest, read_forest_5
+from .forest import Forest, read_forest, read_forest_5
 from .source import INT64, Rule, Source, Thunk
 
+_COUNTABLE = 2**24
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
@@ -59,14 +59,24 @@ def _classifier(r: Source) -> Sequence[Thunk]:
 
 
 def _one_score(r: Source, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[Thunk]:
-    """Two classes, and leaves that speak for one of them only: s is a probability where no leaf is negative."""
+    """Two classes, and leaves that speak for one of them only: s is a probability where no leaf is negative.
+
+    Leaves that speak for the first class mean the second one; those that do speak for the second have no base value.
+    """
     if base.size > 1:
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for two classes and a single score")
-    forest = replace(forest, targets=1, target=0 * forest.target)
+    second = int(forest.target[0])
+    base = base[:0] if second else base
+    forest = replace(forest, targets=1, target=0 * forest.target, only=second)
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
-    if (forest.value >= 0).all():
-        return lambda: scores.beyond(r, raw(), 0.5, labels), lambda: scores.complement(r, raw())
-    return lambda: scores.beyond(r, raw(), 0.0, labels), lambda: scores.both_signs(r, raw())
+    positive = bool((forest.value >= 0).all())
+    finish = _beside_zero if second else scores.complement if positive else scores.both_signs
+    return lambda: scores.beyond(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
+
+
+def _beside_zero(r: Source, score: ir.Value) -> ir.Value:
+    """Return the score of the second class beside that of the first, which nothing speaks for."""
+    return scores.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
 
 
 def _with_base(r: Source, total: ir.Value, base: np.ndarray) -> ir.Value:
@@ -74,6 +84,10 @@ def _with_base(r: Source, total: ir.Value, base: np.ndarray) -> ir.Value:
 
 
 def _label(r: Source, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
+    if len(labels) == 2:  # onnxruntime gives 0 and 1, whatever the labels are
+        if labels.dtype == object:
+            r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
+        return scores.beyond(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
     always = [_speaks_always(forest, target) for target in range(forest.targets)]
     if not all(always) and not r.floats("base_values").size:
         r.refuse("its label passes over classes that no leaf on the way speaks for")
@@ -83,7 +97,7 @@ def _label(r: Source, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.V
 def _speaks_always(forest: Forest, target: int) -> bool:
     """Whether one of the trees has a weight for ``target`` in each of its leaves."""
     heard = np.isin(np.arange(forest.leaves), forest.leaf[forest.target == target])
-    return len(np.unique(forest.tree_of[~heard])) < len(forest.roots)
+    return len(np.unique(forest.tree_of[~heard])) < forest.trees
 
 
 def _aggregated(r: Source, forest: Forest, aggregate: str) -> ir.Value:
@@ -91,16 +105,16 @@ def _aggregated(r: Source, forest: Forest, aggregate: str) -> ir.Value:
     op, leaf = r.op, _leaves(r, forest)
     layout = _layout(r, forest, aggregate)
     if layout.table is not None:  # (rows, trees, targets)
-        return _reduced(r, op.Gather(layout.table, leaf, axis=0), aggregate, len(forest.roots), keepdims=False)
+        return _reduced(r, op.Gather(layout.table, leaf, axis=0), aggregate, forest.trees, keepdims=False)
     numbers = op.Gather(layout.values, leaf, axis=0)
     if forest.targets == 1:
-        return _reduced(r, numbers, aggregate, len(forest.roots), keepdims=True)
+        return _reduced(r, numbers, aggregate, forest.trees, keepdims=True)
     if aggregate in ("MIN", "MAX"):
         r.refuse(f"aggregate_function {aggregate} of trees that speak for different targets is not known here")
-    speaks = np.zeros((len(forest.roots), forest.targets), np.float32)
+    speaks = np.zeros((forest.trees, forest.targets), np.float32)
     speaks[forest.tree_of[forest.leaf], forest.target] = 1
     total = op.MatMul(numbers, speaks)
-    return op.Div(total, np.float32(len(forest.roots))) if aggregate == "AVERAGE" else total
+    return op.Div(total, np.float32(forest.trees)) if aggregate == "AVERAGE" else total
 
 
 def _reduced(r: Source, numbers: ir.Value, aggregate: str, trees: int, *, keepdims: bool) -> ir.Value:
@@ -122,8 +136,10 @@ class _Layout:
 
 
 def _layout(r: Source, forest: Forest, aggregate: str) -> _Layout:
-    place = np.concatenate([forest.places[forest.leaf], forest.target[:, None]], axis=1)
+    place = np.concatenate([forest.places[forest.leaf], forest.only + forest.target[:, None]], axis=1)
     cell = forest.leaf * forest.targets + forest.target
+    if cell.size and not 0 <= forest.target.min() <= forest.target.max() < forest.targets:
+        r.refuse(f"it has leaves for target {forest.target.max()} of {forest.targets}")
     if not cell.size or len(np.unique(cell)) < cell.size:
         r.refuse("it has no numbers in its leaves, or two for the same leaf and target")
     order = np.argsort(cell)
@@ -142,7 +158,7 @@ def _layout(r: Source, forest: Forest, aggregate: str) -> _Layout:
 def _one_target_a_tree(forest: Forest) -> bool:
     """Whether each leaf has one number, and the leaves of a tree have it for the same target."""
     pairs = np.unique(np.stack([forest.tree_of[forest.leaf], forest.target]), axis=1)
-    return pairs.shape[1] == len(forest.roots) and len(np.unique(forest.leaf)) == forest.leaves
+    return pairs.shape[1] == forest.trees and len(np.unique(forest.leaf)) == forest.leaves
 
 
 def _sparse(r: Source, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir.Value:
@@ -154,70 +170,35 @@ def _sparse(r: Source, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir
 
 
 def _leaves(r: Source, forest: Forest) -> ir.Value:
-    """Return the leaf of each row in each tree, (rows, trees)."""
-    op, x = r.op, r.input()
-    r.need_rank(x, 2)
-    if x.dtype is not ir.DataType.DOUBLE:
-        x = r.float_input()
-    threshold = forest.threshold.astype((x.dtype or ir.DataType.FLOAT).numpy())
-    if not forest.depth:
-        rows = op.Gather(op.Shape(x), np.array([0]), axis=0)
-        return op.Expand(forest.roots[None, :], op.Concat(rows, np.array([len(forest.roots)]), axis=0))
-    node: ir.Value | np.ndarray = forest.roots[None, :]
-    value = op.Gather(x, forest.feature[forest.roots], axis=1)
-    for level in range(forest.depth):
-        if level:
-            value = op.GatherElements(x, op.Gather(forest.feature, node, axis=0), axis=1)
-        went_true = _compared(op, forest, value, node, threshold)
-        node = op.Where(went_true, _look_up(op, forest.true, node), _look_up(op, forest.false, node))
-    assert isinstance(node, ir.Value)
-    return node
+    """Return the number of the leaf of each row in each tree, (rows, trees), by the node's own walk.
+
+    The operator is kept for it, with one target per tree and the number of each leaf for its weight, which float32
+    holds exactly. It walks twenty times faster than rounds of Gather would, and compares as it always did.
+    """
+    if forest.leaves > _COUNTABLE:
+        r.refuse(f"float32 does not tell its {forest.leaves} leaves apart")
+    r.need_rank(r.input(), 2)
+    operator = "TreeEnsembleRegressor" if r.node.op_type == "TreeEnsembleClassifier" else r.node.op_type
+    x = r.input() if r.input().dtype is ir.DataType.DOUBLE else r.float_input()
+    found = r.op.emit(operator, x, domain=r.node.domain, **_walking(r, forest))[0]
+    found.dtype = ir.DataType.FLOAT
+    return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
 
 
-def _look_up(op: GraphBuilder, table: np.ndarray, node: ir.Value | np.ndarray) -> ir.Value | np.ndarray:
-    """Return the entries of a table of nodes; those of the roots are known before any row is."""
-    return table[node] if isinstance(node, np.ndarray) else op.Gather(table, node, axis=0)
+def _walking(r: Source, forest: Forest) -> dict[str, Any]:
+    """Return the attributes of the operator that walks: the nodes as they are, and the leaves' numbers."""
+    nodes = {n: a.value for n, a in r.node.attributes.items() if n.startswith("nodes_") or n == "tree_roots"}
+    numbers, own = np.arange(forest.leaves), {"n_targets": forest.trees}
+    if r.node.op_type == "TreeEnsemble":
+        weights = ir.tensor(numbers.astype(nodes["nodes_splits"].dtype.numpy()))
+        return {**nodes, **own, "leaf_targetids": forest.tree_of.tolist(), "leaf_weights": weights}
+    own |= {"target_treeids": forest.places[:, 0].tolist(), "target_nodeids": forest.places[:, 1].tolist()}
+    own |= {"target_ids": forest.tree_of.tolist()}
+    if "nodes_values_as_tensor" not in nodes:
+        return {**nodes, **own, "target_weights": numbers.astype(float).tolist()}
+    weights = ir.tensor(numbers.astype(nodes["nodes_values_as_tensor"].dtype.numpy()))
+    return {**nodes, **own, "target_weights_as_tensor": weights}
 
-
-def _compared(
-    op: GraphBuilder, forest: Forest, value: ir.Value, node: ir.Value | np.ndarray, threshold: np.ndarray
-) -> ir.Value:
-    """Return whether the rows go the way of true at their nodes."""
-    modes, limit = set(forest.mode.tolist()) - {LEAF}, _look_up(op, threshold, node)
-    if len(modes) == 1:
-        result = _comparison(op, MODES[modes.pop()], value, limit)
-    else:  # the outcome of the comparison, 0 for NaN, picks from a table of modes
-        order = [op.Cast(compare(value, limit), to=INT64) for compare in (op.Less, op.Equal, op.Greater)]
-        outcome = op.Add(op.Add(order[0], op.Mul(order[1], 2)), op.Mul(order[2], 3))
-        place = op.Add(op.Mul(_as_value(op, _look_up(op, forest.mode, node)), 4), outcome)
-        result = op.Gather(_TRUE_WHERE.ravel(), place, axis=0)
-    if not forest.missing.any():
-        return result
-    lost = op.And(op.IsNaN(value), _as_value(op, _look_up(op, forest.missing, node)))
-    return op.Or(result, lost)
-
-
-def _as_value(op: GraphBuilder, table: ir.Value | np.ndarray) -> ir.Value:
-    return op.constant(table) if isinstance(table, np.ndarray) else table
-
-
-def _comparison(op: GraphBuilder, mode: str, value: ir.Value, limit: ir.Value | np.ndarray) -> ir.Value:
-    if mode == "BRANCH_NEQ":
-        return op.Not(op.Equal(value, limit))
-    return op.emit(_OPERATORS[mode], value, limit)[0]
-
-
-_OPERATORS = {
-    "BRANCH_LEQ": "LessOrEqual",
-    "BRANCH_LT": "Less",
-    "BRANCH_GTE": "GreaterOrEqual",
-    "BRANCH_GT": "Greater",
-    "BRANCH_EQ": "Equal",
-}
-# Rows: the modes, and a leaf, whose children are itself. Columns: not comparable, less, equal, greater.
-_TRUE_WHERE = np.array(
-    [[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0]], bool
-)
 
 RULES: dict[tuple[str, str], Rule] = {
     ("ai.onnx.ml", "TreeEnsemble"): _ensemble,
