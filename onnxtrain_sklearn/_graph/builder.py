@@ -208,7 +208,11 @@ def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
 
 def _hashable(attributes: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     arrays = {k: (a.dtype, a.numpy().tobytes()) for k, a in attributes.items() if isinstance(a, ir.TensorProtocol)}
-    return tuple((key, repr(arrays.get(key, a))) for key, a in sorted(attributes.items()))
+    return tuple((key, repr(arrays.get(key, _identity(a)))) for key, a in sorted(attributes.items()))
+
+
+def _identity(attribute: object) -> object:
+    return id(attribute) if isinstance(attribute, ir.Graph) else attribute
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
@@ -246,6 +250,6 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _names(graph: ir.Graph) -> set[str]:
-    nodes = list(graph.all_nodes())
-    values = [*graph.inputs, *graph.initializers.values(), *(v for node in nodes for v in node.outputs)]
+    nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
+    values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
     return {v.name for v in values if v.name} | {node.name for node in nodes if node.name}
