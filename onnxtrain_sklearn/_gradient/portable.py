@@ -17,6 +17,7 @@ from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from .._graph.versions import MAX_OPSET, MIN_OPSET
 from ..exceptions import UnsupportedOperatorError
 from . import control
+from .expand import expand
 from .nodes import Passage, kind, path
 from .reverse import Reverse, Rule, Slopes, unsupported, zeros_like
 from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
@@ -43,6 +44,8 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     _require_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
     control.settle(result)
+    sources = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
+    expand(result, sources, output, RULES.keys() | control.RULES.keys())
     forward = set(graph)
     op = GraphBuilder(graph, prefix="gradient", shared=True)
     one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
