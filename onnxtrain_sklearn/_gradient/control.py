@@ -328,14 +328,14 @@ def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
 
 
 def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
-    """What changes its size from one iteration to the next cannot be stacked."""
+    """What changes its size from one iteration to the next cannot be stacked; the states of a Scan may not."""
     graph = flow.graph(frame.body)
-    for state in frame.states:
-        if state[2] == position:
-            if not isinstance(graph.inputs[position].type, ir.TensorType):
-                raise unsupported(flow.node, "a state of it is no tensor")
-            start, end = dims(flow.node.inputs[state[0]]), dims(graph.outputs[state[3]])
-            if start is None or end is None or start != end or None in start:
+    if not isinstance(graph.inputs[position].type, ir.TensorType):
+        raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is no tensor")
+    for start, _, before, after in frame.states:
+        if before == position and flow.node.op_type == "Loop":
+            shapes = dims(flow.node.inputs[start]), dims(graph.outputs[after])
+            if shapes[0] is None or shapes[0] != shapes[1] or None in shapes[0]:
                 raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is not known to keep its size")
 
 

@@ -7,9 +7,10 @@ their state, and give zeros, in the steps behind their end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isnan, nan
 
 import numpy as np
 import onnx_ir as ir
@@ -22,19 +23,19 @@ from .reverse import unsupported
 Function = Callable[[GraphBuilder, ir.Value], ir.Value]
 
 ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable[..., ir.Value]]] = {
-    "affine": ((1.0, 0.0), lambda op, x, a, b: op.Add(op.Mul(x, a), b)),
+    "affine": ((nan, nan), lambda op, x, a, b: op.Add(op.Mul(x, a), b)),
     "elu": ((1.0, None), lambda op, x, a, b: op.Elu(x, alpha=a)),
     "hardsigmoid": ((0.2, 0.5), lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b)),
     "leakyrelu": ((0.01, None), lambda op, x, a, b: op.LeakyRelu(x, alpha=a)),
     "relu": ((None, None), lambda op, x, a, b: op.Relu(x)),
-    "scaledtanh": ((1.0, 1.0), lambda op, x, a, b: op.Mul(op.Tanh(op.Mul(x, b)), a)),
+    "scaledtanh": ((nan, nan), lambda op, x, a, b: op.Mul(op.Tanh(op.Mul(x, b)), a)),
     "sigmoid": ((None, None), lambda op, x, a, b: op.Sigmoid(x)),
     "softplus": ((None, None), lambda op, x, a, b: op.Softplus(x)),
     "softsign": ((None, None), lambda op, x, a, b: op.Softsign(x)),
     "tanh": ((None, None), lambda op, x, a, b: op.Tanh(x)),
     "thresholdedrelu": ((1.0, None), lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a)),
 }
-"""The defaults of alpha and beta, None where the function has none, and the function."""
+"""The defaults of alpha and beta, None where the function has none and NaN where it must be given; the function."""
 
 
 @dataclass(frozen=True)
@@ -256,10 +257,19 @@ def _activations(node: ir.Node, cell: _Cell) -> list[Function]:
     functions: list[Function] = []
     for name in names:
         (alpha, beta), function = ACTIVATIONS[name.lower()]
-        a = None if alpha is None else next(alphas, alpha)
-        b = None if beta is None else next(betas, beta)
+        a, b = _given(node, name, alphas, alpha), _given(node, name, betas, beta)
         functions.append(partial(_apply, function, a, b))
     return functions
+
+
+def _given(node: ir.Node, name: str, values: Iterator[float], default: float | None) -> float | None:
+    """Return the next alpha or beta, or the default: that of an RNN depends on the runtime's version."""
+    if default is None:
+        return None
+    value = next(values, nan if node.op_type == "RNN" else default)
+    if isnan(value):
+        raise unsupported(node, f"its activation {name} has no activation_alpha or activation_beta of its own")
+    return float(value)
 
 
 def _apply(

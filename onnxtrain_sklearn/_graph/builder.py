@@ -181,6 +181,7 @@ class GraphBuilder:
         kinds = [p.type_str for p in schema.inputs]
         kinds += kinds[-1:] * (len(inputs) - len(kinds))
         known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
+        known = {kind: dtype for kind, dtype in known.items() if kind not in {p.type_str for p in _mixed(schema)}}
         known |= _SINGLE_TYPES
         limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
         for kind in [p.type_str for p in schema.outputs if p.type_str not in known]:
@@ -193,6 +194,11 @@ class GraphBuilder:
             return onnx.defs.get_schema(op_type, self.opset, "")
         except onnx.defs.SchemaError:
             raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, that of this graph.") from None
+
+
+def _mixed(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
+    """Yield the inputs that stand for several values of different types."""
+    return (p for p in schema.inputs if not p.is_homogeneous)
 
 
 def _is_integer(operand: Operand) -> bool:
