@@ -115,31 +115,44 @@ def settle(model: ir.Model) -> None:
     loops = [node for node in model.graph.all_nodes() if node.op_type == "Loop" and not node.domain]
     assumed = [state for loop in loops for state in _begin_as_given(loop)]
     while assumed:
-        infer_shapes(model)
-        kept = [(x, y) for x, y in assumed if dims(x) == dims(y) and None not in (dims(x) or [])]
-        if kept == assumed:
-            return
-        for x in {x for x, _ in assumed} - {x for x, _ in kept}:
-            x.shape = None
         for value in [v for loop in loops for node in _inside(loop) for v in node.outputs]:
             value.shape = None
+        infer_shapes(model)
+        kept = [state for state in assumed if state.holds()]
+        if kept == assumed:
+            return
+        for state in assumed:
+            if state not in kept:
+                state.value.shape = state.declared
         assumed = kept
-    infer_shapes(model)
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A state of a Loop whose shape is assumed to be that of the value it begins with."""
+
+    value: ir.Value
+    declared: ir.Shape | None
+    becomes: ir.Value
+
+    def holds(self) -> bool:
+        """Whether an iteration leaves the shape as it is, so that all do."""
+        shape = dims(self.value)
+        return shape == dims(self.becomes) and None not in (shape or [])
+
+
+def _begin_as_given(loop: ir.Node) -> list[_State]:
+    body = loop.attributes["body"].as_graph()
+    states = []
+    for start, x, y in zip(list(loop.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:], strict=False):
+        if start is not None and start.shape is not None and dims(x) != dims(start):
+            states.append(_State(x, x.shape, y))
+            x.type, x.shape = start.type, ir.Shape(list(start.shape))
+    return states
 
 
 def _inside(loop: ir.Node) -> Iterator[ir.Node]:
     yield from loop.attributes["body"].as_graph().all_nodes()
-
-
-def _begin_as_given(loop: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """Give states of no declared shape that of the value they begin with; return each with what it becomes."""
-    body = loop.attributes["body"].as_graph()
-    pairs = []
-    for start, x, y in zip(list(loop.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:], strict=False):
-        if start is not None and x.shape is None and start.shape is not None:
-            x.type, x.shape = start.type, ir.Shape(list(start.shape))
-            pairs.append((x, y))
-    return pairs
 
 
 # --- If ---

@@ -20,7 +20,7 @@ from . import control
 from .expand import expand
 from .nodes import Passage, kind, path
 from .reverse import Reverse, Rule, Slopes, unsupported, zeros_like
-from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
+from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, resampling, shapes
 from .tidy import tidy
 
 RULES: dict[str, Rule] = {
@@ -31,6 +31,7 @@ RULES: dict[str, Rule] = {
     **normalization.RULES,
     **products.RULES,
     **reductions.RULES,
+    **resampling.RULES,
     **shapes.RULES,
 }
 SEVERAL_OUTPUTS = frozenset({"SoftmaxCrossEntropyLoss", "Split"})
