@@ -16,14 +16,14 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
-from . import recurrent, sequences
+from . import attention, recurrent, sequences
 from .control import inner_builder
 from .nodes import Passage, kind, opset, passages
 from .reverse import unsupported
 
 Lowering: TypeAlias = Callable[[GraphBuilder, ir.Node], "Sequence[ir.Value | None]"]
 
-LOWERINGS: dict[str, Lowering] = {**recurrent.LOWERINGS, **sequences.LOWERINGS}
+LOWERINGS: dict[str, Lowering] = {**attention.LOWERINGS, **recurrent.LOWERINGS, **sequences.LOWERINGS}
 
 FUNCTIONS = frozenset(
     {
@@ -31,7 +31,6 @@ FUNCTIONS = frozenset(
         "CenterCropPad",
         "LinearAttention",
         "MeanVarianceNormalization",
-        "RotaryEmbedding",
         "SwiGLU",
     }
 )

@@ -255,6 +255,9 @@ def _activations(node: ir.Node, cell: _Cell) -> list[Function]:
     names = attribute(node, "activations", None) or list(cell.activations) * count
     alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))
     functions: list[Function] = []
+    known = [ACTIVATIONS[name.lower()][0] for name in names]
+    if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
+        raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
     for name in names:
         (alpha, beta), function = ACTIVATIONS[name.lower()]
         a, b = _given(node, name, alphas, alpha), _given(node, name, betas, beta)

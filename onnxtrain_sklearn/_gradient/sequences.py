@@ -108,11 +108,11 @@ def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
 def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     """The element of an optional tensor; an element that is a sequence is left to what reads it."""
     x = node.inputs[0]
-    while x is not None and isinstance(x.type, ir.OptionalType):
-        producer = x.producer()
-        if producer is None or kind(producer) not in ("Optional", "Identity"):
-            raise unsupported(node, "the optional that it reads is not made of a known tensor")
-        x = producer.inputs[0]
+    producer = None if x is None else x.producer()
+    if producer is not None and kind(producer) == "Optional":
+        x = operand(producer, 0)
+    elif x is None or isinstance(x.type, ir.OptionalType):
+        raise unsupported(node, "the optional that it reads is not made of a known value")
     return [None if x is None else op.Identity(x)]
 
 
