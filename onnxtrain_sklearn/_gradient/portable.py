@@ -16,14 +16,25 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from .._graph.versions import MAX_OPSET, MIN_OPSET
 from ..exceptions import UnsupportedOperatorError
-from . import control
+from . import control, fallback
 from .expand import expand
 from .nodes import Passage, kind, path
 from .reverse import Reverse, Rule, Slopes, unsupported, zeros_like
-from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, resampling, shapes
+from .rules import (
+    convolution,
+    elementwise,
+    indexing,
+    likelihood,
+    normalization,
+    products,
+    reductions,
+    resampling,
+    shapes,
+)
 from .tidy import tidy
 
 RULES: dict[str, Rule] = {
+    **fallback.RULES,
     **convolution.RULES,
     **elementwise.RULES,
     **indexing.RULES,
@@ -45,8 +56,8 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     _require_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
     control.settle(result)
-    sources = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
-    expand(result, sources, output, RULES.keys() | control.RULES.keys())
+    wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
+    expand(result, wanted, output, RULES.keys() | control.RULES.keys())
     forward = set(graph)
     op = GraphBuilder(graph, prefix="gradient", shared=True)
     one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isnan, nan
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -160,7 +161,9 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     scanned = [projected if bias is None else op.Add(projected, bias)]
     if lengths is not None:
         scanned.append(_still_going(op, x, lengths))
-    ways = {"scan_input_directions": [1] * len(scanned), "scan_output_directions": [1]} if backwards else {}
+    ways: dict[str, Any] = {}
+    if backwards:
+        ways = {"scan_input_directions": [1] * len(scanned), "scan_output_directions": [1]}
     body = _body(op, d, cell, _batch(x), [x.dtype or op.dtype] * cell.states, masked=lengths is not None)
     *last, y = op.emit(
         "Scan", *starts, *scanned, outputs=cell.states + 1, body=body, num_scan_inputs=len(scanned), **ways

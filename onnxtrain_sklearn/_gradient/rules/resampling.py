@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -67,7 +68,7 @@ def _weights(r: Reverse, place: int, axis: int, count: int) -> ir.Value:
     if scales is not None:
         factors = op.Concat(np.ones(1, np.float32), op.Slice(scales, [place], [place + 1], [0]), axis=0)
     sizes = op.Concat(size, _length(r, r.y, axis), axis=0) if scales is None else None
-    omitted = {"axes": None, "extrapolation_value": None, "keep_aspect_ratio_policy": None}
+    omitted: dict[str, Any] = {"axes": None, "extrapolation_value": None, "keep_aspect_ratio_policy": None}
     if r.opset >= 13 and scales is None:
         return r.again(unit, roi if _crops(r) else None, None, sizes, **omitted)
     return r.again(unit, roi, factors, *([sizes] if scales is None else []), **omitted)
@@ -91,4 +92,11 @@ def _affine_grid(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), op.Pad(places, [0, 0, 0, 1], 1.0))]
 
 
-RULES: dict[str, Rule] = {"AffineGrid": _affine_grid, "Resize": _resize}
+def _center_crop_pad(r: Reverse) -> Sequence[Thunk]:
+    """What was cropped is padded and what was padded is cropped, both as near to the centre."""
+    axes, size = r.attribute("axes", None), r.op.Shape(r.x())
+    target = size if axes is None else r.op.Gather(size, np.array(axes, np.int64) % max(r.rank(), 1))
+    return [lambda: r.again(r.g, target)]
+
+
+RULES: dict[str, Rule] = {"AffineGrid": _affine_grid, "CenterCropPad": _center_crop_pad, "Resize": _resize}
