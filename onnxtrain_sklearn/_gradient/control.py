@@ -1,16 +1,17 @@
 """Gradients through If, Loop and Scan: the same reverse pass, inside their bodies.
 
-The gradient of an If is an If: each branch computes its values again and goes back through them. The gradient of a Loop
-or Scan is a Scan over the iterations, last first: it reads the state that each began with, which the forward node writes
-down from now on, computes the iteration again and goes back through it. Its own states are the slopes of the states
-and the sums of the gradients of what the body reads from outside. Sizes may be symbolic, numbers of iterations too.
+The gradient of an If is an If: each branch computes its values again and goes back through them. The gradient of a
+Loop or Scan is a Scan over the iterations, last first: it reads the state that each began with, which the forward node
+writes down from now on, computes the iteration again and goes back through it. Its own states are the slopes of the
+states and the sums of the gradients of what the body reads from outside. Sizes may be symbolic, the number of
+iterations too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -160,7 +161,7 @@ def _inside(loop: ir.Node) -> Iterator[ir.Node]:
 
 def _if(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     sources = flow.captured("then_branch", "else_branch")
-    branches = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
+    branches: dict[str, Any] = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
     slopes = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
     return [(x, typed(slope, x)) for x, slope in zip(sources, slopes, strict=True)]
 
@@ -279,7 +280,7 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     return [(x, slope) for x, slope in pairs if x in flow.sources]
 
 
-def _ways_out(scanned: Sequence[_Scanned]) -> Mapping[str, list[int]]:
+def _ways_out(scanned: Sequence[_Scanned]) -> dict[str, Any]:
     if not scanned:
         return {}
     ways = [int(not scan.backwards) for scan in scanned]
@@ -310,9 +311,7 @@ def _final_slope(flow: Flow, output: int) -> ir.Value:
     return zeros_like(flow.op, flow.node.outputs[output]) if slope is None else slope
 
 
-def _read_again(
-    flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool
-) -> list[_Scanned]:
+def _read_again(flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool) -> list[_Scanned]:
     """Give the body what it reads of the iteration that it computes again; return what these are slices of."""
     needed = [i for i, value in enumerate(inputs) if value.uses()]
     if must and not needed:
@@ -334,8 +333,8 @@ def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
             node.attributes[name] = ir.AttrInt64s(name, given + [0] * (stacked - len(given)))
     node.resize_outputs(number + 1)
     tape = node.outputs[number]
-    tape.name, tape.dtype = flow.op.name("iterations"), value.dtype
     sizes = dims(value)
+    tape.name, tape.type = flow.op.name("iterations"), value.type
     tape.shape = None if sizes is None else ir.Shape([None, *sizes])
     return _Scanned(tape, 0, False)
 

@@ -1,8 +1,9 @@
 """Gradients of single nodes by the library onnx-ad, for the operators in :data:`PROVEN` and no others.
 
 onnx-ad finds its rules by operator type alone, whatever the domain, and some of them are wrong: the table names what
-cases have proven right and what no rule of ours covers. A node is differentiated on its own, in a model of one node. The
-library carries an axis of seeds behind all others; a slope gets one of size 1 on its way in and loses it on its way out.
+cases have proven right and what no rule of ours covers. A node is differentiated on its own, in a model of one node.
+The library carries an axis of seeds behind all others; a slope gets one of size 1 on its way in, and the gradient loses
+it on its way out.
 """
 
 from __future__ import annotations

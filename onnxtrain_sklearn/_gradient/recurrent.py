@@ -228,7 +228,13 @@ def _still_going(op: GraphBuilder, x: ir.Value, lengths: ir.Value) -> ir.Value:
 
 
 def _body(
-    op: GraphBuilder, d: _Direction, cell: _Cell, batch: int | str | None, dtypes: Sequence[ir.DataType], *, masked: bool
+    op: GraphBuilder,
+    d: _Direction,
+    cell: _Cell,
+    batch: int | str | None,
+    dtypes: Sequence[ir.DataType],
+    *,
+    masked: bool,
 ) -> ir.Graph:
     """Return the graph of one step."""
     graph = ir.Graph([], [], nodes=[], name=op.name("steps"))

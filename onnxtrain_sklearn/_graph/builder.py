@@ -20,6 +20,9 @@ from ..exceptions import ModelError
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
 
+_NO_TENSORS = frozenset(
+    "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
+)
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
 
 
@@ -224,6 +227,10 @@ def _identity(attribute: object) -> object:
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX's inference gets."""
     ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    for node in model.graph.all_nodes():
+        if node.op_type in _NO_TENSORS and not node.domain:
+            for value in node.outputs:  # the pass takes them for tensors
+                value.type = value.shape = None
     return model
 
 

@@ -1,4 +1,4 @@
-"""Recurrences in numpy, as the ONNX standard writes them, for its reference evaluator: in float64, with every setting."""
+"""Recurrences in numpy, as the ONNX standard writes them, for its evaluator: in float64, with every setting."""
 
 from __future__ import annotations
 
