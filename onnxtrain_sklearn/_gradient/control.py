@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, infer_shapes, is_float, reads
-from .nodes import Passage, dependent, dims, passages
+from .nodes import Passage, constant, dependent, dims, kind, operand, passages
 from .reverse import Slopes, unsupported, zeros_like
 
 Backward: TypeAlias = Callable[[GraphBuilder, Sequence[Passage], Slopes], Slopes]
@@ -46,10 +46,16 @@ class Flow:
 Rule: TypeAlias = "Callable[[Flow], list[tuple[ir.Value, ir.Value]]]"
 
 
+RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split(),
+)
+
+
 class _Body:
     """A copy of a body that goes back through itself; all its names are new."""
 
     def __init__(self, flow: Flow, name: str) -> None:
+        _refuse_chance(flow, name)
         self.graph = flow.graph(name).clone(allow_outer_scope_values=True)
         _rename(self.graph, flow.op)
         self.op = inner_builder(flow.op, self.graph)
@@ -82,6 +88,15 @@ class _Body:
                 self.graph.remove(node, safe=True)
         for name in [name for name, v in self.graph.initializers.items() if not v.uses()]:
             del self.graph.initializers[name]
+
+
+def _refuse_chance(flow: Flow, name: str) -> None:
+    """What is computed again has to come out as before."""
+    for node in flow.graph(name).all_nodes():
+        training = operand(node, 2) if kind(node) == "Dropout" else None
+        drops = training is not None and (constant(training) is None or bool(constant(training)))
+        if kind(node) in RANDOM or drops:
+            raise unsupported(flow.node, f"{node.op_type} inside of it would draw other numbers the second time")
 
 
 def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:

@@ -161,6 +161,8 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     scanned = [projected if bias is None else op.Add(projected, bias)]
     if lengths is not None:
         scanned.append(_still_going(op, x, lengths))
+        begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
+        starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes end empty sequences with zeros
     ways: dict[str, Any] = {}
     if backwards:
         ways = {"scan_input_directions": [1] * len(scanned), "scan_output_directions": [1]}

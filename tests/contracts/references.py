@@ -47,7 +47,7 @@ class Recurrence(OpRun):
                     state = self.step(x[t, row], w[d], r[d], *np.split(b[d], 2), state, functions[d], peep, settings)
                     outputs[t, d, row] = state[0]
                 for end, value in zip(ends, state, strict=True):
-                    end[d, row] = value
+                    end[d, row] = value if lengths[row] else 0
         return (outputs, *ends)
 
     def functions(self, count, settings):
