@@ -1,4 +1,4 @@
-"""Attention, RotaryEmbedding and SwiGLU as the products, masks and functions that the standard defines them by.
+"""Attention and RotaryEmbedding as the products, masks and softmax that the standard defines them by.
 
 A row that may attend to nothing gives zeros, and zero gradients. The number of rows and the lengths of the sequences
 may be symbolic; the numbers and sizes of the heads are fixed.
@@ -171,14 +171,7 @@ def _pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tupl
     return op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
 
 
-def _swiglu(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    gate, x = node.inputs
-    alpha = float(attribute(node, "alpha", 1.0))
-    return [op.Mul(op.Mul(gate, op.Sigmoid(op.Mul(gate, alpha))), x)]
-
-
 LOWERINGS: dict[str, Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]] = {
     "Attention": _attention,
     "RotaryEmbedding": _rotary,
-    "SwiGLU": _swiglu,
 }
