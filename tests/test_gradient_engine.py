@@ -117,9 +117,10 @@ def test_a_value_read_by_a_subgraph_counts_as_read():
         "yes = Greater(x, zero) "
         "loss = If(yes) <then_branch = a () => (float u) {u = Mul(x, w)}, else_branch = b () => (float v) {v = Neg(w)}>"
     )
-    model = parse("(float x, float zero, float w) => (float loss)", body)
-    with pytest.raises(UnsupportedOperatorError, match=r"Node 'node1' \(If\) cannot be differentiated"):
-        gradient_graph(model, wrt="w")
+    model = gradient_graph(parse("(float x, float zero, float w) => (float loss)", body), wrt="w")
+    for x, wanted in ((2.5, 2.5), (-2.5, -1.0)):
+        feeds = {name: np.array(value, np.float32) for name, value in (("x", x), ("zero", 0), ("w", 3))}
+        assert run(model, **feeds)["w_grad"] == wanted
 
 
 def test_a_tied_parameter_gets_the_sum_of_its_gradients():

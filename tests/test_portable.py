@@ -16,7 +16,6 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, _runtime, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 DATA = Path(__file__).parent / "data"
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
@@ -57,11 +56,6 @@ def test_gradients_are_those_of_pytorch(network, batch):
     gradients = session.run([f"{name}_grad" for name in wanted], feeds)
     for (name, array), gradient in zip(wanted.items(), gradients, strict=True):
         assert_allclose(gradient, array, rtol=1e-3, atol=2e-6 + 2e-5 * np.abs(array).max(), err_msg=name)
-
-
-def test_recurrences_are_refused():
-    with pytest.raises(UnsupportedOperatorError, match=r"LSTM\) cannot be differentiated: the portable engine has no"):
-        gradient_graph(with_loss("lstm", rows=None), wrt="l.weight_hh_l0", engine="portable")
 
 
 @BOTH

@@ -6,7 +6,7 @@ value that a subgraph reads counts as read by the node that holds the subgraph.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,27 +20,42 @@ Dims: TypeAlias = "list[int | str | None]"
 
 @dataclass(frozen=True)
 class Passage:
-    """A node that the gradient passes: it comes in at these outputs and leaves at these inputs (positions)."""
+    """A node that the gradient passes: it comes in at these outputs and leaves at these inputs (positions).
+
+    ``sources`` are the values that it leaves at, those that the subgraphs of the node read among them.
+    """
 
     node: ir.Node
     inputs: frozenset[int]
     outputs: frozenset[int]
+    sources: frozenset[ir.Value]
 
 
 def path(graph: ir.Graph, wrt: Collection[str], of: ir.Value) -> list[Passage]:
     """Return the nodes between the inputs and initializers named in ``wrt`` and ``of``, in the order of the graph."""
-    below = {v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt}
+    return passages(graph, {v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt}, {of})
+
+
+def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
+    """Return ``sources`` and the floating-point values of ``graph`` that depend on them."""
+    below = set(sources)
     for node in graph:
         if not below.isdisjoint(reads(node)):
             below.update(filter(is_float, node.outputs))
-    above, passages = {of}, []
+    return below
+
+
+def passages(graph: ir.Graph, sources: Set[ir.Value], ends: Set[ir.Value]) -> list[Passage]:
+    """Return the nodes of ``graph`` between ``sources``, of it or around it, and ``ends``, in their order."""
+    below, above, found = dependent(graph, sources), set(ends), []
     for node in reversed(graph):
         outputs = frozenset(i for i, v in enumerate(node.outputs) if v in above)
-        sources = below.intersection(reads(node))
-        if outputs and sources:
-            above |= sources
-            passages.append(Passage(node, frozenset(i for i, x in enumerate(node.inputs) if x in sources), outputs))
-    return passages[::-1]
+        leaving = below.intersection(reads(node))
+        if outputs and leaving:
+            above |= leaving
+            inputs = frozenset(i for i, x in enumerate(node.inputs) if x in leaving)
+            found.append(Passage(node, inputs, outputs, frozenset(leaving)))
+    return found[::-1]
 
 
 def kind(node: ir.Node) -> str:

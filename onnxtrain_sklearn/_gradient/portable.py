@@ -16,12 +16,25 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from .._graph.versions import MAX_OPSET, MIN_OPSET
 from ..exceptions import UnsupportedOperatorError
+from . import control, fallback
+from .expand import expand
 from .nodes import Passage, kind, path
-from .reverse import Reverse, Rule, unsupported, zeros_like
-from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
+from .reverse import Reverse, Rule, Slopes, unsupported, zeros_like
+from .rules import (
+    convolution,
+    elementwise,
+    indexing,
+    likelihood,
+    normalization,
+    products,
+    reductions,
+    resampling,
+    shapes,
+)
 from .tidy import tidy
 
 RULES: dict[str, Rule] = {
+    **fallback.RULES,
     **convolution.RULES,
     **elementwise.RULES,
     **indexing.RULES,
@@ -29,6 +42,7 @@ RULES: dict[str, Rule] = {
     **normalization.RULES,
     **products.RULES,
     **reductions.RULES,
+    **resampling.RULES,
     **shapes.RULES,
 }
 SEVERAL_OUTPUTS = frozenset({"SoftmaxCrossEntropyLoss", "Split"})
@@ -41,9 +55,13 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     graph = result.graph
     _require_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
+    control.settle(result)
+    wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
+    expand(result, wanted, output, RULES.keys() | control.RULES.keys())
     forward = set(graph)
     op = GraphBuilder(graph, prefix="gradient", shared=True)
-    slopes = _reverse(op, path(graph, wrt, output), output)
+    one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
+    slopes = _backward(op, path(graph, wrt, output), {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_total(op, slopes.get(sources[name], [])) for name in wrt]
     apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
@@ -65,14 +83,12 @@ def _require_opset(graph: ir.Graph) -> None:
         )
 
 
-def _reverse(op: GraphBuilder, passages: Sequence[Passage], output: ir.Value) -> dict[ir.Value, list[ir.Value]]:
-    """Return the slopes that meet at each value on the way back."""
-    one = np.ones((), (output.dtype or op.dtype).numpy())
-    slopes: dict[ir.Value, list[ir.Value]] = {output: [op.constant(one)]}
-    for passage in reversed(passages):
-        totals = tuple(_total(op, slopes.pop(v, [])) for v in passage.node.outputs)
+def _backward(op: GraphBuilder, steps: Sequence[Passage], slopes: Slopes) -> Slopes:
+    """Go back through ``steps``; return the slopes that meet at the values before them."""
+    for step in reversed(steps):
+        totals = tuple(_total(op, slopes.pop(v, [])) for v in step.node.outputs)
         if any(total is not None for total in totals):
-            for x, slope in _gradients(op, passage, totals):
+            for x, slope in _gradients(op, step, totals):
                 slopes.setdefault(x, []).append(slope)
     return slopes
 
@@ -80,8 +96,10 @@ def _reverse(op: GraphBuilder, passages: Sequence[Passage], output: ir.Value) ->
 def _gradients(
     op: GraphBuilder, passage: Passage, totals: tuple[ir.Value | None, ...]
 ) -> list[tuple[ir.Value, ir.Value]]:
-    """Return the inputs of a node that have a gradient, each with it."""
+    """Return the values that a node reads and that have a gradient, each with it."""
     node = passage.node
+    if kind(node) in control.RULES:
+        return control.RULES[kind(node)](control.Flow(op, node, totals, passage.sources, _backward))
     if kind(node) not in RULES:
         raise unsupported(node, "the portable engine has no gradient for it")
     if any(total is not None for total in totals[1:]) and kind(node) not in SEVERAL_OUTPUTS:

@@ -20,6 +20,7 @@ from ..exceptions import UnsupportedOperatorError
 from .nodes import Dims, attribute, constant, describe, dims, fixed, operand, opset
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
+Slopes: TypeAlias = "dict[ir.Value, list[ir.Value]]"
 Rule: TypeAlias = "Callable[[Reverse], Sequence[Thunk | None]]"
 
 REMEDY = "Freeze the parameters before it, or put other operators in its place."

@@ -20,6 +20,9 @@ from ..exceptions import ModelError
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
 
+_NO_TENSORS = frozenset(
+    "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
+)
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
 
 
@@ -181,6 +184,7 @@ class GraphBuilder:
         kinds = [p.type_str for p in schema.inputs]
         kinds += kinds[-1:] * (len(inputs) - len(kinds))
         known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
+        known = {kind: dtype for kind, dtype in known.items() if kind not in {p.type_str for p in _mixed(schema)}}
         known |= _SINGLE_TYPES
         limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
         for kind in [p.type_str for p in schema.outputs if p.type_str not in known]:
@@ -193,6 +197,11 @@ class GraphBuilder:
             return onnx.defs.get_schema(op_type, self.opset, "")
         except onnx.defs.SchemaError:
             raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, that of this graph.") from None
+
+
+def _mixed(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
+    """Yield the inputs that stand for several values of different types."""
+    return (p for p in schema.inputs if not p.is_homogeneous)
 
 
 def _is_integer(operand: Operand) -> bool:
@@ -208,12 +217,20 @@ def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
 
 def _hashable(attributes: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     arrays = {k: (a.dtype, a.numpy().tobytes()) for k, a in attributes.items() if isinstance(a, ir.TensorProtocol)}
-    return tuple((key, repr(arrays.get(key, a))) for key, a in sorted(attributes.items()))
+    return tuple((key, repr(arrays.get(key, _identity(a)))) for key, a in sorted(attributes.items()))
+
+
+def _identity(attribute: object) -> object:
+    return id(attribute) if isinstance(attribute, ir.Graph) else attribute
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX's inference gets."""
     ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    for node in model.graph.all_nodes():
+        if node.op_type in _NO_TENSORS and not node.domain:
+            for value in node.outputs:  # the pass takes them for tensors
+                value.type = value.shape = None
     return model
 
 
@@ -246,6 +263,6 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _names(graph: ir.Graph) -> set[str]:
-    nodes = list(graph.all_nodes())
-    values = [*graph.inputs, *graph.initializers.values(), *(v for node in nodes for v in node.outputs)]
+    nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
+    values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
     return {v.name for v in values if v.name} | {node.name for node in nodes if node.name}

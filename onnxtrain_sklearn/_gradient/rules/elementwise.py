@@ -90,7 +90,6 @@ SLOPES: dict[str, Slope] = {
     "Atan": lambda r, op, g, x, y: op.Div(g, op.Add(op.Mul(x, x), 1.0)),
     "Atanh": lambda r, op, g, x, y: op.Div(g, op.Sub(1.0, op.Mul(x, x))),
     "Cast": _cast,
-    "CastLike": _cast,
     "Ceil": lambda r, op, g, x, y: None,
     "Celu": lambda r, op, g, x, y: op.Mul(
         g, op.Where(op.Greater(x, 0.0), 1.0, op.Add(op.Mul(y, 1 / r.attribute("alpha", 1.0)), 1.0))
@@ -268,6 +267,7 @@ def _dropout(r: Reverse) -> Sequence[Thunk]:
 RULES: dict[str, Rule] = {
     **{name: partial(_unary, slope) for name, slope in SLOPES.items()},
     "Add": _add,
+    "CastLike": lambda r: [*_unary(_cast, r), lambda: None],
     "Clip": _clip,
     "Div": _div,
     "Dropout": _dropout,

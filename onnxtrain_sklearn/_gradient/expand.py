@@ -1,0 +1,66 @@
+"""Nodes on the way that other operators express, put into these: what has no rule of its own may consist of what has.
+
+Recurrences become a Scan over their steps, attention its products, and what reads a sequence reads the tensors that the
+sequence was made of. The graph computes what it did before. Nothing is differentiated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder, infer_shapes, is_float
+from . import attention, recurrent, sequences
+from .control import inner_builder
+from .nodes import Passage, kind, passages
+
+Lowering: TypeAlias = Callable[[GraphBuilder, ir.Node], "Sequence[ir.Value | None]"]
+
+LOWERINGS: dict[str, Lowering] = {**attention.LOWERINGS, **recurrent.LOWERINGS, **sequences.LOWERINGS}
+
+
+def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known: Collection[str]) -> None:
+    """Expand the nodes between ``sources`` and ``end`` that are not ``known`` and that others express, in place."""
+    op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
+    steps = passages(model.graph, set(sources), {end})
+    nodes = [node for node in _unknown(steps, known) if kind(node) in LOWERINGS]
+    for node in nodes:
+        _lower(op, node)
+    if nodes:
+        infer_shapes(model)
+
+
+def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[ir.Node]:
+    """Yield the nodes to go back through that are not ``known``, those of subgraphs included."""
+    for step in steps:
+        for attribute in step.node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                body = attribute.as_graph()
+                sources = step.sources | set(filter(is_float, body.inputs))
+                yield from _unknown(passages(body, sources, set(filter(is_float, body.outputs))), known)
+        if kind(step.node) not in known:
+            yield step.node
+
+
+def _lower(op: GraphBuilder, node: ir.Node) -> None:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    builder = op if graph is op.graph else inner_builder(op, graph)
+    builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
+    for old, new in zip(node.outputs, LOWERINGS[kind(node)](builder, node), strict=False):
+        if new is not None:
+            _replace(builder, old, new)
+    graph.remove(node, safe=True)
+    graph.sort()
+
+
+def _replace(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand for ``old``; an output of the graph keeps its name."""
+    if old.is_graph_output():
+        new = op.Identity(new)
+        old.name, new.name = None, old.name
+    new.type = old.type if new.type is None else new.type
+    new.shape = old.shape if new.shape is None else new.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)

@@ -1,0 +1,557 @@
+"""Every gradient through what the portable engine takes apart, or leaves to a library, is right or refused.
+
+Recurrences, control flow, sequences, operators that the standard defines as functions. The cases are compared with
+central differences in float64, as described in ``test_gradients.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain_sklearn._gradient import control, expand, fallback, portable
+from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.contracts import references
+from tests.contracts import test_gradients as shared
+from tests.contracts.test_gradients import MATRIX, Case, bools, draw, ints, model_of, session
+from tests.contracts.test_portable_gradients import MAY_REFUSE, NO_KERNEL
+
+CASES: list[Case] = []
+NO_DOUBLE = ("RNN", "GRU", "LSTM", "Attention")
+"""Operators without a kernel in float64: sessions are created, and fail or give NaN when they run."""
+
+
+def case(operator, body, *, refused="", dynamic="", opsets=(18,), wrt=(), fed=(), reference="", **arrays):
+    """Add a case; `dynamic` is a part of the error where the first dimension of x is symbolic."""
+    rng = np.random.default_rng(len(CASES))
+    drawn = {name: draw(rng, values) for name, values in arrays.items()}
+    CASES.append(Case(operator, body, drawn, refused, dynamic, tuple(wrt), tuple(opsets), tuple(fed), reference))
+
+
+# --- recurrences ---
+
+STEPS, ROWS, FEATURES, SIZE = 3, 2, 3, 2
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+OUTPUTS = {"RNN": "s, e", "GRU": "s, e", "LSTM": "s, e, k"}
+
+
+def recurrence(name, settings="", inputs="x, w, r, b", outputs="s", ways=1, rows_first=False, **options):
+    """Add a case of a recurrence; with ``rows_first`` the symbolic dimension is that of the rows, not of the steps."""
+    n = GATES[name] * SIZE
+    shapes = {
+        "w": (ways, n, FEATURES), "r": (ways, n, SIZE), "b": (ways, 2 * n), "l": ints(3, 1).astype(np.int32),
+        "h": (ways, ROWS, SIZE), "c": (ways, ROWS, SIZE), "p": (ways, 3 * SIZE),
+    }  # fmt: skip
+    given = {k: v for k, v in shapes.items() if k in re.findall(r"\w+", inputs)}
+    used = re.findall(r"\w", outputs)
+    product = {1: f"y = Tanh({used[0]})", 2: "y = Mul(s, e)", 3: "q = Mul(s, e) y = Mul(q, k)"}[len(used)]
+    body = f"{outputs} = {name}<hidden_size = {SIZE}{settings}>({inputs}) {product}"
+    x = (STEPS, ROWS, FEATURES)
+    if rows_first:
+        body, x = "t = Transpose<perm = [1, 0, 2]>(x) " + body.replace("(x,", "(t,"), (ROWS, STEPS, FEATURES)
+    case(name, body, x=x, **given, **options)
+
+
+FUNCTIONS = {
+    "RNN": "Relu LeakyRelu Tanh ScaledTanh HardSigmoid Elu Softsign Softplus Sigmoid Affine ThresholdedRelu".split(),
+    "GRU": ["HardSigmoid|Softsign", "Sigmoid|ScaledTanh", "HardSigmoid|Affine"],
+    "LSTM": ["HardSigmoid|Softsign|Elu", "Sigmoid|Tanh|LeakyRelu", "Sigmoid|Affine|ScaledTanh"],
+}
+for name in GATES:
+    recurrence(name, opsets=(11, 13, 14, 17, 18, 21, 22))
+    recurrence(name, rows_first=True)
+    recurrence(name, inputs="x, w, r")
+    recurrence(name, inputs="x, w, r, b, , h" + ", c" * (name == "LSTM"))
+    recurrence(name, inputs="x, w, r, b, l", rows_first=True)
+    recurrence(name, inputs="x, w, r, b, l, h" + ", c" * (name == "LSTM"), outputs=OUTPUTS[name])
+    recurrence(name, outputs=", e")
+    recurrence(name, wrt=["r"])
+    recurrence(name, wrt=["x"])
+    recurrence(name, ", clip = 0.3", rows_first=True)
+    for way, count in (("reverse", 1), ("bidirectional", 2), ("forward", 1)):
+        recurrence(name, f', direction = "{way}"', ways=count, opsets=(11, 18))
+        recurrence(name, f', direction = "{way}"', ways=count, rows_first=True, inputs="x, w, r, b, l, h")
+        recurrence(name, f', direction = "{way}"', ways=count, outputs=", e", inputs="x, w, r, , l")
+    for functions in FUNCTIONS[name]:
+        listed = ", ".join(f'"{f}"' for f in functions.split("|"))
+        vague = any(f in functions for f in ("Affine", "ScaledTanh")) or (
+            name == "RNN" and functions in references.ALPHA
+        )
+        recurrence(name, f", activations = [{listed}]", refused="activation_alpha" if vague else "")
+        recurrence(name, f", activations = [{listed}], activation_alpha = [0.7, 0.9], activation_beta = [0.4, 0.6]")
+    doubled = ", ".join(f'"{f}"' for f in (FUNCTIONS[name][0] + "|" + FUNCTIONS[name][1]).split("|"))
+    recurrence(
+        name, f', direction = "bidirectional", activations = [{doubled}], activation_alpha = [0.7, 0.8], '
+        "activation_beta = [0.4, 0.6]", ways=2, refused="count activation_alpha" if name == "RNN" else "",
+    )  # fmt: skip
+    case(
+        name, f"y = {name}<hidden_size = 2, layout = 1>(x, w, r)",
+        x=(2, 3, 3), w=(1, 2 * GATES[name], 3), r=(1, 2 * GATES[name], 2), refused="layout",
+    )  # fmt: skip
+both = ', direction = "bidirectional", activations = ["LeakyRelu", "Elu"], activation_alpha = [0.7, 0.9]'
+recurrence("RNN", both, ways=2)
+for settings in ("", ", clip = 0.3"):
+    recurrence("GRU", f", linear_before_reset = 1{settings}")
+    recurrence(
+        "GRU", f', linear_before_reset = 1, direction = "bidirectional"{settings}', ways=2, inputs="x, w, r, b, l"
+    )
+recurrence("GRU", ", linear_before_reset = 1", inputs="x, w, r")
+empty = {"x": (STEPS, ROWS, FEATURES), "l": ints(0, 2).astype(np.int32), "h": (1, ROWS, SIZE), "c": (1, ROWS, SIZE)}
+for name, states, ends in (("LSTM", "h, c", "s, e, k"), ("GRU", "h", "s, e")):  # RNN of onnxruntime 1.19 leaves memory
+    some = {key: array for key, array in empty.items() if key in ("x", "l", *states.split(", "))}
+    shapes = {"w": (1, GATES[name] * SIZE, FEATURES), "r": (1, GATES[name] * SIZE, SIZE)}
+    body = f"{ends} = {name}<hidden_size = {SIZE}>(x, w, r, , l, {states}) a = Tanh(e) y = Add(s, a)"
+    case(name, body, **some, **shapes)
+recurrence("LSTM", inputs="x, w, r, b, , h, c, p", outputs="s, e, k")
+recurrence("LSTM", ", clip = 0.3", inputs="x, w, r, b, l, h, c, p", rows_first=True)
+recurrence("LSTM", ", input_forget = 1")
+recurrence("LSTM", outputs=", , k")
+
+# --- control flow ---
+
+BRANCHES = """
+    y = If(c) <then_branch = one () => (float{0} u) {{ a = Sin(h) u = Mul(a, w) }},
+               else_branch = two () => (float{0} v) {{ b = Tanh(x) v = Sub(b, h) }}>"""
+for truth in (True, False):
+    condition = {"c": np.bool_(truth), "fed": ["c"]}
+    case("If", "h = Tanh(x)" + BRANCHES.format("[D, 3]"), x=MATRIX, w=(3,), opsets=(11, 13, 18, 21), **condition)
+    case("If", "h = Sigmoid(w)" + BRANCHES.format("[D, 3]"), x=MATRIX, w=MATRIX, wrt=["w"], **condition)
+    case("If", "h = Tanh(x)" + BRANCHES.format("[]"), x=(), w=(), **condition)
+    body = """
+        p, q = If(c) <
+            then_branch = one () => (float[D, 3] a, float[3] b) { a = Sin(x) b = Identity(w) },
+            else_branch = two () => (float[D, 3] d, float[3] e) {
+                d = If(k) <then_branch = three () => (float[D, 3] f) { f = Mul(x, w) },
+                           else_branch = four () => (float[D, 3] g) { g = Exp(x) }>
+                e = Tanh(w) }>
+        y = Mul(p, q)"""
+    case("If", body, x=MATRIX, w=(3,), k=np.bool_(True), **condition)
+SCAN = """
+    e, s = Scan<num_scan_inputs = 1{0}, body = step (float[2] h, float[{1}] xt) => (float[2] hn, float[2] o) {{
+        a = MatMul(xt, w) b = Add(a, h) hn = Tanh(b) o = Mul(hn, h) }}>(h0, x)
+    """
+for end in ("y = Tanh(s)", "y = Mul(s, e)", "y = Identity(e)"):
+    case("Scan", SCAN.format("", 3) + end, x=(4, 3), w=(3, 2), h0=(2,), opsets=(11, 18, 21))
+    case("Scan", SCAN.format("", 3) + end, x=(4, 3), w=(3, 2), h0=(2,), wrt=["w"])
+    case("Scan", SCAN.format("", 3) + end, x=(4, 3), w=(3, 2), h0=(2,), wrt=["h0"])
+for settings in ("scan_input_directions = [1]", "scan_output_directions = [1]", "scan_output_axes = [1]",
+                 "scan_output_axes = [-1], scan_output_directions = [1], scan_input_directions = [1]"):  # fmt: skip
+    case("Scan", SCAN.format(f", {settings}", 3) + "y = Tanh(s)", x=(4, 3), w=(3, 2), h0=(2,))
+case("Scan", SCAN.format(", scan_input_axes = [1]", 3) + "y = Tanh(s)", x=(3, 4), w=(3, 2), h0=(2,))
+body = """
+    p, q, y = Scan<num_scan_inputs = 2, body = step (float[3] h, float[3] k, float[3] a, float[3] b) =>
+        (float[3] hn, float[3] kn, float[3] o) {
+            m = Mul(a, k) hn = Add(h, m) n = Mul(hn, w) kn = Sin(n) u = Mul(b, kn) o = Sub(u, h) }>(h0, k0, x, z)"""
+case("Scan", body, x=(4, 3), z=(4, 3), h0=(3,), k0=(3,), w=(3,))
+case("Scan", body, x=(4, 3), z=(4, 3), h0=(3,), k0=(3,), w=(3,), wrt=["k0"])
+body = """
+    e, y = Scan<num_scan_inputs = 1, body = step (float[2] h, float[3, 2] xt) => (float[2] hn, float[3, 2] o) {
+        hn, o = Scan<num_scan_inputs = 1, body = inner (float[2] k, float[2] v) => (float[2] kn, float[2] q) {
+            a = Mul(v, w) b = Add(a, k) kn = Tanh(b) q = Mul(kn, h) }>(h, xt) }>(h0, x)"""
+case("Scan", body, x=(2, 3, 2), w=(2,), h0=(2,))
+LOOP = """
+    e, s = Loop(m, t, x) <body = step (int64 i, bool c, float[D, 3] h) => (bool cn, float[D, 3] hn, float[D, 3] o) {
+        a = Sin(h) b = Mul(a, w) hn = Add(b, h) o = Mul(hn, w) {0} }>
+    """
+for go_on in ("cn = Identity(c)", "r = ReduceSum<keepdims = 0>(hn) l = CastLike(limit, r) cn = Less(r, l)"):
+    for end in ("y = Identity(e)", "y = Mul(s, e)"):
+        extra = {"limit": np.int64(2), "fed": ["m", "limit"]} if "limit" in go_on else {"fed": ["m"]}
+        case(
+            "Loop", LOOP.replace("{0}", go_on) + end,
+            x=MATRIX, w=(3,), m=np.int64(4), t=np.bool_(True), opsets=(13, 18, 21) if "limit" not in go_on else (18,),
+            **extra,
+        )  # fmt: skip
+body = """
+    y = Loop(m, t, x) <body = step (int64 i, bool c, float h) => (bool cn, float hn) {
+        f = CastLike(i, h) a = Mul(f, h) b = Sin(a) d = Mul(b, w) hn = Add(d, h) cn = Identity(c) }>"""
+case(
+    "Loop",
+    body.replace("float h)", "float[D, 3] h)").replace("float hn)", "float[D, 3] hn)"),
+    x=MATRIX,
+    w=(),
+    m=np.int64(3),
+    t=np.bool_(True),
+)
+case(
+    "Loop",
+    body.replace("float h)", "float[] h)").replace("float hn)", "float[] hn)"),
+    x=MATRIX,
+    w=(3,),
+    m=np.int64(3),
+    t=np.bool_(True),
+)
+grown = """
+    y = Loop(m, t, x) <body = step (int64 i, bool c, float[K, 3] h) => (bool cn, float[L, 3] hn) {
+        a = Mul(h, h) hn = Concat<axis = 0>(h, a) cn = Identity(c) }>"""
+case("Loop", grown, x=MATRIX, m=np.int64(2), t=np.bool_(True), refused="to keep its size")
+
+inside = """
+    y = If(c) <
+        then_branch = one () => (float[D, 3] u) {
+            p, e = GRU<hidden_size = 3>(x, w, r) a = Constant<value_ints = [0]>() u = Squeeze(e, a) },
+        else_branch = two () => (float[D, 3] v) {
+            q = SequenceConstruct(x, x) o = SequenceAt(q, j) b = Constant<value_ints = [0]>()
+            v = ReduceSum<keepdims = 0>(o, b) }>"""
+for truth in (True, False):
+    more = {"w": (1, 9, 3), "r": (1, 9, 3), "j": np.int64(1), "c": np.bool_(truth), "fed": ["c"]}
+    case("If", inside, x=(4, 2, 3), **more)
+chance = """
+    y = If(c) <then_branch = one () => (float[2, 3] u) {{ {0} }},
+               else_branch = two () => (float[2, 3] v) {{ v = Tanh(x) }}>"""
+dropout, more = chance.format("u = Dropout(x, ratio, t)"), {"ratio": 0.5, "c": np.bool_(True), "fed": ["c"]}
+case("If", dropout, x=MATRIX, t=np.bool_(True), wrt=["x"], refused="other numbers", **more)
+case("If", dropout, x=MATRIX, t=np.bool_(False), wrt=["x"], **more)
+noise = chance.format("k = RandomNormalLike(x) u = Mul(x, k)")
+case("If", noise, x=MATRIX, c=np.bool_(True), fed=["c"], refused="other numbers")
+
+# --- resampling ---
+
+for mode in ("nearest", "linear", "cubic"):
+    for coordinates in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"):
+        body = f'y = Resize<mode = "{mode}", coordinate_transformation_mode = "{coordinates}">'
+        opsets = (19,) if "symmetric" in coordinates and "half" in coordinates else (11, 13, 18, 19)
+        scales = np.array([1, 1, 1.5, 0.6], np.float32)
+        if opsets[0] > 11:
+            case("Resize", body + "(x, , s)", x=(2, 1, 4, 5), s=scales, wrt=["x"], opsets=opsets)
+        else:
+            case(
+                "Resize",
+                body + "(x, o, s)",
+                x=(2, 1, 4, 5),
+                o=np.zeros(0, np.float32),
+                s=scales,
+                wrt=["x"],
+                opsets=opsets,
+            )
+        case("Resize", body + "(x, , , n)", x=(2, 1, 4, 5), n=ints(2, 1, 7, 3), opsets=(18,))
+for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+    case(
+        "Resize",
+        f'y = Resize<nearest_mode = "{rounding}">(x, , s)',
+        x=(3, 5),
+        s=np.array([1.7, 0.5], np.float32),
+        wrt=["x"],
+    )
+case(
+    "Resize",
+    'y = Resize<mode = "cubic", exclude_outside = 1, cubic_coeff_a = -0.5>(x, , s)',
+    x=(1, 1, 4, 5),
+    s=scales,
+    wrt=["x"],
+)
+for mode in ("linear", "cubic"):
+    case(
+        "Resize",
+        f'y = Resize<mode = "{mode}", antialias = 1>(x, , s)',
+        x=(1, 1, 6, 7),
+        s=np.array([1, 1, 0.5, 0.6], np.float32),
+        wrt=["x"],
+    )
+case(
+    "Resize",
+    'y = Resize<mode = "linear", axes = [3, 2]>(x, , s)',
+    x=(1, 2, 4, 5),
+    s=np.array([1.5, 0.6], np.float32),
+    wrt=["x"],
+)
+case("Resize", 'y = Resize<mode = "linear">(x, , s)', x=(1, 2, 4, 5), s=scales, fed=["s"], wrt=["x"])
+case(
+    "Resize",
+    'y = Resize<mode = "linear", axes = [1], keep_aspect_ratio_policy = "not_larger">(x, , , n)',
+    x=(4, 5),
+    n=ints(3),
+    refused="stretch",
+)
+crop = 'Resize<mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize", extrapolation_value = 0.7>'
+crop += "(x, o, , n)"
+case("Resize", f"y = {crop}", x=(4, 5), o=np.array([0.2, 0.1, 1.3, 0.8], np.float32), n=ints(3, 4), wrt=["x"])
+for corners in (0, 1):
+    body = f"y = AffineGrid<align_corners = {corners}>(x, n)"
+    case("AffineGrid", body, x=(2, 2, 3), n=ints(2, 3, 4, 5), opsets=(20,))
+    case("AffineGrid", body, x=(2, 3, 4), n=ints(2, 1, 2, 3, 4), opsets=(20,))
+
+# --- sequences ---
+
+SEQUENCE = "s = SequenceConstruct(x, z, w) "
+for position in (0, 2, -1):
+    case(
+        "SequenceAt",
+        SEQUENCE + "y = SequenceAt(s, i)",
+        x=MATRIX,
+        z=MATRIX,
+        w=MATRIX,
+        i=np.int64(position),
+        opsets=(11, 18),
+    )
+case(
+    "SequenceAt",
+    SEQUENCE + "y = SequenceAt(s, i)",
+    x=MATRIX,
+    z=MATRIX,
+    w=MATRIX,
+    i=np.int64(1),
+    fed=["i"],
+    refused="must be constant",
+)
+case("SequenceAt", SEQUENCE + "y = SequenceAt(s, i)", x=MATRIX, z=MATRIX, w=MATRIX, i=np.int64(3), refused="outside")
+for settings in ("axis = 0", "axis = -1", "axis = 1, new_axis = 1"):
+    case("ConcatFromSequence", SEQUENCE + f"y = ConcatFromSequence<{settings}>(s)", x=MATRIX, z=MATRIX, w=MATRIX)
+case(
+    "SequenceInsert",
+    "s = SequenceConstruct(x) e = SequenceInsert(s, z, i) t = SequenceInsert(e, w) y = ConcatFromSequence<axis = 0>(t)",
+    x=MATRIX,
+    z=(1, 3),
+    w=(2, 3),
+    i=np.int64(0),
+)
+case(
+    "SequenceErase",
+    SEQUENCE + "t = SequenceErase(s, i) y = ConcatFromSequence<axis = 0>(t)",
+    x=MATRIX,
+    z=(1, 3),
+    w=(2, 3),
+    i=np.int64(-2),
+)
+case(
+    "SequenceEmpty",
+    "s = SequenceEmpty<dtype = 1>() t = SequenceInsert(s, x) y = ConcatFromSequence<axis = 0>(t)",
+    x=MATRIX,
+)
+for split, arrays in (("", {}), (", n", {"n": np.int64(2)})):
+    for keep in (1,) if arrays else (0, 1):  # with split given, onnxruntime fails without keepdims
+        body = f"s = SplitToSequence<axis = 1, keepdims = {keep}>(x{split})"
+        body += " a = SequenceAt(s, i) b = SequenceAt(s, j) y = Mul(a, b)"
+        case("SplitToSequence", body, x=(2, 5), i=np.int64(0), j=np.int64(1), **arrays)
+case(
+    "SplitToSequence",
+    "s = SplitToSequence<axis = 1>(x, n) y = SequenceAt(s, i)",
+    x=(2, 5),
+    i=np.int64(-1),
+    n=ints(1, 4),
+)
+case(
+    "SplitToSequence",
+    "s = SplitToSequence<axis = 0>(x) y = ConcatFromSequence<axis = 1>(s)",
+    x=(2, 5),
+    dynamic="must be fixed",
+)
+case("OptionalGetElement", "o = Optional(x) e = OptionalGetElement(o) y = Mul(e, e)", x=MATRIX, opsets=(15, 18))
+case(
+    "OptionalGetElement",
+    "s = SequenceConstruct(z, x) o = Optional(s) e = OptionalGetElement(o) y = SequenceAt(e, i)",
+    x=MATRIX,
+    z=MATRIX,
+    i=np.int64(1),
+)
+
+# --- transformers, and cropping ---
+
+case("CenterCropPad", "y = CenterCropPad(x, n)", x=(4, 5), n=ints(3, 8), wrt=["x"])
+case("CenterCropPad", "y = CenterCropPad<axes = [1, -3]>(x, n)", x=(4, 5, 3), n=ints(2, 7), wrt=["x"])
+ROTARY = {"x": (2, 3, 4, 6), "c": (10, 3), "s": (10, 3), "p": ints([0, 3, 1, 2], [5, 2, 2, 9])}
+for settings in ("", "<interleaved = 1>", "<rotary_embedding_dim = 4>"):
+    narrow = {"c": (10, 2), "s": (10, 2)} if "4" in settings else {}
+    case("RotaryEmbedding", f"y = RotaryEmbedding{settings}(x, c, s, p)", **{**ROTARY, **narrow}, opsets=(23,))
+case(
+    "RotaryEmbedding",
+    "y = RotaryEmbedding<num_heads = 2>(x, c, s)",
+    x=(2, 3, 8),
+    c=(2, 3, 2),
+    s=(2, 3, 2),
+    opsets=(23,),
+)
+
+QKV = {"x": (2, 2, 3, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 6)}
+for settings in ("", "<is_causal = 1>", "<scale = 0.7>", "<softcap = 0.8>"):
+    case("Attention", f"y = Attention{settings}(x, k, v)", **QKV, opsets=(23, 24))
+case("Attention", "y = Attention(x, k, v, m)", **QKV, m=(3, 5), opsets=(23, 24))
+case("Attention", "y = Attention<softcap = 0.8>(x, k, v, m)", **QKV, m=(2, 1, 3, 5), opsets=(23, 24))
+masked = bools([1, 1, 0, 1, 0], [0, 0, 0, 0, 1], [1, 1, 1, 1, 1])
+case("Attention", "y = Attention(x, k, v, m)", **QKV, m=masked, opsets=(23, 24))
+case(
+    "Attention",
+    "y = Attention<is_causal = 1>(x, k, v, m)",
+    **QKV,
+    m=bools([1, 1, 0, 1, 0], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]),
+    opsets=(23, 24),
+)
+nothing = bools([1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1])  # ONNX's own reference gives NaN in that row
+plain = """
+    t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(x, t) half = Constant<value_float = 0.5>() o = CastLike(half, x)
+    r = Mul(s, o) e = Exp(r) f = CastLike(m, x) n = Mul(e, f) a = Constant<value_ints = [-1]>() d = ReduceSum(n, a)
+    least = Constant<value_float = 0.000001>() j = CastLike(least, x) u = Max(d, j) p = Div(n, u) y = MatMul(p, v)"""
+case("Attention", "y = Attention(x, k, v, m)", **QKV, m=nothing, opsets=(23, 24), reference=plain)
+case("Attention", "y, a, b = Attention(x, k, v, , p, q)", **QKV, p=(2, 2, 3, 4), q=(2, 2, 3, 6), opsets=(23, 24))
+case(
+    "Attention",
+    "z, a, b = Attention<is_causal = 1>(x, k, v, , p, q) d = ReduceSum(a) e = ReduceSum(b) f = Mul(d, e) y = Mul(z, f)",
+    **QKV,
+    p=(2, 2, 3, 4),
+    q=(2, 2, 3, 6),
+    opsets=(23, 24),
+)
+case("Attention", "y = Attention(x, k, v)", x=(2, 4, 3, 4), k=(2, 2, 5, 4), v=(2, 2, 5, 6), opsets=(23, 24))
+case(
+    "Attention",
+    "y = Attention<q_num_heads = 2, kv_num_heads = 2>(x, k, v)",
+    x=(2, 3, 8),
+    k=(2, 5, 8),
+    v=(2, 5, 6),
+    opsets=(23, 24),
+)
+case(
+    "Attention",
+    "y = Attention<q_num_heads = 4, kv_num_heads = 2>(x, k, v)",
+    x=(2, 3, 8),
+    k=(2, 5, 4),
+    v=(2, 5, 6),
+    opsets=(23, 24),
+)
+
+case(
+    "Attention", "y = Attention(x, k, v, m)", **QKV, m=bools([1], [0], [1]), opsets=(23,), refused="as wide as its keys"
+)
+case("Attention", "y, a, b, s = Attention(x, k, v)", **QKV, opsets=(23,))
+case("Attention", "a, b, c, y = Attention(x, k, v)", **QKV, opsets=(23,), refused="qk_matmul_output")
+case("Attention", "y = Attention<softmax_precision = 1>(x, k, v)", **QKV, opsets=(23,), refused="softmax_precision")
+case("Attention", "y = Attention(x, k, v, , , , n)", **QKV, n=ints(5, 3), opsets=(24,), refused="nonpad_kv_seqlen")
+
+# --- by onnx-ad ---
+
+for mode in ("linear", "circular"):
+    case(
+        "TensorScatter",
+        f'y = TensorScatter<mode = "{mode}">(x, u, i)',
+        x=(2, 4, 3),
+        u=(2, 2, 3),
+        i=ints(1, 2),
+        opsets=(24,),
+    )
+    case(
+        "TensorScatter",
+        f'y = TensorScatter<mode = "{mode}", axis = 1>(x, u, i)',
+        x=(2, 4, 3),
+        u=(2, 1, 3),
+        i=ints(0, 3),
+        opsets=(24,),
+        wrt=["u"],
+    )
+
+# --- how they are checked ---
+
+
+def forward(model):
+    """Return the function that runs the model in float64; no runtime has kernels of recurrences for that."""
+    if not re.search(r"(RNN|GRU|LSTM) ?<", shared.onnx.printer.to_text(model)):
+        return shared.forward(model)
+    run = ReferenceEvaluator(model, new_ops=[references.RNN, references.GRU, references.LSTM]).run
+    names = {i.name for i in model.graph.input}
+    return lambda feeds: run(None, {name: a for name, a in feeds.items() if name in names})[0]
+
+
+@functools.cache
+def expected(index):
+    """Return the weights of y, the loss, and its gradients by central differences."""
+    one = CASES[index]
+    body, opset = (one.reference, 18) if one.reference else (one.body, one.opsets[0])
+    arrays = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in one.arrays.items()}
+    everything = in_type(Case("", body, arrays, fed=tuple(arrays)), np.float64)
+    probe = model_of(everything, opset, arrays, np.ones(()), "inputs")
+    probe.graph.output[0].CopyFrom(shared.onnx.helper.make_tensor_value_info("y", shared.onnx.TensorProto.DOUBLE, None))
+    weighting = np.random.default_rng(index).normal(size=np.shape(forward(probe)({**arrays, "weighting": np.ones(())})))
+    run = forward(model_of(everything, opset, arrays, weighting, "inputs"))
+    feeds = {**arrays, "weighting": weighting}
+    return weighting, float(run(feeds)), {n: shared.central_differences(run, feeds, n) for n in one.names}
+
+
+def in_type(one, kind):
+    """Return the case with the declarations inside its bodies in float64 where it is run in that."""
+    return (
+        replace(one, body=one.body.replace("float[", "double[").replace("Empty<dtype = 1>", "Empty<dtype = 11>"))
+        if kind is np.float64
+        else one
+    )
+
+
+def variants():
+    for index, one in enumerate(CASES):
+        for opset in one.opsets:
+            yield pytest.param(index, opset, "inputs", id=f"{one.operator}-{index}-opset{opset}")
+        opset = one.opsets[-1]
+        if not one.refused:
+            yield pytest.param(index, opset, "float64", id=f"{one.operator}-{index}-float64")
+            if one.arrays["x"].ndim:
+                yield pytest.param(index, opset, "dynamic", id=f"{one.operator}-{index}-dynamic")
+
+
+def lacks_double(one):
+    return any(f"{name}<" in one.body or f"{name}(" in one.body for name in NO_DOUBLE)
+
+
+def runs(model):
+    """Return a session, or None where this runtime lacks a kernel or the opset."""
+    try:
+        return session(model)
+    except Exception as error:
+        if not re.search(NO_KERNEL, str(error)):
+            raise
+        return None
+
+
+def feeds_of(run, arrays):
+    return {i.name: arrays[i.name] for i in run.get_inputs()}
+
+
+@pytest.mark.parametrize(("index", "opset", "form"), variants())
+def test_gradient_is_right_or_refused(index, opset, form):
+    kind = np.float64 if form == "float64" else np.float32
+    one = in_type(CASES[index], kind)
+    arrays = {name: a.astype(kind) if a.dtype.kind == "f" else a for name, a in one.arrays.items()}
+    refused = one.refused or (one.dynamic if form == "dynamic" else "")
+    if refused:
+        with pytest.raises(UnsupportedOperatorError, match=refused):
+            gradient_graph(model_of(one, opset, arrays, np.ones((), kind), form), wrt=one.names, engine="portable")
+        return
+    weighting, loss, wanted = expected(index)
+    weights = weighting.astype(kind)
+    model = model_of(one, opset, arrays, weights, form)
+    feeds = {**arrays, "weighting": weights}
+    given = None if form == "float64" and lacks_double(one) else runs(model)
+    if given is None and not lacks_double(one):
+        pytest.skip("this runtime lacks a kernel or the opset")
+    if given is not None:
+        np.testing.assert_allclose(given.run(["loss"], feeds_of(given, feeds))[0], loss, rtol=1e-4, atol=1e-4)
+    try:
+        graph = gradient_graph(model, wrt=one.names, engine="portable")
+    except UnsupportedOperatorError as error:
+        if opset >= 16 or not re.search(MAY_REFUSE, str(error)):
+            raise
+        return
+    names = ["loss", *(f"{name}_grad" for name in one.names)]
+    run = runs(graph)
+    if run is None:
+        pytest.skip("this runtime lacks a kernel or the opset")
+    value, *gradients = run.run(names, feeds_of(run, feeds))
+    np.testing.assert_allclose(value, loss, rtol=1e-4, atol=1e-4)
+    for name, gradient in zip(one.names, gradients, strict=True):
+        assert gradient.shape == arrays[name].shape
+        assert gradient.dtype == kind
+        scale = max(1.0, np.abs(wanted[name]).max(initial=0))
+        tolerance = (1e-5, 1e-7) if kind is np.float64 else (2e-4, 2e-5)
+        np.testing.assert_allclose(gradient, wanted[name], rtol=tolerance[0], atol=tolerance[1] * scale, err_msg=name)
+
+
+def test_every_expansion_has_a_right_case():
+    right = {node for one in CASES if not one.refused for node in re.findall(r"(\w+)\s*[<(]", one.body)}
+    assert set(fallback.PROVEN) | set(expand.LOWERINGS) | set(control.RULES) <= right
+
+
+def test_the_library_is_asked_only_where_no_rule_of_ours_is():
+    ours = {name for name, rule in portable.RULES.items() if rule is not fallback.RULES.get(name)}
+    assert set(fallback.PROVEN).isdisjoint(ours)
