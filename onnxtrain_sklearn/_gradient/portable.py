@@ -18,7 +18,19 @@ from .._graph.versions import MAX_OPSET, MIN_OPSET
 from ..exceptions import UnsupportedOperatorError
 from .nodes import Passage, kind, path
 from .reverse import Reverse, Rule, unsupported, zeros_like
-from .rules import convolution, elementwise, indexing, likelihood, normalization, products, reductions, shapes
+from .rules import (
+    convolution,
+    elementwise,
+    indexing,
+    likelihood,
+    normalization,
+    products,
+    reductions,
+    sampling,
+    shapes,
+    sources,
+    spectra,
+)
 from .tidy import tidy
 
 RULES: dict[str, Rule] = {
@@ -29,9 +41,14 @@ RULES: dict[str, Rule] = {
     **normalization.RULES,
     **products.RULES,
     **reductions.RULES,
+    **sampling.RULES,
     **shapes.RULES,
+    **sources.RULES,
+    **spectra.RULES,
 }
-SEVERAL_OUTPUTS = frozenset({"SoftmaxCrossEntropyLoss", "Split"})
+SEVERAL_OUTPUTS = frozenset(
+    {"BatchNormalization", "DynamicQuantizeLinear", "LayerNormalization", "SoftmaxCrossEntropyLoss", "Split"}
+)
 """Operators whose rule takes the slopes of all outputs; the others know that of the first only."""
 
 
