@@ -29,7 +29,10 @@ from .rules import (
     products,
     reductions,
     resampling,
+    sampling,
     shapes,
+    sources,
+    spectra,
 )
 from .tidy import tidy
 
@@ -43,9 +46,14 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **reductions.RULES,
     **resampling.RULES,
+    **sampling.RULES,
     **shapes.RULES,
+    **sources.RULES,
+    **spectra.RULES,
 }
-SEVERAL_OUTPUTS = frozenset({"SoftmaxCrossEntropyLoss", "Split"})
+SEVERAL_OUTPUTS = frozenset(
+    {"BatchNormalization", "DynamicQuantizeLinear", "LayerNormalization", "SoftmaxCrossEntropyLoss", "Split"}
+)
 """Operators whose rule takes the slopes of all outputs; the others know that of the first only."""
 
 

@@ -72,6 +72,8 @@ class Reverse:
     def further_output(self, index: int, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
         """Return an optional output of the forward node, which computes it from now on."""
         self.node.resize_outputs(max(index + 1, len(self.node.outputs)))
+        for value in self.node.outputs:
+            value.name = value.name or ""
         value = self.node.outputs[index]
         if not value.name:
             value.name, value.dtype, value.shape = self.op.name(self.node.op_type), dtype, shape
@@ -185,7 +187,12 @@ def reshape_to(op: GraphBuilder, value: ir.Value, like: ir.Value) -> ir.Value:
 
 def zeros_like(op: GraphBuilder, value: ir.Value) -> ir.Value:
     """Return zeros of the shape and type of ``value``."""
-    return op.ConstantOfShape(shape_of(op, value), value=ir.tensor([0], dtype=value.dtype or op.dtype))
+    return filled_like(op, value, 0)
+
+
+def filled_like(op: GraphBuilder, value: ir.Value, number: float) -> ir.Value:
+    """Return one number in the shape and type of ``value``."""
+    return op.ConstantOfShape(shape_of(op, value), value=ir.tensor([number], dtype=value.dtype or op.dtype))
 
 
 def count(op: GraphBuilder, value: ir.Value) -> Operand:

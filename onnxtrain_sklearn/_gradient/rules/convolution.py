@@ -1,18 +1,19 @@
 """Convolutions and pools.
 
 A window reaches ``(kernel - 1) dilation + 1`` elements. The gradient of a convolution's input is a transposed
-convolution without pads, whose result is then cut or padded to the input: onnxruntime's own pads of a transposed
-convolution are wrong where those of the two ends differ, and windows may leave elements at the end unread.
+convolution without pads, whose result is then cut or padded to the input: windows may leave elements at the end unread,
+or reach beyond the pads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ..._graph.builder import GraphBuilder, Operand
 from ..nodes import Dims, dims, fixed
 from ..reverse import Reverse, Rule, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 
@@ -36,7 +37,7 @@ class Windows:
         return (steps - 1) * self.strides[axis] + self.reach(axis)
 
 
-def _windows(r: Reverse, kernel: Dims) -> Windows:
+def _windows(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
     n = len(kernel)
     if not fixed(kernel):
         r.refuse("the size of its kernel is not known")
@@ -44,7 +45,7 @@ def _windows(r: Reverse, kernel: Dims) -> Windows:
     strides, dilations = (list(r.attribute(name, [1] * n)) for name in ("strides", "dilations"))
     pads = list(r.attribute("pads", [0] * 2 * n))
     windows = Windows(sizes, strides, dilations, pads[:n], pads[n:])
-    mode = r.attribute("auto_pad", "NOTSET")
+    mode = mode or r.attribute("auto_pad", "NOTSET")
     if mode == "VALID":
         return Windows(sizes, strides, dilations, [0] * n, [0] * n)
     return windows if mode == "NOTSET" else _same(r, windows, upper=mode == "SAME_UPPER")
@@ -55,6 +56,11 @@ def _same(r: Reverse, w: Windows, *, upper: bool) -> Windows:
     if not fixed(shape):
         r.refuse("its auto_pad needs fixed sizes")
     totals = [max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)]
+    return _parted(w, totals, upper=upper)
+
+
+def _parted(w: Windows, totals: list[int], *, upper: bool) -> Windows:
+    """Return the windows with these pads, the larger halves at the ends (``upper``) or at the beginnings."""
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     begin, end = (small, large) if upper else (large, small)
     return Windows(w.kernel, w.strides, w.dilations, begin, end)
@@ -72,31 +78,46 @@ def _conv(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, kernel)
     group = r.attribute("group", 1)
     return (
-        lambda: _spread(r, r.g, r.x(1), w, group, _spatial(r, r.y), _spatial(r, r.x())),
+        lambda: _spread(r, r.g, r.x(1), w, group),
         lambda: _kernel(r, r.x(), r.g, w, group),
         lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
     )
 
 
-def _spread(
-    r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int, steps: list[int], sizes: list[int]
-) -> ir.Value:
+def _spread(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
     """Add what each window's slope gives to the elements it has read."""
-    op, axes = r.op, range(len(sizes))
-    rest = [sizes[i] + w.begin[i] + w.end[i] - w.covered(i, steps[i]) for i in axes]
-    even = w.begin == w.end and not any(rest)
-    full = op.ConvTranspose(
-        g,
-        kernel,
-        strides=w.strides,
-        dilations=w.dilations,
-        group=group,
-        pads=w.begin + w.end if even else None,
-    )
+    op, unread = r.op, _unread(r.x(), r.y, w)
+    even = w.begin == w.end and unread is not None and not any(unread)
+    pads = w.begin + w.end if even else None
+    full = op.ConvTranspose(g, kernel, strides=w.strides, dilations=w.dilations, group=group, pads=pads)
     if even:
         return full
-    cut = [sizes[i] + w.begin[i] - w.covered(i, steps[i]) for i in axes]
-    return op.Pad(full, np.array([0, 0, *[-b for b in w.begin], 0, 0, *cut], np.int64))
+    start = np.array([0, 0, *[-n for n in w.begin]])
+    if unread is not None:
+        return op.Pad(full, np.append(start, [0, 0, *[n - end for n, end in zip(unread, w.end, strict=True)]]))
+    missing = op.Sub(_spatial_shape(op, r.x()), op.Add(_spatial_shape(op, full), np.array([-n for n in w.begin])))
+    return op.Pad(full, op.Concat(np.append(start, [0, 0]), missing, axis=0))
+
+
+def _unread(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
+    """Return how many elements at the ends no window reads, negative where one reaches further, None if not known."""
+    sizes, steps = (dims(x) or [None])[2:], (dims(y) or [None])[2:]
+    if sizes and fixed(sizes) and fixed(steps):
+        covered = [w.covered(i, int(str(n))) for i, n in enumerate(steps)]
+        return [int(str(n)) + w.begin[i] + w.end[i] - covered[i] for i, n in enumerate(sizes)]
+    return [0] * len(w.strides) if set(w.strides) == {1} else None
+
+
+def _spatial_shape(op: GraphBuilder, value: ir.Value) -> Operand:
+    """Return the sizes of the spatial axes, a constant where they are fixed."""
+    sizes = (dims(value) or [None])[2:]
+    if sizes and fixed(sizes):
+        return np.array(sizes, np.int64)
+    return op.Slice(op.Shape(value), [2], [np.iinfo(np.int64).max], [0])
+
+
+def _joined(op: GraphBuilder, lead: list[int], sizes: Operand) -> Operand:
+    return np.append(lead, sizes) if isinstance(sizes, np.ndarray) else op.Concat(np.array(lead), sizes, axis=0)
 
 
 def _kernel(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
@@ -107,37 +128,26 @@ def _kernel(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.
     result = op.Conv(
         rows, slopes, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
     )
-    if not _read_entirely(x, g, w):
+    unread = _unread(x, g, w)
+    if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
         result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)
     return op.Transpose(result, perm=[1, 0, *spatial])
 
 
-def _read_entirely(x: ir.Value, g: ir.Value, w: Windows) -> bool:
-    """Whether so few elements at the end are read by no window that the kernel's gradient has no surplus."""
-    sizes, steps = (dims(x) or [None])[2:], (dims(g) or [None])[2:]
-    if not (sizes and fixed(sizes) and fixed(steps)):
-        return False
-    rest = [int(str(n)) + w.begin[i] + w.end[i] - w.covered(i, int(str(steps[i]))) for i, n in enumerate(sizes)]
-    return all(unread < dilation for unread, dilation in zip(rest, w.dilations, strict=True))
-
-
 def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
     """Return ``x`` as (channels of a group, groups times rows, ...)."""
-    op, shape = r.op, dims(x) or []
-    sizes = [int(str(size)) for size in shape[2:]] if fixed(shape[1:]) else r.refuse("its sizes must be fixed")
-    channels, axes = int(str(shape[1])) // group, range(3, 3 + len(sizes))
-    parts = op.Transpose(op.Reshape(x, [-1, group, channels, *sizes]), perm=[2, 1, 0, *axes])
-    return op.Reshape(parts, [channels, -1, *sizes])
+    op, channels, sizes = r.op, (dims(r.x(1)) or [None, None])[1], _spatial_shape(r.op, x)
+    if not isinstance(channels, int):
+        r.refuse("the number of channels of its kernel is not known")
+    parts = op.Reshape(x, _joined(op, [0, group, channels], sizes))
+    parts = op.Transpose(parts, perm=[2, 1, 0, *range(3, 1 + r.rank())])
+    return op.Reshape(parts, _joined(op, [channels, -1], sizes))
 
 
 def _conv_transpose(r: Reverse) -> Sequence[Thunk]:
     """The same sums as those of a convolution, with input and output exchanged."""
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
-    if r.attribute("auto_pad", "NOTSET") != "NOTSET" or r.attribute("output_shape", None) is not None:
-        r.refuse("auto_pad and output_shape have no gradient; give it pads")
-    w, group = _windows(r, kernel), r.attribute("group", 1)
-    if w.begin != w.end:
-        r.refuse("pads that differ between the ends are not proven")
+    w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
     return (
         lambda: r.op.Conv(r.g, r.x(1), **settings),
@@ -146,17 +156,38 @@ def _conv_transpose(r: Reverse) -> Sequence[Thunk]:
     )
 
 
+def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
+    """Pads that are left to the operator make up for the size of the output; the odd one is at the beginning."""
+    n, mode = len(kernel), r.attribute("auto_pad", "NOTSET")
+    more = list(r.attribute("output_padding", [0] * n))
+    if any(size >= stride for size, stride in zip(more, r.attribute("strides", [1] * n), strict=True)):
+        r.refuse("the output_padding is not less than the stride, and runtimes disagree on what it means then")
+    w = _windows(r, kernel, mode if mode == "VALID" else "NOTSET")
+    given = r.attribute("output_shape", None)
+    if given is None and mode in ("NOTSET", "VALID"):
+        return w
+    steps, sizes = _spatial(r, r.x()), _spatial(r, r.y)
+    totals = [w.covered(i, steps[i]) + more[i] - sizes[i] for i in range(n)]
+    if min(totals) < 0:
+        r.refuse("its output is larger than what its windows span")
+    return _parted(w, totals, upper=mode == "SAME_UPPER")
+
+
 def _max_pool(r: Reverse) -> Sequence[Thunk]:
     """The kernel tells which elements were the largest; windows that overlap may name one twice."""
-    if r.attribute("storage_order", 0):
-        r.refuse("storage_order=1 is not covered")
     w = _windows(r, r.attribute("kernel_shape", []))
-    places = r.further_output(1, ir.DataType.INT64, r.y.shape)
+    places = r.further_output(1, ir.DataType.INT64, r.y.shape) if not r.attribute("storage_order", 0) else _by_rows(r)
     overlap = any(w.reach(i) > w.strides[i] for i in range(len(w.kernel)))
     rimless = not any(w.begin + w.end) and not r.attribute("ceil_mode", 0)
     if rimless and not overlap and r.op.dtype is ir.DataType.FLOAT:  # MaxUnpool's kernels are for these
         return [lambda: _unpooled(r, places, w)]
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=overlap)]
+
+
+def _by_rows(r: Reverse) -> ir.Value:
+    """The user's own indices count along columns."""
+    settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
+    return r.op.emit("MaxPool", r.x(), outputs=2, **settings)[1]
 
 
 def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
@@ -165,20 +196,61 @@ def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
     return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
 
 
+def _max_unpool(r: Reverse) -> Sequence[Thunk | None]:
+    """Runtimes take the places as those in the output, whose shape must be the one that the windows give."""
+    w = _windows(r, r.attribute("kernel_shape", []))
+    if r.has(2):
+        steps, sizes = _spatial(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
+        if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
+            r.refuse("with an output_shape other than that of its windows its places are not defined")
+    return [lambda: r.op.Gather(r.op.Reshape(r.g, [-1]), r.x(1))]
+
+
 def _average_pool(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
-    sizes, steps = _spatial(r, r.x()), _spatial(r, r.y)
-    return [lambda: _spread_mean(r, w, sizes, steps)]
-
-
-def _spread_mean(r: Reverse, w: Windows, sizes: list[int], steps: list[int]) -> ir.Value:
-    """Every channel is a row of its own, so that one kernel of ones serves all."""
-    op, kind = r.op, r.op.dtype.numpy()
     padded = bool(r.attribute("count_include_pad", 0))
-    share = op.Mul(r.g, (1.0 / _counts(w, sizes, steps, padded)).astype(kind))
-    rows = op.Reshape(share, [-1, 1, *steps])
-    spread = _spread(r, rows, op.constant(np.ones((1, 1, *w.kernel), kind)), w, 1, steps, sizes)
-    return reshape_to(op, spread, r.x())
+    if not r.attribute("ceil_mode", 0) and (padded or not any(w.begin + w.end)):
+        share: Operand = 1 / float(np.prod(w.kernel))
+    else:
+        share = (1 / _counts(w, _spatial(r, r.x()), _spatial(r, r.y), padded)).astype(r.op.dtype.numpy())
+    return [lambda: _spread_alike(r, r.op.Mul(r.g, share), w)]
+
+
+def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
+    """Every element of a window gets its share; channels are rows, so that one kernel of ones serves all."""
+    op = r.op
+    rows = op.Reshape(share, _joined(op, [-1, 1], _spatial_shape(op, r.y)))
+    ones = op.constant(np.ones((1, 1, *w.kernel), op.dtype.numpy()))
+    return reshape_to(op, _spread(r, rows, ones, w, 1), r.x())
+
+
+def _lp_pool(r: Reverse) -> Sequence[Thunk]:
+    w = _windows(r, r.attribute("kernel_shape", []))
+    return [lambda: _lp_slope(r, lambda share: _spread_alike(r, share, w))]
+
+
+def _global_lp_pool(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: _lp_slope(r, lambda share: share)]
+
+
+def _lp_slope(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """``g sign(x) (|x| / y)**(p - 1)``; a norm of 0 has the gradient 0."""
+    op, p = r.op, r.attribute("p", 2)
+    if p == 1:
+        return op.Mul(op.Sign(r.x()), spread(r.g))
+    norm = op.Where(op.Equal(r.y, 0.0), 1.0, r.y)
+    share = spread(op.Div(r.g, norm if p == 2 else op.Pow(norm, float(p - 1))))
+    return op.Mul(share, r.x() if p == 2 else op.Mul(op.Sign(r.x()), op.Pow(op.Abs(r.x()), float(p - 1))))
+
+
+def _col2im(r: Reverse) -> Sequence[Thunk | None]:
+    """Blocks are read from the slope by a convolution with one kernel for each element of a block."""
+    op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
+    w, elements = _windows(r, list(block)), int(np.prod(block))
+    kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)
+    image = op.Reshape(r.g, op.Concat(np.array([-1, 1]), r.x(1), axis=0))
+    blocks = op.Conv(image, kernel, strides=w.strides, dilations=w.dilations, pads=w.begin + w.end)
+    return [lambda: reshape_to(op, blocks, r.x())]
 
 
 def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
@@ -207,9 +279,13 @@ def _global_max(r: Reverse) -> Sequence[Thunk]:
 
 RULES: dict[str, Rule] = {
     "AveragePool": _average_pool,
+    "Col2Im": _col2im,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "GlobalAveragePool": _global_average,
+    "GlobalLpPool": _global_lp_pool,
     "GlobalMaxPool": _global_max,
+    "LpPool": _lp_pool,
     "MaxPool": _max_pool,
+    "MaxUnpool": _max_unpool,
 }

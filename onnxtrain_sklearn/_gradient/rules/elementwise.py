@@ -13,7 +13,7 @@ from math import pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from ..._graph.builder import GraphBuilder
+from ..._graph.builder import GraphBuilder, Operand
 from ..nodes import constant, dims
 from ..reverse import Reverse, Rule, Thunk, mask
 
@@ -129,6 +129,10 @@ SLOPES: dict[str, Slope] = {
 
 def _unary(slope: Slope, r: Reverse) -> Sequence[Thunk]:
     return [lambda: slope(r, r.op, r.g, r.x(), r.y)]
+
+
+def _cast_like(r: Reverse) -> Sequence[Thunk]:
+    return lambda: _cast(r, r.op, r.g, r.x(), r.y), lambda: None
 
 
 def _add(r: Reverse) -> Sequence[Thunk]:
@@ -253,21 +257,20 @@ def _dropout(r: Reverse) -> Sequence[Thunk]:
     """The mask of the forward pass is used again: the kernel draws a new one each time it runs."""
     op, mode = r.op, r.node.inputs[2] if r.has(2) else None
     training = False if mode is None else constant(mode)
-    if training is None:
-        r.refuse("its training_mode must be constant")
-    if not training:
+    if training is not None and not training:
         return [lambda: r.g]
+    ratio: Operand = 0.5
+    if r.has(1):
+        ratio = r.x(1) if r.x(1).dtype is op.dtype else op.Cast(r.x(1), to=op.dtype)
     kept = mask(op, r.further_output(1, ir.DataType.BOOL, r.y.shape))
-    if not r.has(1):
-        return [lambda: op.Mul(r.g, op.Mul(kept, 2.0))]
-    ratio = r.x(1) if r.x(1).dtype is op.dtype else op.Cast(r.x(1), to=op.dtype)
-    return [lambda: op.Div(op.Mul(r.g, kept), op.Sub(1.0, ratio))]
+    scaled = op.Div(kept, 1.0 - ratio if isinstance(ratio, float) else op.Sub(1.0, ratio))
+    return [lambda: op.Mul(r.g, scaled if training else op.Where(mode, scaled, 1.0))]
 
 
 RULES: dict[str, Rule] = {
     **{name: partial(_unary, slope) for name, slope in SLOPES.items()},
     "Add": _add,
-    "CastLike": lambda r: [*_unary(_cast, r), lambda: None],
+    "CastLike": _cast_like,
     "Clip": _clip,
     "Div": _div,
     "Dropout": _dropout,

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from ..reverse import Reverse, Rule, Thunk, flat_index, scatter_add, scatter_flat, shape_of, zeros_like
+from ..reverse import (
+    Reverse,
+    Rule,
+    Thunk,
+    filled_like,
+    flat_index,
+    mask,
+    reshape_to,
+    scatter_add,
+    scatter_flat,
+    shape_of,
+    zeros_like,
+)
+
+Pick: TypeAlias = Callable[[ir.Value], ir.Value]
 
 
 def _gather(r: Reverse) -> Sequence[Thunk]:
@@ -39,29 +54,75 @@ def _gather_nd(r: Reverse) -> Sequence[Thunk]:
 
 
 def _scatter_elements(r: Reverse) -> Sequence[Thunk | None]:
-    """What is put in replaces what was there, or is added to it."""
-    op, axis, added = r.op, r.attribute("axis", 0), _adds(r)
-    return (
-        lambda: r.g if added else op.ScatterElements(r.g, r.x(1), zeros_like(op, r.x(2)), axis=axis),
-        None,
-        lambda: op.GatherElements(r.g, r.x(1), axis=axis),
-    )
+    axis = r.attribute("axis", 0)
+    return _scatter(r, lambda value: r.op.GatherElements(value, r.x(1), axis=axis))
 
 
 def _scatter_nd(r: Reverse) -> Sequence[Thunk | None]:
-    op, added = r.op, _adds(r)
-    return (
-        lambda: r.g if added else op.ScatterND(r.g, r.x(1), zeros_like(op, r.x(2))),
-        None,
-        lambda: op.GatherND(r.g, r.x(1)),
-    )
+    return _scatter(r, lambda value: r.op.GatherND(value, r.x(1)))
 
 
-def _adds(r: Reverse) -> bool:
-    reduction = r.attribute("reduction", "none")
-    if reduction not in ("none", "add"):
-        r.refuse(f"only reductions 'none' and 'add' have a gradient, not {reduction!r}")
-    return bool(reduction == "add")
+def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
+    """``pick`` reads at the indices, in the shape of the updates; several of them may go to one place."""
+    rules = {"add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
+    of_data, of_updates = rules.get(r.attribute("reduction", "none"), _replaced)(r, pick)
+    return of_data, None, of_updates
+
+
+def _put(r: Reverse, base: ir.Value, updates: ir.Value, **changes: Any) -> ir.Value:
+    return r.again(base, r.x(1), updates, **changes)
+
+
+def _replaced(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    return lambda: _put(r, r.g, zeros_like(r.op, r.x(2))), lambda: pick(r.g)
+
+
+def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    return lambda: r.g, lambda: pick(r.g)
+
+
+def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    """Updates of zero are left out of the product, and counted: one zero is no factor of its own gradient."""
+    op, x, updates = r.op, r.x(), r.x(2)
+
+    def of_updates() -> ir.Value:
+        zero = op.Equal(updates, 0.0)
+        nonzero, zeros = op.Where(zero, 1.0, updates), mask(op, zero)
+        others = op.Div(pick(_put(r, x, nonzero)), nonzero)
+        others_zero = op.Sub(pick(_put(r, zeros_like(op, x), zeros, reduction="add")), zeros)
+        return op.Mul(pick(r.g), op.Where(op.Greater(others_zero, 0.5), 0.0, others))
+
+    return lambda: op.Mul(r.g, _put(r, filled_like(op, x, 1), updates)), of_updates
+
+
+def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    """Elements that are equally extreme share the gradient."""
+    op = r.op
+    kept, put = mask(op, op.Equal(r.x(), r.y)), mask(op, op.Equal(r.x(2), pick(r.y)))
+    share = op.Div(r.g, _put(r, kept, put, reduction="add"))
+    return lambda: op.Mul(kept, share), lambda: op.Mul(put, pick(share))
+
+
+def _one_hot(r: Reverse) -> Sequence[Thunk | None]:
+    """The values are (off, on); what is not on is off."""
+    op = r.op
+
+    def of_values() -> ir.Value:
+        hot = r.again(r.x(0), r.x(1), np.array([0, 1], op.dtype.numpy()))
+        on, total = op.ReduceSum(op.Mul(r.g, hot), keepdims=False), op.ReduceSum(r.g, keepdims=False)
+        return op.Concat(op.Reshape(op.Sub(total, on), [1]), op.Reshape(on, [1]), axis=0)
+
+    return lambda: None, lambda: None, of_values
+
+
+def _unique(r: Reverse) -> Sequence[Thunk]:
+    """Elements that are equal share the gradient of the one that is kept."""
+    op, axis = r.op, r.attribute("axis", None)
+    inverse, counts = (r.further_output(i, ir.DataType.INT64) for i in (2, 3))
+    column = [-1] if axis is None else [-1, *[1] * (r.rank() - 1 - axis % r.rank())]
+    share = op.Div(r.g, op.Reshape(op.Cast(counts, to=op.dtype), column))
+    picked = op.Gather(share, inverse, axis=axis or 0)
+    return [lambda: reshape_to(op, picked, r.x()) if axis is None else picked]
 
 
 def _top_k(r: Reverse) -> Sequence[Thunk]:
@@ -74,7 +135,9 @@ RULES: dict[str, Rule] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "OneHot": _one_hot,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "TopK": _top_k,
+    "Unique": _unique,
 }

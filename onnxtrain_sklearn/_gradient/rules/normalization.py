@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from ..._graph.builder import GraphBuilder
-from ..reverse import Reverse, Rule, Thunk, reshape_to
+from ..._graph.builder import GraphBuilder, Operand
+from ..nodes import dims, fixed
+from ..reverse import Reverse, Rule, Thunk, positive_axes, reshape_to, shape_of
 
 EPSILON = 1e-5
 
@@ -23,10 +25,15 @@ def _mean(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
 def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
     """Return the normalized value and the reciprocal of the deviation."""
     op = r.op
-    centred = op.Sub(x, _mean(op, x, axes))
-    variance = _mean(op, op.Mul(centred, centred), axes)
+    centred, variance = _moments(r, x, axes)
     inverse = op.Reciprocal(op.Sqrt(op.Add(variance, r.attribute("epsilon", EPSILON))))
     return op.Mul(centred, inverse), inverse
+
+
+def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    op = r.op
+    centred = op.Sub(x, _mean(op, x, axes))
+    return centred, _mean(op, op.Mul(centred, centred), axes)
 
 
 def _back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
@@ -34,14 +41,39 @@ def _back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: l
     return op.Mul(op.Sub(h, common), inverse)
 
 
+def _size(r: Reverse, axes: list[int]) -> Operand:
+    """Return how many elements a statistic over these axes is of, as a float."""
+    sizes = [(dims(r.x()) or [])[axis] for axis in axes]
+    if fixed(sizes):
+        return float(np.prod([int(str(size)) for size in sizes]))
+    return r.op.Cast(r.op.ReduceProd(r.op.Gather(r.op.Shape(r.x()), np.array(axes)), keepdims=False), to=r.op.dtype)
+
+
+def _further(r: Reverse, index: int) -> ir.Value | None:
+    """Return the slope of a statistic, which may be of another type, in the type of the value."""
+    slope = r.slopes[index] if index < len(r.slopes) else None
+    return slope if slope is None or r.node.outputs[index].dtype is r.op.dtype else r.op.Cast(slope, to=r.op.dtype)
+
+
 def _layer_normalization(r: Reverse) -> Sequence[Thunk]:
-    op, rank = r.op, r.rank()
+    """The further outputs are the mean and the deviation's reciprocal."""
+    op, rank, g = r.op, r.rank(), r.slopes[0]
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     z, inverse = _layer_statistics(r, axes)
+
+    def of_value() -> ir.Value:
+        slopes = [] if g is None else [_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
+        of_mean, of_inverse = _further(r, 1), _further(r, 2)
+        if of_mean is not None:
+            slopes.append(op.Expand(op.Div(of_mean, _size(r, axes)), shape_of(op, r.x())))
+        if of_inverse is not None:
+            slopes.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _size(r, axes))))
+        return slopes[0] if len(slopes) == 1 else op.Sum(*slopes)
+
     return (
-        lambda: _back(op, op.Mul(r.g, r.x(1)), z, inverse, axes),
-        lambda: r.sum_to(op.Mul(r.g, z), 1),
-        lambda: r.sum_to(r.g, 2),
+        of_value,
+        lambda: None if g is None else r.sum_to(op.Mul(g, z), 1),
+        lambda: None if g is None else r.sum_to(g, 2),
     )
 
 
@@ -87,19 +119,40 @@ def _instance_normalization(r: Reverse) -> Sequence[Thunk]:
 
 
 def _batch_normalization(r: Reverse) -> Sequence[Thunk]:
-    return _with_batch_statistics(r) if r.attribute("training_mode", 0) else _with_running_statistics(r)
+    """Before opset 14, further outputs are what makes it train."""
+    further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
+    return _with_batch_statistics(r) if further or r.attribute("training_mode", 0) else _with_running_statistics(r)
 
 
 def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
-    """The running statistics are not read for the first output."""
-    op, axes = r.op, [0, *range(2, r.rank())]
+    """The running statistics, the further outputs, go a step from the ones that come in to those of the batch."""
+    op, g, axes, old = r.op, r.slopes[0], [0, *range(2, r.rank())], r.attribute("momentum", 0.9)
+    if any(slope is not None for slope in r.slopes[3:]):
+        r.refuse("runtimes disagree on what its saved statistics are")
+    of_mean, of_variance = _further(r, 1), _further(r, 2)
     z, inverse = _standardize(r, r.x(), axes)
+
+    def of_old(slope: ir.Value | None, index: int) -> ir.Value | None:
+        if slope is not None and r.x(index).producer() is not None:
+            r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
+        return None if slope is None else op.Mul(slope, old)
+
+    def of_value() -> ir.Value:
+        slopes = [] if g is None else [_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
+        if of_mean is not None:
+            share = op.Div(op.Mul(of_mean, 1 - old), _size(r, axes))
+            slopes.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
+        if of_variance is not None:
+            share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _size(r, axes))
+            slopes.append(op.Mul(_moments(r, r.x(), axes)[0], _channels(r, share)))
+        return slopes[0] if len(slopes) == 1 else op.Sum(*slopes)
+
     return (
-        lambda: _back(op, op.Mul(r.g, _channels(r, r.x(1))), z, inverse, axes),
-        lambda: _channel_sums(r, op.Mul(r.g, z)),
-        lambda: _channel_sums(r, r.g),
-        lambda: None,
-        lambda: None,
+        of_value,
+        lambda: None if g is None else _channel_sums(r, op.Mul(g, z)),
+        lambda: None if g is None else _channel_sums(r, g),
+        lambda: of_old(of_mean, 3),
+        lambda: of_old(of_variance, 4),
     )
 
 
@@ -142,11 +195,38 @@ def _lp_normalization(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)]
 
 
+def _mean_variance_normalization(r: Reverse) -> Sequence[Thunk]:
+    """Nothing stabilizes it that runtimes agree on, but for the size of what is added to the deviation."""
+    op, rank = r.op, r.rank()
+    axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
+    centred, variance = _moments(r, r.x(), axes)
+    inverse = op.Reciprocal(op.Add(op.Sqrt(variance), 1e-9))
+    return [lambda: _back(op, r.g, op.Mul(centred, inverse), inverse, axes)]
+
+
+def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
+    """``x s**-beta``: a band matrix sums the squares, and what they are slopes of, over the neighbouring channels."""
+    op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
+    alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
+    if not isinstance(shape[1], int):
+        r.refuse("the number of its channels is not known")
+    places = np.arange(shape[1])
+    ahead = places - places[:, None]
+    band = ((-((size - 1) // 2) <= ahead) & (ahead <= size // 2)).astype(op.dtype.numpy())
+    x, g = (op.Reshape(value, [0, shape[1], -1]) for value in (r.x(), r.g))
+    sums = op.Add(op.Mul(op.MatMul(band, op.Mul(x, x)), alpha), bias)
+    direct = op.Mul(g, op.Pow(sums, -beta))
+    around = op.MatMul(band.T.copy(), op.Div(op.Mul(direct, x), sums))
+    return [lambda: reshape_to(op, op.Sub(direct, op.Mul(op.Mul(x, 2 * alpha * beta), around)), r.x())]
+
+
 RULES: dict[str, Rule] = {
     "BatchNormalization": _batch_normalization,
     "GroupNormalization": _group_normalization,
     "InstanceNormalization": _instance_normalization,
+    "LRN": _local_response_normalization,
     "LayerNormalization": _layer_normalization,
     "LpNormalization": _lp_normalization,
+    "MeanVarianceNormalization": _mean_variance_normalization,
     "RMSNormalization": _rms_normalization,
 }

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from string import ascii_letters
+from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from ..nodes import Dims, dims
-from ..reverse import Reverse, Rule, Thunk, sum_to, zeros_like
+from ..reverse import Reverse, Rule, Thunk, mask, shape_of, sum_to
+
+Size: TypeAlias = "int | str | None"
 
 
 def _gemm(r: Reverse) -> Sequence[Thunk]:
@@ -85,33 +90,83 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
 
 
 def _einsum(r: Reverse) -> Sequence[Thunk]:
-    """The slope takes the place of the operand; an index that only the operand has comes back with ones."""
-    equation = r.attribute("equation", "").replace(" ", "")
-    left, arrow, output = equation.partition("->")
-    terms = left.split(",")
-    if "." in equation or any(len(set(term)) < len(term) for term in terms):
-        r.refuse("an ellipsis, or an index twice in one operand, is not covered")
-    if not arrow:
-        output = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    _refuse_broadcast(r, terms)
+    """The slope takes the place of the operand, and the operand's indices that of the output."""
+    terms, output = _letters(r)
+    for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
+        if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
+            r.refuse(f"the sizes of the index {letter!r} differ, which only an ellipsis may")
     return [partial(_einsum_slope, r, terms, output, i) for i in range(len(terms))]
 
 
-def _refuse_broadcast(r: Reverse, terms: Sequence[str]) -> None:
-    sizes: dict[str, int | str | None] = {}
-    for i, term in enumerate(terms):
-        for index, size in zip(term, dims(r.x(i)) or [None] * len(term), strict=True):
-            if size is None or sizes.setdefault(index, size) != size:
-                r.refuse("the sizes of its indices are not known to agree")
+def _letters(r: Reverse) -> tuple[list[str], str]:
+    """Return the indices of the operands and of the output, with letters for the axes that an ellipsis stands for."""
+    equation = r.attribute("equation", "").replace(" ", "")
+    left, arrow, output = equation.partition("->")
+    terms = left.split(",")
+    spare = [c for c in ascii_letters if c not in equation]
+    hidden = [r.rank(r.x(i)) - len(term) + 3 if "." in term else 0 for i, term in enumerate(terms)]
+    names = "".join(spare[: max(hidden)])
+    if not arrow:
+        single = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        if any(c.isupper() for c in single) and any(c.islower() for c in single):
+            r.refuse("the order of capital and small letters in the output that it does not name is not defined")
+        output = "".join(["..." * ("." in left), *single])
+    terms = [term.replace("...", names[len(names) - n :]) for term, n in zip(terms, hidden, strict=True)]
+    return terms, output.replace("...", names)
 
 
 def _einsum_slope(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
-    op, term = r.op, terms[i]
-    others = [*terms[:i], *terms[i + 1 :], output]
-    operands = [*(r.x(j) for j in range(len(terms)) if j != i), r.g]
-    if set(term) - set("".join(others)):
-        others, operands = [*others, term], [*operands, op.Exp(zeros_like(op, r.x(i)))]
-    return op.Einsum(*operands, equation=f"{','.join(others)}->{term}")
+    """The second letter of a diagonal becomes another one, tied to the first by the identity matrix."""
+    x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
+    operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
+    spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
+    sizes = _sizes(others, operands)
+    for axis, letter in enumerate(terms[i]):
+        if letter in term[:axis]:
+            other = next(spare)
+            term = term[:axis] + other + term[axis + 1 :]
+            others, operands = [*others, letter + other], [*operands, _identity(r, x, axis)]
+            sizes[letter] = sizes[other] = (dims(x) or [])[axis]
+    return _fitted(r, operands, others, term, sizes, x)
+
+
+def _sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
+    """Return the size of each index once the operands are broadcast, None where only a run can tell."""
+    wide = {letter: sizes - {1} or {1} for letter, sizes in _seen(terms, operands).items()}
+    return {letter: sizes.pop() if len(sizes) == 1 else None for letter, sizes in wide.items()}
+
+
+def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[Size]]:
+    sizes: dict[str, set[Size]] = {}
+    for term, value in zip(terms, operands, strict=True):
+        for letter, size in zip(term, dims(value) or [None] * len(term), strict=True):
+            sizes.setdefault(letter, set()).add(size)
+    return sizes
+
+
+def _fitted(
+    r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
+) -> ir.Value:
+    """Sum over the indices that ``x`` has with size 1, and repeat over those that it alone has."""
+    op, shape = r.op, dims(x) or [None] * len(term)
+    kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
+    lost = [axis for axis in range(len(term)) if axis not in kept]
+    slope = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
+    slope = op.Unsqueeze(slope, axes=lost) if lost else slope
+    have = [1 if axis in lost else sizes[letter] for axis, letter in enumerate(term)]
+    if have == shape and None not in shape:
+        return slope
+    wide = [n if m in (1, n) or isinstance(n, int) else None for n, m in zip(shape, have, strict=True)]
+    return sum_to(r, op.Expand(slope, shape_of(op, x)), wide, x)
+
+
+def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
+    size = (dims(x) or [])[axis]
+    if isinstance(size, int):
+        return r.op.constant(np.eye(size, dtype=r.op.dtype.numpy()))
+    op = r.op
+    places = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [axis], [axis + 1], [0]), axes=[0]), np.array(1))
+    return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
 
 
 RULES: dict[str, Rule] = {"Einsum": _einsum, "Gemm": _gemm, "MatMul": _matmul}

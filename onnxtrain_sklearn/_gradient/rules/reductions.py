@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand
@@ -117,13 +118,45 @@ def _cumsum(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.again(r.g, r.x(1), reverse=1 - int(r.attribute("reverse", 0)))]
 
 
+def _cumprod(r: Reverse) -> Sequence[Thunk]:
+    """Sums of ``g y`` over ``x``; for the first zero of all, the products are taken again without it."""
+    op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
+    zero = op.Equal(x, 0.0)
+    first = op.And(zero, op.Less(op.CumSum(mask(op, zero), axis, reverse=reverse), 1.5))
+    without = r.again(op.Where(first, 1.0, x), axis)
+
+    def sums(products: ir.Value) -> ir.Value:
+        return op.CumSum(op.Mul(r.g, products), axis, exclusive=r.attribute("exclusive", 0), reverse=1 - reverse)
+
+    others = op.Div(sums(r.y), op.Where(zero, 1.0, x))
+    return [lambda: op.Where(zero, op.Where(first, sums(without), 0.0), others)]
+
+
 def _nothing(r: Reverse) -> Sequence[Thunk]:
     return [lambda: None]
 
 
+def _det(r: Reverse) -> Sequence[Thunk]:
+    """The cofactors, determinants of what is left without a row and a column: right for singular matrices too."""
+    op, n = r.op, (dims(r.x()) or [None])[-1]
+    if not isinstance(n, int):
+        r.refuse("the size of its matrices is not known")
+    g = op.Unsqueeze(r.g, axes=[-2, -1])
+    if n == 1:
+        return [lambda: g]
+    lead = list(range(r.rank() - 2))
+    left = np.array([[j for j in range(n) if j != i] for i in range(n)])
+    minors = op.Gather(op.Gather(r.x(), left, axis=-1), left, axis=len(lead))  # (..., row, rows, column, columns)
+    minors = op.Transpose(minors, perm=[*lead, *(len(lead) + axis for axis in (0, 2, 1, 3))])
+    signs = (-1.0) ** np.add.outer(np.arange(n), np.arange(n))
+    return [lambda: op.Mul(op.Mul(op.Det(minors), signs.astype(op.dtype.numpy())), g)]
+
+
 RULES: dict[str, Rule] = {
     **{name: partial(_reduction, rule) for name, rule in REDUCTIONS.items()},
+    "CumProd": _cumprod,
     "CumSum": _cumsum,
+    "Det": _det,
     "Hardmax": _nothing,
     "LogSoftmax": _log_softmax,
     "Softmax": _softmax,

@@ -123,10 +123,21 @@ def _trilu(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.again(r.g, *r.node.inputs[1:])]
 
 
-def _depth_to_space(inverse: str, r: Reverse) -> Sequence[Thunk]:
-    if r.attribute("mode", "DCR") != "DCR":
-        r.refuse("only mode='DCR' has a gradient")
-    return [lambda: r.op.emit(inverse, r.g, blocksize=r.attribute("blocksize", 1))[0]]
+def _depth_to_space(r: Reverse) -> Sequence[Thunk]:
+    """The inverse orders channels by place in the block first, as DCR does; CRD puts the place last."""
+    blocks = r.op.SpaceToDepth(r.g, blocksize=r.attribute("blocksize", 1))
+    if r.attribute("mode", "DCR") == "DCR":
+        return [lambda: blocks]
+    channels = (dims(r.x()) or [None, None])[1]
+    if not isinstance(channels, int):
+        r.refuse("the number of its channels is not known")
+    places = r.attribute("blocksize", 1) ** 2
+    order = np.arange(channels).reshape(places, -1).T.ravel()
+    return [lambda: r.op.Gather(blocks, order, axis=1)]
+
+
+def _space_to_depth(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: r.op.DepthToSpace(r.g, blocksize=r.attribute("blocksize", 1))]
 
 
 def _taken(repeats: bool, r: Reverse) -> Sequence[Thunk]:
@@ -139,12 +150,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
     "Compress": partial(_taken, False),
     "Concat": _concat,
-    "DepthToSpace": partial(_depth_to_space, "SpaceToDepth"),
+    "DepthToSpace": _depth_to_space,
     "Expand": _expand,
     "Pad": _pad,
     "ReverseSequence": partial(_taken, False),
     "Slice": _slice,
-    "SpaceToDepth": partial(_depth_to_space, "DepthToSpace"),
+    "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Tile": _tile,
     "Transpose": _transpose,
