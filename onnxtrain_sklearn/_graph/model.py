@@ -155,7 +155,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
 
     Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
     """
-    proto = _inlined(_with_one_default_opset(_read(model)))
+    proto = _inlined(_with_one_default_opset(_without_zip_maps(_read(model))))
     source = readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
     _refuse_reserved_names(source)
@@ -337,6 +337,26 @@ def _source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
     if isinstance(model, str | os.PathLike):
         return f"the file {os.fspath(model)!r}"
     return "the bytes" if isinstance(model, bytes) else "the ModelProto"
+
+
+def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the scores of classifiers as tensors, not as dictionaries, which onnx_ir lacks."""
+    if not any(node.op_type == "ZipMap" for node in proto.graph.node):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    zipped = [node for node in result.graph.node if node.op_type == "ZipMap"]
+    names = {name for node in zipped for name in node.output}
+    for node in zipped:
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+    for value in [*result.graph.output, *result.graph.value_info]:
+        if value.name in names:
+            value.type.Clear()
+            value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
+            for _ in range(2):
+                value.type.tensor_type.shape.dim.add()
+    return result
 
 
 def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -72,8 +72,21 @@ def rewrite(source: ir.Model) -> Rewritten:
             _replace(graph, node, rule, roles)
     graph.sort()
     common.RemoveUnusedNodesPass()(model)
-    infer_shapes(model)
+    _infer_anew(model)
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
+
+
+def _infer_anew(model: ir.Model) -> None:
+    """Infer all shapes, and trust those declared only where there is nothing better: converters declare wrong ones.
+
+    A classifier of two classes, say, has one column of scores and declares two. Its gradient would be wrong.
+    """
+    declared = {v: v.shape for node in model.graph for v in node.outputs}
+    for value in declared:
+        value.shape = None
+    infer_shapes(model)
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else value.shape
 
 
 def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> None:
