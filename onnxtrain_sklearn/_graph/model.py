@@ -55,6 +55,12 @@ NOT_WEIGHTS: dict[str, frozenset[int]] = {
 }
 """Float inputs that are settings or statistics, not weights: operator -> positions."""
 
+BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
+"""Operators beside which a single number is a bound or a filler, not a weight: operator -> most axes it has then."""
+
+_LARGEST_EPSILON = 1e-3
+_EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
+
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
 
 
@@ -443,7 +449,10 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
 
 
 def _positive_class(final: ir.Value) -> ir.Value:
-    """Return p where ``final`` is the two columns ``Concat(1 - p, p)`` with which exported binary classifiers end."""
+    """Return p where ``final`` is the two columns ``Concat(1 - p, p)`` with which exported binary classifiers end.
+
+    1 - p may be the sigmoid of the opposite score instead, which is more exact where p is almost one.
+    """
     concat = final.producer()
     if concat is None or concat.op_type != "Concat" or concat.domain or len(concat.inputs) != 2:
         return final
@@ -451,12 +460,24 @@ def _positive_class(final: ir.Value) -> ir.Value:
         return final
     other, p = concat.inputs
     complement = None if other is None else other.producer()
-    if p is None or complement is None or complement.op_type != "Sub" or complement.inputs[1] is not p:
+    if p is None or complement is None or complement.domain:
+        return final
+    if complement.op_type == "Sigmoid" and _opposite(complement, p.producer()):
+        return p
+    if complement.op_type != "Sub" or complement.inputs[1] is not p:
         return final
     one = None if complement.inputs[0] is None else ir.convenience.get_const_tensor(complement.inputs[0])
     node = p.producer()
     is_probability = node is not None and node.op_type == "Sigmoid" and not node.domain
     return p if is_probability and one is not None and one.numpy().tolist() in (1.0, [1.0]) else final
+
+
+def _opposite(complement: ir.Node, node: ir.Node | None) -> bool:
+    """Whether two sigmoids are those of -s and s."""
+    negative = None if complement.inputs[0] is None else complement.inputs[0].producer()
+    if node is None or node.op_type != "Sigmoid" or node.domain or negative is None or negative.domain:
+        return False
+    return negative.op_type == "Neg" and negative.inputs[0] is node.inputs[0]
 
 
 def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
@@ -523,7 +544,20 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    return any(node.domain or index not in NOT_WEIGHTS.get(node.op_type, ()) for node, index in value.uses())
+    return any(node.domain or not _is_setting(value, node, index) for node, index in value.uses())
+
+
+def _is_setting(value: ir.Value, node: ir.Node, index: int) -> bool:
+    """Whether the operator wants a setting there, or has a single number for a bound or to keep off zero."""
+    if index in NOT_WEIGHTS.get(node.op_type, ()):
+        return True
+    array = _array(value)
+    if array.size != 1:
+        return False
+    if node.op_type in BOUNDS:
+        return array.ndim <= BOUNDS[node.op_type]
+    small = bool(0 < array.ravel()[0] <= _LARGEST_EPSILON) and node.op_type == "Add"
+    return small and all((user.op_type, i) in _EPSILON_FEEDS for user, i in node.outputs[0].uses())
 
 
 def _statistics(graph: ir.Graph) -> list[str]:

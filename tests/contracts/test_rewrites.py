@@ -180,7 +180,12 @@ def test_every_parameter_has_its_gradient(index):
     feeds = {proto.graph.input[0].name: moved(X[:9])}
     made = {role.name for role in rewritten.roles}
     for engine in available_engines():
-        names = assert_gradients(rewritten.model, outputs[-1], feeds, engine, entries=4, tolerance=1e-3, only=made)
+        try:
+            names = assert_gradients(rewritten.model, outputs[-1], feeds, engine, entries=4, tolerance=1e-3, only=made)
+        except Exception as error:
+            if not ("NOT_IMPLEMENTED" in str(error) and "ReduceProd" in str(error)):
+                raise
+            pytest.skip("this onnxruntime has no ReduceProd in float64 for the differences")
         assert any(name.startswith(stem) for name in names)
     assert not stem or any(role.name.startswith(stem) for role in rewritten.roles)
 
