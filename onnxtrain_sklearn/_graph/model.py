@@ -58,7 +58,6 @@ NOT_WEIGHTS: dict[str, frozenset[int]] = {
 BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
 """Operators beside which a single number is a bound or a filler, not a weight: operator -> most axes it has then."""
 
-_LARGEST_EPSILON = 1e-3
 _EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
 
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
@@ -351,17 +350,15 @@ def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     result = onnx.ModelProto()
     result.CopyFrom(proto)
-    zipped = [node for node in result.graph.node if node.op_type == "ZipMap"]
-    names = {name for node in zipped for name in node.output}
-    for node in zipped:
+    values = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
+    for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
         node.op_type, node.domain = "Identity", ""
         del node.attribute[:]
-    for value in [*result.graph.output, *result.graph.value_info]:
-        if value.name in names:
+        if (value := values.get(node.output[0])) is not None:
             value.type.Clear()
             value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
-            for _ in range(2):
-                value.type.tensor_type.shape.dim.add()
+            value.type.tensor_type.shape.dim.add()
+            value.type.tensor_type.shape.dim.add()
     return result
 
 
@@ -460,11 +457,9 @@ def _positive_class(final: ir.Value) -> ir.Value:
         return final
     other, p = concat.inputs
     complement = None if other is None else other.producer()
-    if p is None or complement is None or complement.domain:
-        return final
-    if complement.op_type == "Sigmoid" and _opposite(complement, p.producer()):
+    if p is not None and complement is not None and _opposite(complement, p.producer()):
         return p
-    if complement.op_type != "Sub" or complement.inputs[1] is not p:
+    if p is None or complement is None or complement.op_type != "Sub" or complement.inputs[1] is not p:
         return final
     one = None if complement.inputs[0] is None else ir.convenience.get_const_tensor(complement.inputs[0])
     node = p.producer()
@@ -474,7 +469,9 @@ def _positive_class(final: ir.Value) -> ir.Value:
 
 def _opposite(complement: ir.Node, node: ir.Node | None) -> bool:
     """Whether two sigmoids are those of -s and s."""
-    negative = None if complement.inputs[0] is None else complement.inputs[0].producer()
+    if complement.op_type != "Sigmoid" or complement.domain or complement.inputs[0] is None:
+        return False
+    negative = complement.inputs[0].producer()
     if node is None or node.op_type != "Sigmoid" or node.domain or negative is None or negative.domain:
         return False
     return negative.op_type == "Neg" and negative.inputs[0] is node.inputs[0]
@@ -549,14 +546,12 @@ def _is_weight(value: ir.Value) -> bool:
 
 def _is_setting(value: ir.Value, node: ir.Node, index: int) -> bool:
     """Whether the operator wants a setting there, or has a single number for a bound or to keep off zero."""
-    if index in NOT_WEIGHTS.get(node.op_type, ()):
-        return True
-    array = _array(value)
-    if array.size != 1:
-        return False
+    array, wanted = _array(value), index in NOT_WEIGHTS.get(node.op_type, ())
+    if wanted or array.size != 1:
+        return wanted
     if node.op_type in BOUNDS:
         return array.ndim <= BOUNDS[node.op_type]
-    small = bool(0 < array.ravel()[0] <= _LARGEST_EPSILON) and node.op_type == "Add"
+    small = bool(0 < array.ravel()[0] <= 1e-3) and node.op_type == "Add"
     return small and all((user.op_type, i) in _EPSILON_FEEDS for user, i in node.outputs[0].uses())
 
 
