@@ -31,6 +31,7 @@ LAYERS = (
     "_graph.rewrites.features",
     "_graph.rewrites.forest",
     "_graph.rewrites.linear",
+    "_graph.rewrites.plain",
     "_graph.rewrites.probabilities",
     "_graph.rewrites.svm",
     "_graph.rewrites.trees",

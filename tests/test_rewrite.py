@@ -89,11 +89,10 @@ def central_differences(model, feeds, name, entries, step=1e-6):
     return np.array(slopes)
 
 
-def assert_gradients(model, output, feeds, engine, tolerance=2e-4, entries=40):
-    """Compare the gradients of an output by all parameters that reach it; return their names."""
+def assert_gradients(model, output, feeds, engine, tolerance=2e-4, entries=40, only=()):
+    """Compare the gradients of an output by the parameters that reach it, all or ``only`` some; return their names."""
     loss = scalar_of(model, output, feeds)
-    reached = border.reaching(loss.graph.outputs[0])
-    names = [n for n, v in loss.graph.initializers.items() if n in reached and is_float(v)]
+    names = [n for n in border._parameters(loss.graph, loss.graph.outputs[0]) if not only or n in only]
     gradient = differentiate(loss, names, "loss", engine).model
     fed = {v.name: feeds[v.name] for v in gradient.graph.inputs}
     found = dict(zip([v.name for v in gradient.graph.outputs], run(gradient, fed), strict=True))
@@ -448,9 +447,16 @@ for body, stays in (
          num_scan_inputs=1, initializers=("y",), stays=stays)  # fmt: skip
 
 
+for rows in (X, np.array([[0, 0, 0], [1, -2, 0]], np.float32)):
+    for p in (1, 2):
+        case("LpNormalization", domain="", x=rows, p=p, axis=1)
+case("Sum", domain="", x=X)
+case("Sum", domain="", x=X, y=X[0])
+
+
 def test_every_rule_has_a_case():
     tested = {(c.domain, c.operator) for c in CASES if not c.refused}
-    assert set(RULES) <= tested | {(ML, "ZipMap")}
+    assert set(RULES) <= tested
 
 
 def number(c):
@@ -553,3 +559,82 @@ def test_what_has_no_form_is_refused(c):
     with pytest.raises(UnsupportedOperatorError, match=c.refused) as error:
         rewrite(model)
     assert f"Node '{c.operator.lower()}' (" in str(error.value)
+
+
+LINE = {"coefficients": [0.1, -0.2, 0.3], "intercepts": [0.5]}
+
+
+def graph_of(*nodes, outputs=(("y", 1, ["N", 1]),), held=(), producer="test"):
+    declare = onnx.helper.make_tensor_value_info
+    inputs = [declare("x", 1, ["N", 3])]
+    graph = onnx.helper.make_graph(list(nodes), "several", inputs, [declare(*o) for o in outputs], list(held))
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(ML, 3)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9, producer_name=producer)
+
+
+def test_the_given_model_is_left_as_it_is():
+    source = border.load(CASES[0].proto)
+    before = border.to_proto(source).SerializeToString()
+    rewrite(source)
+    assert border.to_proto(source).SerializeToString() == before
+
+
+def test_nodes_of_one_kind_have_parameters_of_their_own():
+    first = onnx.helper.make_node("LinearRegressor", ["x"], ["a"], "one", domain=ML, **LINE)
+    second = onnx.helper.make_node("LinearRegressor", ["x"], ["b"], "two", domain=ML, **LINE)
+    rewritten = rewrite(border.load(graph_of(first, second, onnx.helper.make_node("Mul", ["a", "b"], ["y"], "m"))))
+    names = [(role.node, role.name) for role in rewritten.roles]
+    assert names == [
+        ("one", "linear_regressor.coef"),
+        ("one", "linear_regressor.intercept"),
+        ("two", "linear_regressor_1.coef"),
+        ("two", "linear_regressor_1.intercept"),
+    ]
+
+
+def test_what_nobody_reads_is_not_rewritten():
+    faulty = onnx.helper.make_node("LinearRegressor", ["x"], ["z"], "unread", domain=ML, coefficients=[1.0] * 5)
+    right = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "read", domain=ML, **LINE)
+    assert {role.node for role in rewrite(border.load(graph_of(faulty, right))).roles} == {"read"}
+
+
+def test_declared_shapes_that_are_wrong_are_not_believed():
+    node = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "line", domain=ML, **LINE)
+    model = rewrite(border.load(graph_of(node, outputs=[("y", 1, ["N", 2])]))).model
+    assert model.graph.outputs[0].shape[1] == 1
+
+
+def test_dictionaries_of_scores_are_read_as_tensors():
+    node = onnx.helper.make_node("LinearClassifier", ["x"], ["l", "s"], "c", domain=ML, classlabels_ints=[0, 1],
+                                 coefficients=[0.1, -0.2, 0.3, -0.1, 0.2, -0.3], intercepts=[0.5, -0.5])  # fmt: skip
+    zipped = onnx.helper.make_node("ZipMap", ["s"], ["y"], "z", domain=ML, classlabels_int64s=[0, 1])
+    proto = graph_of(node, zipped)
+    mapped = onnx.helper.make_map_type_proto(7, onnx.helper.make_tensor_type_proto(1, []))
+    proto.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(mapped))
+    expected = np.array([[row[0], row[1]] for row in run_proto(proto, {"x": X})[0]], np.float32)
+    model = rewrite(border.load(proto)).model
+    assert [v.name for v in model.graph.outputs] == ["y"]
+    assert_same(expected, run(model, {"x": X})[0])
+
+
+@pytest.mark.parametrize("producer", ["skl2onnx", "pytorch"])
+def test_numbers_of_formulas_are_no_weights(producer):
+    held = [onnx.numpy_helper.from_array(np.array(a, np.float32), name) for name, a in
+            {"unity1": 1, "Mu_Mulcst": [0.5], "Ad_Addcst1": [0.3], "coef": [1, 2, 3]}.items()]  # fmt: skip
+    body = onnx.parser.parse_graph(
+        "g (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, coef) b = Mul(a, Mu_Mulcst) c = Add(b, Ad_Addcst1) "
+        "y = Sub(unity1, c) }"
+    )
+    proto = graph_of(*body.node, outputs=[("y", 1, ["N", 3])], held=held, producer=producer)
+    model = rewrite(border.load(proto)).model
+    weights = {"coef", "Ad_Addcst1"} if producer == "skl2onnx" else {"coef", "Ad_Addcst1", "unity1", "Mu_Mulcst"}
+    assert set(model.graph.initializers) == weights
+    assert_same(run_proto(proto, {"x": X})[0], run(model, {"x": X})[0])
+
+
+def test_trees_find_the_same_leaves_in_float64():
+    attributes = tree_attributes("target", [3, 2])
+    node = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], "t", domain=ML, n_targets=1, **attributes)
+    model = rewrite(border.load(graph_of(node))).model
+    double = border.in_dtype(model, ir.DataType.DOUBLE)
+    assert_same(run(model, {"x": GRID})[0].astype(float), run(double, {"x": GRID.astype(float)})[0], tolerance=1e-6)

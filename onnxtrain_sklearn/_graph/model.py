@@ -55,6 +55,11 @@ NOT_WEIGHTS: dict[str, frozenset[int]] = {
 }
 """Float inputs that are settings or statistics, not weights: operator -> positions."""
 
+BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
+"""Operators beside which a single number is a bound or a filler, not a weight: operator -> most axes it has then."""
+
+_EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
+
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
 
 
@@ -155,7 +160,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
 
     Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
     """
-    proto = _inlined(_with_one_default_opset(_read(model)))
+    proto = _inlined(_with_one_default_opset(_without_zip_maps(_read(model))))
     source = readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
     _refuse_reserved_names(source)
@@ -339,6 +344,24 @@ def _source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
     return "the bytes" if isinstance(model, bytes) else "the ModelProto"
 
 
+def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the scores of classifiers as tensors, not as dictionaries, which onnx_ir lacks."""
+    if not any(node.op_type == "ZipMap" for node in proto.graph.node):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    values = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
+    for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        if (value := values.get(node.output[0])) is not None:
+            value.type.Clear()
+            value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
+            value.type.tensor_type.shape.dim.add()
+            value.type.tensor_type.shape.dim.add()
+    return result
+
+
 def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
     versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
@@ -423,7 +446,10 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
 
 
 def _positive_class(final: ir.Value) -> ir.Value:
-    """Return p where ``final`` is the two columns ``Concat(1 - p, p)`` with which exported binary classifiers end."""
+    """Return p where ``final`` is the two columns ``Concat(1 - p, p)`` with which exported binary classifiers end.
+
+    1 - p may be the sigmoid of the opposite score instead, which is more exact where p is almost one.
+    """
     concat = final.producer()
     if concat is None or concat.op_type != "Concat" or concat.domain or len(concat.inputs) != 2:
         return final
@@ -431,12 +457,24 @@ def _positive_class(final: ir.Value) -> ir.Value:
         return final
     other, p = concat.inputs
     complement = None if other is None else other.producer()
+    if p is not None and complement is not None and _opposite(complement, p.producer()):
+        return p
     if p is None or complement is None or complement.op_type != "Sub" or complement.inputs[1] is not p:
         return final
     one = None if complement.inputs[0] is None else ir.convenience.get_const_tensor(complement.inputs[0])
     node = p.producer()
     is_probability = node is not None and node.op_type == "Sigmoid" and not node.domain
     return p if is_probability and one is not None and one.numpy().tolist() in (1.0, [1.0]) else final
+
+
+def _opposite(complement: ir.Node, node: ir.Node | None) -> bool:
+    """Whether two sigmoids are those of -s and s."""
+    if complement.op_type != "Sigmoid" or complement.domain or complement.inputs[0] is None:
+        return False
+    negative = complement.inputs[0].producer()
+    if node is None or node.op_type != "Sigmoid" or node.domain or negative is None or negative.domain:
+        return False
+    return negative.op_type == "Neg" and negative.inputs[0] is node.inputs[0]
 
 
 def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
@@ -503,7 +541,18 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    return any(node.domain or index not in NOT_WEIGHTS.get(node.op_type, ()) for node, index in value.uses())
+    return any(node.domain or not _is_setting(value, node, index) for node, index in value.uses())
+
+
+def _is_setting(value: ir.Value, node: ir.Node, index: int) -> bool:
+    """Whether the operator wants a setting there, or has a single number for a bound or to keep off zero."""
+    array, wanted = _array(value), index in NOT_WEIGHTS.get(node.op_type, ())
+    if wanted or array.size != 1:
+        return wanted
+    if node.op_type in BOUNDS:
+        return array.ndim <= BOUNDS[node.op_type]
+    small = bool(0 < array.ravel()[0] <= 1e-3) and node.op_type == "Add"
+    return small and all((user.op_type, i) in _EPSILON_FEEDS for user, i in node.outputs[0].uses())
 
 
 def _statistics(graph: ir.Graph) -> list[str]:

@@ -13,17 +13,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .builder import GraphBuilder, infer_shapes
-from .rewrites import distances, features, linear, svm, trees
+from .rewrites import distances, features, linear, plain, svm, trees
 from .rewrites.source import Role, Rule, Source
 
 RULES: dict[tuple[str, str], Rule] = {
     **distances.RULES,
     **features.RULES,
     **linear.RULES,
+    **plain.RULES,
     **svm.RULES,
     **trees.RULES,
 }
@@ -38,6 +40,13 @@ STEMS = {
     "TreeEnsembleRegressor": "trees",
 }
 """Start of the names of parameters, where it is not the operator's name with underscores."""
+
+
+_FORMULA = re.compile(
+    r"(unity|negate|n_classes|num_classes|clf_length|exponent|prod_operand|mul_operand|half_scalar|est_weights_sum|"
+    r"symmetrix_weight|constant|zero_tensor|unit_float_tensor|const_[np]\d+|cst)\d*"
+)
+_ANY_NUMBER = re.compile(r"_[A-Z]\w*cst\d*$")
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,48 @@ def rewrite(source: ir.Model) -> Rewritten:
     """
     model = source.clone()
     graph, roles = model.graph, list[Role]()
+    if model.producer_name == "skl2onnx":
+        _fix_settings(graph)
     for node in list(graph):
         rule = RULES.get((node.domain, node.op_type))
         if rule is not None and any(_in_use(v) for v in node.outputs):
             _replace(graph, node, rule, roles)
     graph.sort()
+    common.IdentityEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
-    infer_shapes(model)
+    _infer_anew(model)
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
+
+
+def _fix_settings(graph: ir.Graph) -> None:
+    """Turn the numbers that skl2onnx writes formulas with into Constant nodes: they are no weights."""
+    op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype.is_floating_point() and _is_formula(name, tensor.numpy()):
+            ir.convenience.replace_all_uses_with(value, op.constant(tensor.numpy()))
+            del graph.initializers[name]
+    graph.sort()
+
+
+def _is_formula(name: str, array: np.ndarray) -> bool:
+    """Whether skl2onnx gives this name to numbers of a formula, or to any number and this is a whole one or a half."""
+    if _FORMULA.fullmatch(name):
+        return True
+    return array.size == 1 and bool(_ANY_NUMBER.search(name)) and float(2 * array.ravel()[0]).is_integer()
+
+
+def _infer_anew(model: ir.Model) -> None:
+    """Infer all shapes, and trust those declared only where there is nothing better: converters declare wrong ones.
+
+    A classifier of two classes, say, has one column of scores and declares two. Its gradient would be wrong.
+    """
+    declared = {v: v.shape for node in model.graph for v in node.outputs}
+    for value in declared:
+        value.shape = None
+    infer_shapes(model)
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else value.shape
 
 
 def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> None:

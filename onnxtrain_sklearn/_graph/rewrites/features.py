@@ -197,11 +197,6 @@ def _one_per_feature(r: Source, *vectors: np.ndarray) -> None:
             r.refuse(f"it has {vector.size} numbers for {columns} features")
 
 
-def _zip_map(r: Source) -> Sequence[Thunk]:
-    """The scores themselves: a list of dictionaries holds no more than they and the labels do."""
-    return (r.input,)
-
-
 def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -215,5 +210,4 @@ RULES: dict[tuple[str, str], Rule] = {
     ("ai.onnx.ml", "Normalizer"): _normalizer,
     ("ai.onnx.ml", "OneHotEncoder"): _one_hot_encoder,
     ("ai.onnx.ml", "Scaler"): _scaler,
-    ("ai.onnx.ml", "ZipMap"): _zip_map,
 }
