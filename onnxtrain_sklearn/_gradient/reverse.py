@@ -165,7 +165,7 @@ def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
     op = r.op
     shape, wide = op.Shape(target), op.Shape(value)
     missing = op.Sub(op.Size(wide), op.Size(shape))
-    ones = op.Expand(np.ones(1, np.int64), op.Unsqueeze(missing, axes=[0]))
+    ones = op.ConstantOfShape(op.Unsqueeze(missing, axes=[0]), value=ir.tensor([1]))  # Expand to no elements is inferred wrongly
     aligned = op.Concat(ones, shape, axis=0)
     axes = op.Squeeze(op.NonZero(op.Not(op.Equal(aligned, wide))), axes=[0])
     return op.Reshape(op.ReduceSum(value, axes=axes, keepdims=True, noop_with_empty_axes=1), shape)

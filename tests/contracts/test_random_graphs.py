@@ -33,7 +33,7 @@ NOT_DRAWN: dict[str, str] = {}
 """Operators with a gradient that are not drawn, and why."""
 
 MAY_REFUSE = {
-    "ort-training": "may be equal or broadcast|needs fixed sizes|must be fixed|not known|of unknown rank",
+    "ort-training": "may be equal or broadcast|single element|needs fixed sizes|must be fixed|not known|of unknown rank",
     "portable": "needs opset (13|16) or newer|needs fixed sizes|must be fixed|not known",
 }
 
@@ -55,7 +55,7 @@ def reads(opset):
 
 @pytest.mark.parametrize("engine", available_engines())
 def test_gradients_are_the_slopes_of_the_graph(engine):
-    seen, ops = Counter(), Counter()
+    seen = Counter()
     strategy = sketches(sorted(PROVEN[engine]), opsets(engine), full=engine == "portable")
 
     @settings(
@@ -70,14 +70,8 @@ def test_gradients_are_the_slopes_of_the_graph(engine):
     def check(sketch):
         outcome = compare(sketch, engine)
         seen[outcome] += 1
-        for node in {node.op_type for node in sketch.nodes}:
-            ops[node, outcome == "right"] += 1
 
-    try:
-        check()
-    finally:
-        print(seen)
-        print("Counter", sorted([(round(ops[o,True]/(ops[o,True]+ops[o,False]),2), o, ops[o,True]) for o in {k for k,_ in ops}])[:12])
+    check()
     assert seen["right"] >= 0.75 * seen.total(), seen
 
 
@@ -164,9 +158,10 @@ def agree(sketch, graph, kind, loss, wanted, directions):
         return "no kernel"
     feeds = {i.name: arrays[i.name] for i in given.get_inputs()}
     value, *gradients = run.run(["loss", *(f"{name}_grad" for name in arrays)], feeds)
-    if not np.allclose(given.run(["loss"], feeds)[0], loss, 1e-3, 1e-3):
+    plain = given.run(["loss"], feeds)[0]
+    if not np.allclose(plain, loss, 1e-4, 1e-4):
         return "another value"
-    np.testing.assert_allclose(value, loss, 1e-3, 1e-3)
+    np.testing.assert_allclose(value, plain, 1e-4, 1e-4)
     found = {n: float(np.sum(g * directions[n])) for n, g in zip(arrays, gradients, strict=True)}
     scale = 1 + max(float(np.abs(g * directions[n]).sum()) for n, g in zip(arrays, gradients, strict=True))
     for name, gradient in zip(arrays, gradients, strict=True):

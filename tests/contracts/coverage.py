@@ -1,0 +1,320 @@
+"""The table of operators in ``docs/coverage.md``: what the cases of the gradient contracts prove, by engine.
+
+An operator counts as right if a case of it is differentiated: the contract that holds the case fails where the gradient
+is wrong. What an engine refuses is asked of the engine. The outcomes are kept in ``docs/coverage.json``, and a run
+writes those of the engines that the installed onnxruntime can prove; the page is made from that file alone.
+``python -m tests.contracts.coverage`` writes both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnxruntime.capi import _pybind_state
+
+from onnxtrain_sklearn import _runtime
+from onnxtrain_sklearn._gradient import ort
+from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradient_graph
+from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.contracts import test_gradients, test_portable_gradients
+from tests.contracts.test_gradients import Case, extra_opset, model_of, session
+
+DOCS = Path(__file__).parents[2] / "docs"
+DATA, PAGE = DOCS / "coverage.json", DOCS / "coverage.md"
+COMMAND = "make coverage"
+
+RIGHT, REFUSED, ABSENT, NO_KERNEL, UNPROVEN = "right", "refused", "not applicable", "no kernel", "unproven"
+ORDER = (UNPROVEN, NO_KERNEL, ABSENT, REFUSED, RIGHT)
+"""From the worst to the best; what an environment proves may not be worse than what is written."""
+
+LEFT_OUT = {
+    "Bernoulli": "random, not a function of its input that has a derivative",
+    "BitCast": "reinterprets bits",
+    "EyeLike": "reads the shape of its input only",
+    "MelWeightMatrix": "a step function of its float inputs",
+    "RandomNormalLike": "reads the shape of its input only",
+    "RandomUniformLike": "reads the shape of its input only",
+}
+"""Operators without a derivative to speak of, and why; steps such as Floor, which stand in trained graphs, are kept."""
+
+FLOATS = {kind.format("tensor(float)") for kind in ("{}", "seq({})", "optional({})", "optional(seq({}))")}
+
+
+def operators() -> dict[str, onnx.defs.OpSchema]:
+    """Return ONNX's own operators that take and return floats, in the newest opset.
+
+    ``If`` is one of them: it reads from around it.
+    """
+    newest = {s.name: s for s in onnx.defs.get_all_schemas() if not (s.domain or s.deprecated)}
+    return {name: s for name, s in sorted(newest.items()) if (takes_floats(s) or name == "If") and returns_floats(s)}
+
+
+def takes_floats(schema: onnx.defs.OpSchema) -> bool:
+    return any(FLOATS & set(x.types) for x in schema.inputs)
+
+
+def returns_floats(schema: onnx.defs.OpSchema) -> bool:
+    return any(FLOATS & set(y.types) for y in schema.outputs)
+
+
+def first_opset(name: str) -> int:
+    versions = onnx.defs.get_all_schemas_with_history()
+    return min(s.since_version for s in versions if s.name == name and not s.domain)
+
+
+# --- what is proven ---
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an engine does with one form of one case; ``reason`` says why it is not right."""
+
+    operator: str
+    form: str
+    outcome: str
+    reason: str = ""
+
+
+def cases(engine: str) -> list[tuple[Case, bool]]:
+    """Return the cases, and whether a runtime may lack the operator itself."""
+    if engine == "ort-training":
+        return [(one, False) for one in test_gradients.CASES]
+    found = [(one, False) for one in test_portable_gradients.CASES]
+    if importlib.util.find_spec("tests.contracts.test_fallback_gradients"):
+        fallback = importlib.import_module("tests.contracts.test_fallback_gradients")
+        found += [(one, one.operator in fallback.ONLY_EXPANDED) for one in fallback.CASES]
+    return found
+
+
+def trials(engine: str) -> Iterator[Callable[[], Trial]]:
+    """Yield a trial to be made for each form that the contracts hold a case in."""
+    for one, only_expanded in cases(engine):
+        for opset in one.opsets:
+            yield lambda one=one, opset=opset, lax=only_expanded: trial(engine, one, opset, "inputs", lax)
+        opset = extra_opset(one)
+        if opset is not None and one.arrays["x"].ndim:
+            yield lambda one=one, opset=opset, lax=only_expanded: trial(engine, one, opset, "dynamic", lax)
+
+
+def trial(engine: str, one: Case, opset: int, form: str, only_expanded: bool) -> Trial:
+    model = model_of(one, opset, one.arrays, np.ones((), np.float32), form)
+    try:
+        graph = gradient_graph(model, wrt=one.names, engine=engine)
+    except UnsupportedOperatorError as error:
+        return Trial(one.operator or refused_operator(error), form, REFUSED, reason_of(error))
+    try:
+        session(graph if only_expanded else model)
+    except Exception:
+        return Trial(one.operator, form, NO_KERNEL)
+    return Trial(one.operator, form, RIGHT)
+
+
+def refused_operator(error: Exception) -> str:
+    found = re.search(r"\((\w+)\) cannot be differentiated", str(error))
+    return found[1] if found else ""
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason alone, without node, remedy and the names of one graph."""
+    text = re.sub(r"^.*?cannot be differentiated: |\. Freeze the parameters.*$", "", str(error))
+    text = re.sub(r"the dimensions \S+ and \S+ may", "two dimensions may", text)
+    return "this opset" if "is of opset" in text else text.split(": give them")[0]
+
+
+def prove(engine: str) -> dict[str, dict]:
+    """Return the outcome for each operator: with fixed sizes, with a symbolic batch, and the reasons of refusals."""
+    made = [one() for one in trials(engine)]
+    return {name: summary(engine, name, [t for t in made if t.operator == name]) for name in operators()}
+
+
+def summary(engine: str, name: str, made: list[Trial]) -> dict:
+    if engine == "ort-training" and first_opset(name) > ort.OPSETS[-1]:
+        return {"fixed": ABSENT, "dynamic": ABSENT}
+    made = made or probe(engine, name)
+    fixed, dynamic = ([t for t in made if t.form == form] for form in ("inputs", "dynamic"))
+    reasons = {t.reason for t in fixed if t.reason} - {"this opset"}
+    found: dict = {"fixed": best(fixed), "dynamic": best(dynamic or [t for t in fixed if t.outcome != RIGHT])}
+    further = {t.reason for t in dynamic if t.reason} - reasons - {"this opset"}
+    return found | ({"refused": sorted(reasons)} if reasons else {}) | ({"refused, dynamic": sorted(further)} if further else {})  # noqa: E501
+
+
+def best(made: list[Trial]) -> str:
+    return max((t.outcome for t in made), key=ORDER.index, default=UNPROVEN)
+
+
+def probe(engine: str, name: str) -> list[Trial]:
+    """Ask the engine for an operator that has no case."""
+    schema = operators()[name]
+    names = [f"x{i}" for i in range(max(1, schema.min_input))]
+    node = helper.make_node(name, names, ["y"])
+    values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in [*names, "y"]]
+    opset = schema.since_version if engine == "portable" else min(schema.since_version, ort.OPSETS[-1])
+    graph = helper.make_graph([node], "probe", values[:-1], values[-1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(opset, 18))], ir_version=10)
+    disabled, _ = logging.root.manager.disable, logging.disable(logging.WARNING)  # shapes cannot be inferred here
+    try:
+        gradient_graph(model, wrt=names, engine=engine)
+    except UnsupportedOperatorError as error:
+        return [Trial(name, form, REFUSED, reason_of(error)) for form in ("inputs", "dynamic")]
+    except Exception:
+        pass
+    finally:
+        logging.disable(disabled)
+    return [Trial(name, form, UNPROVEN) for form in ("inputs", "dynamic")]
+
+
+# --- what is written ---
+
+
+def runtime(engine: str) -> str:
+    return f"onnxruntime{'-training' if engine == 'ort-training' else ''} {_runtime.version()}"
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def read() -> dict:
+    return json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {"engines": {}}
+
+
+def provable(data: dict) -> list[str]:
+    """Return the engines that this environment can prove at least as well as what is written was proven."""
+    known = {name: entry["runtime"] for name, entry in data["engines"].items()}
+    return [name for name in available_engines() if version(runtime(name)) >= version(known.get(name, ""))]
+
+
+def without_kernel() -> list[str] | None:
+    """Return the operators that the installed onnxruntime cannot run at all, None where it does not tell."""
+    if not hasattr(_pybind_state, "get_all_opkernel_def"):
+        return None
+    kernels = {k.op_name for k in _pybind_state.get_all_opkernel_def() if not k.domain and "CPU" in k.provider}
+    return [n for n, s in operators().items() if n not in kernels and not expands(s)]
+
+
+def expands(schema: onnx.defs.OpSchema) -> bool:
+    return schema.has_function or schema.has_context_dependent_function
+
+
+def update(data: dict) -> dict:
+    """Return the outcomes with those of this environment's engines in place of theirs."""
+    proven = {name: {"runtime": runtime(name), "operators": prove(name)} for name in provable(data)}
+    engines = {name: entry for name in ENGINES for entry in [proven.get(name, data["engines"].get(name))] if entry}
+    missing = without_kernel() if "portable" in proven else None
+    kernels = {"without kernel": data.get("without kernel", []) if missing is None else missing}
+    return {"opset": onnx.defs.onnx_opset_version(), **kernels, "engines": engines}
+
+
+def write() -> None:
+    data = update(read())
+    DATA.write_text(json.dumps(data, indent=1, sort_keys=False) + "\n", encoding="utf-8")
+    PAGE.write_text(page(data), encoding="utf-8")
+
+
+WORDS = {
+    (RIGHT, RIGHT): "right",
+    (RIGHT, REFUSED): "fixed batch only",
+    (RIGHT, UNPROVEN): "fixed batch only",
+    (ABSENT, ABSENT): "no such operator",
+}
+
+
+def word(entry: dict) -> str:
+    pair = entry["fixed"], entry["dynamic"]
+    return WORDS.get(pair, pair[0] if pair[0] != UNPROVEN else "not proven")
+
+
+def page(data: dict) -> str:
+    """Return the page that shows the outcomes."""
+    names = list(next(iter(data["engines"].values()))["operators"])
+    rows = [row(data, name) for name in names]
+    engines = list(data["engines"])
+    head = f"| operator | {' | '.join(f'`{engine}`' for engine in engines)} | refused settings |\n"
+    return HEAD.format(
+        opset=data["opset"],
+        command=COMMAND,
+        rows=len(names),
+        counts="\n".join(counts(data, names)),
+        left_out="\n".join(f"- `{name}`: {reason}." for name, reason in LEFT_OUT.items() if name in names),
+        kernels=", ".join(f"`{name}`" for name in data["without kernel"] if name not in LEFT_OUT) or "none",
+        runtimes=", ".join(f"`{name}` with {entry['runtime']}" for name, entry in data["engines"].items()),
+        table=head + "|---" * (len(engines) + 2) + "|\n" + "\n".join(rows),
+    )
+
+
+def counts(data: dict, names: list[str]) -> Iterator[str]:
+    """Yield the rows of the table of counts: each engine, then either of them."""
+    counted = [n for n in names if n not in LEFT_OUT and n not in data["without kernel"]]
+    yield f"| | right, dynamic batch | right, fixed batch | of all {len(names)}, dynamic batch |"
+    yield "|---|---|---|---|"
+    for title, engines in [*((f"`{e}`", [e]) for e in data["engines"]), ("one of them", list(data["engines"]))]:
+        entries = {n: [data["engines"][e]["operators"][n] for e in engines] for n in names}
+        right = {
+            form: [n for n in names if any(entry[form] == RIGHT for entry in entries[n])] for form in ("dynamic", "fixed")
+        }
+        cells = [share(set(right[form]) & set(counted), counted) for form in ("dynamic", "fixed")]
+        yield f"| {title} | {' | '.join(cells)} | {share(set(right['dynamic']), names)} |"
+
+
+def share(some: set[str], of: list[str]) -> str:
+    return f"{len(some)} of {len(of)} ({100 * len(some) / len(of):.0f} %)"
+
+
+def row(data: dict, name: str) -> str:
+    entries = {engine: entry["operators"][name] for engine, entry in data["engines"].items()}
+    notes = [note for engine, entry in entries.items() for note in remarks(engine, entry)]
+    if name in LEFT_OUT:
+        notes = ["left out of the counts"]
+    elif name in data["without kernel"]:
+        notes.append("onnxruntime has no kernel")
+    return f"| `{name}` | {' | '.join(word(entry) for entry in entries.values())} | {'; '.join(notes)} |"
+
+
+def remarks(engine: str, entry: dict) -> Iterator[str]:
+    """Yield the refusals of an operator that is right otherwise; for the others the cell says it all."""
+    if entry["fixed"] != RIGHT:
+        return
+    for key, condition in (("refused", ""), ("refused, dynamic", " with a dynamic batch")):
+        if key in entry:
+            yield f"`{engine}`{condition}: {', '.join(entry[key])}".replace("|", "\\|")
+
+
+HEAD = """# Operators
+
+Which operators of the ONNX standard (opset {opset}, its default domain, not deprecated) have a gradient. The table has
+every operator that takes a float tensor and returns one, in a sequence or an optional too: {rows}. It is made by
+`{command}` from the cases of the tests, which hold each gradient to central differences in float64.
+
+- **right**: gradients of the tested settings are right, with a dynamic batch too (a symbolic first dimension).
+- **fixed batch only**: right if the sizes are fixed. Estimators train with a fixed batch.
+- **refused**: `UnsupportedOperatorError`, whatever the settings.
+- **no such operator**: the engine takes opset 21 at most, which does not have it.
+- **not proven**: there is no case for it. **no kernel**: there is, and the runtime cannot run it.
+
+What an engine refuses of an operator that is right otherwise is in the last column. A gradient that is returned is right;
+an engine refuses before it guesses.
+
+{counts}
+
+Proven by {runtimes}. The counts leave out what has no derivative to speak of:
+
+{left_out}
+
+and what onnxruntime has no CPU kernel for, and no definition by other operators: {kernels}. Steps such as `Floor`, whose
+gradient is zero, are counted.
+
+{table}
+"""
+
+
+if __name__ == "__main__":
+    write()
