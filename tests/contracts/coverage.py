@@ -8,11 +8,12 @@ writes those of the engines that the installed onnxruntime can prove; the page i
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,7 @@ LEFT_OUT = {
 FLOATS = {kind.format("tensor(float)") for kind in ("{}", "seq({})", "optional({})", "optional(seq({}))")}
 
 
+@functools.cache
 def operators() -> dict[str, onnx.defs.OpSchema]:
     """Return ONNX's own operators that take and return floats, in the newest opset.
 
@@ -84,6 +86,7 @@ class Trial:
     reason: str = ""
 
 
+@functools.cache
 def cases(engine: str) -> list[tuple[Case, bool]]:
     """Return the cases, and whether a runtime may lack the operator itself."""
     if engine == "ort-training":
@@ -95,14 +98,15 @@ def cases(engine: str) -> list[tuple[Case, bool]]:
     return found
 
 
-def trials(engine: str) -> Iterator[Callable[[], Trial]]:
-    """Yield a trial to be made for each form that the contracts hold a case in."""
+def trials(engine: str, name: str) -> Iterator[Trial]:
+    """Try the cases of an operator in each form that the contracts hold them in; those of no operator name it."""
     for one, only_expanded in cases(engine):
-        for opset in one.opsets:
-            yield lambda one=one, opset=opset, lax=only_expanded: trial(engine, one, opset, "inputs", lax)
-        opset = extra_opset(one)
-        if opset is not None and one.arrays["x"].ndim:
-            yield lambda one=one, opset=opset, lax=only_expanded: trial(engine, one, opset, "dynamic", lax)
+        if name == one.operator or (not one.operator and name in one.body):
+            forms = [("inputs", opset) for opset in one.opsets]
+            if extra_opset(one) is not None and one.arrays["x"].ndim:
+                forms.append(("dynamic", extra_opset(one)))
+            made = (trial(engine, one, opset, form, only_expanded) for form, opset in forms)
+            yield from (t for t in made if t.operator == name)
 
 
 def trial(engine: str, one: Case, opset: int, form: str, only_expanded: bool) -> Trial:
@@ -132,19 +136,29 @@ def reason_of(error: Exception) -> str:
 
 def prove(engine: str) -> dict[str, dict]:
     """Return the outcome for each operator: with fixed sizes, with a symbolic batch, and the reasons of refusals."""
-    made = [one() for one in trials(engine)]
-    return {name: summary(engine, name, [t for t in made if t.operator == name]) for name in operators()}
+    return {name: summary(engine, name, list(trials(engine, name))) for name in operators()}
 
 
-def summary(engine: str, name: str, made: list[Trial]) -> dict:
+def prove_quickly(engine: str, name: str) -> dict:
+    """Return the outcome for an operator, without the reasons: what is right in both forms needs no further trials."""
+    made: list[Trial] = []
+    for one in trials(engine, name):
+        made.append(one)
+        if {t.form for t in made if t.outcome == RIGHT} == {"inputs", "dynamic"}:
+            break
+    return summary(engine, name, made)
+
+
+def summary(engine: str, name: str, made: list[Trial]) -> dict[str, str | list[str]]:
     if engine == "ort-training" and first_opset(name) > ort.OPSETS[-1]:
         return {"fixed": ABSENT, "dynamic": ABSENT}
     made = made or probe(engine, name)
     fixed, dynamic = ([t for t in made if t.form == form] for form in ("inputs", "dynamic"))
     reasons = {t.reason for t in fixed if t.reason} - {"this opset"}
-    found: dict = {"fixed": best(fixed), "dynamic": best(dynamic or [t for t in fixed if t.outcome != RIGHT])}
     further = {t.reason for t in dynamic if t.reason} - reasons - {"this opset"}
-    return found | ({"refused": sorted(reasons)} if reasons else {}) | ({"refused, dynamic": sorted(further)} if further else {})  # noqa: E501
+    found = {"fixed": best(fixed), "dynamic": best(dynamic or [t for t in fixed if t.outcome != RIGHT])}
+    notes = {"refused": sorted(reasons), "refused, dynamic": sorted(further)}
+    return found | {key: listed for key, listed in notes.items() if listed}
 
 
 def best(made: list[Trial]) -> str:
@@ -179,7 +193,7 @@ def runtime(engine: str) -> str:
     return f"onnxruntime{'-training' if engine == 'ort-training' else ''} {_runtime.version()}"
 
 
-def version(text: str) -> tuple[int, ...]:
+def release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
@@ -190,7 +204,7 @@ def read() -> dict:
 def provable(data: dict) -> list[str]:
     """Return the engines that this environment can prove at least as well as what is written was proven."""
     known = {name: entry["runtime"] for name, entry in data["engines"].items()}
-    return [name for name in available_engines() if version(runtime(name)) >= version(known.get(name, ""))]
+    return [name for name in available_engines() if release(runtime(name)) >= release(known.get(name, ""))]
 
 
 def without_kernel() -> list[str] | None:
@@ -259,7 +273,8 @@ def counts(data: dict, names: list[str]) -> Iterator[str]:
     for title, engines in [*((f"`{e}`", [e]) for e in data["engines"]), ("one of them", list(data["engines"]))]:
         entries = {n: [data["engines"][e]["operators"][n] for e in engines] for n in names}
         right = {
-            form: [n for n in names if any(entry[form] == RIGHT for entry in entries[n])] for form in ("dynamic", "fixed")
+            form: [n for n in names if any(entry[form] == RIGHT for entry in entries[n])]
+            for form in ("dynamic", "fixed")
         }
         cells = [share(set(right[form]) & set(counted), counted) for form in ("dynamic", "fixed")]
         yield f"| {title} | {' | '.join(cells)} | {share(set(right['dynamic']), names)} |"
@@ -300,17 +315,17 @@ every operator that takes a float tensor and returns one, in a sequence or an op
 - **no such operator**: the engine takes opset 21 at most, which does not have it.
 - **not proven**: there is no case for it. **no kernel**: there is, and the runtime cannot run it.
 
-What an engine refuses of an operator that is right otherwise is in the last column. A gradient that is returned is right;
-an engine refuses before it guesses.
+What an engine refuses of an operator that is right otherwise is in the last column. A gradient that is returned is
+right; an engine refuses before it guesses.
 
 {counts}
 
-Proven by {runtimes}. The counts leave out what has no derivative to speak of:
+Proven by {runtimes}. The first two columns leave out what has no derivative to speak of:
 
 {left_out}
 
-and what onnxruntime has no CPU kernel for, and no definition by other operators: {kernels}. Steps such as `Floor`, whose
-gradient is zero, are counted.
+They leave out, too, what onnxruntime has no CPU kernel for and the standard no definition of by others: {kernels}.
+Steps such as `Floor`, whose gradient is zero, are counted.
 
 {table}
 """

@@ -204,7 +204,7 @@ def cumulative_sum(s: Sketch) -> None:
 
 
 def layer_normalization(operator: str, s: Sketch) -> None:
-    x = s.tamed(s.value(1, 3))
+    x = s.tamed(s.value(1, 3, lambda v: s.full or (v.shape or (1,))[-1] > 1))
     axis = s.axis(x)
     affine = [s.source(x.shape[axis:]) for _ in range(1 + (operator == "LayerNormalization" and s.flag()))]
     s.emit(operator, [x, *affine], x.shape, 8.0, axis=axis, epsilon=0.1)
@@ -288,7 +288,8 @@ def transposed_convolution(s: Sketch) -> None:
     settings = {"strides": strides, "dilations": dilations, "output_padding": extra, "pads": pads * 2}
     shape = (x.shape[0], width * group, *sizes)
     if min(sizes) > 0 and prod(shape) <= 2 * LARGEST:
-        s.emit("ConvTranspose", [x, w, *([s.source([width * group])] if s.flag() else [])], shape, 20.0, group=group, **settings)  # noqa: E501
+        bias = [s.source([width * group])] if s.flag() else []
+        s.emit("ConvTranspose", [x, w, *bias], shape, 20.0, group=group, **settings)
 
 
 def pool(operator: str, s: Sketch) -> None:
@@ -525,7 +526,8 @@ def scatter_elements(s: Sketch) -> None:
     if s.full and s.opset >= 16 and s.flag():
         index, settings = s.rng.integers(0, x.shape[at], size=index.shape), {"reduction": "add"}
     index = index - x.shape[at] * (s.rng.random(index.shape) < 0.3)
-    s.emit("ScatterElements", [x, s.constant(index), updates(s, index.shape)], x.shape, x.bound + 3, axis=axis, **settings)  # noqa: E501
+    inputs = [x, s.constant(index), updates(s, index.shape)]
+    s.emit("ScatterElements", inputs, x.shape, x.bound + 3, axis=axis, **settings)
 
 
 def updates(s: Sketch, shape: tuple[int, ...]) -> Value:
@@ -586,7 +588,8 @@ GENERATORS: dict[str, Generator] = {
     **{name: partial(exponential, name) for name in ("Cosh", "Exp", "Sinh")},
     **{name: partial(binary, name) for name in ("Add", "Mul", "Sub")},
     **{name: partial(variadic, name) for name in ("Max", "Mean", "Min", "Sum")},
-    **{f"Reduce{name}": partial(reduction, f"Reduce{name}") for name in "L1 L2 LogSumExp Max Mean Min Sum SumSquare".split()},
+    **{f"Reduce{end}": partial(reduction, f"Reduce{end}") for end in "L1 L2 LogSumExp Max Mean Min".split()},
+    **{f"Reduce{end}": partial(reduction, f"Reduce{end}") for end in ("Sum", "SumSquare")},
     **{name: partial(along_axis, name) for name in ("Hardmax", "LogSoftmax", "Softmax")},
     **{name: partial(layer_normalization, name) for name in ("LayerNormalization", "RMSNormalization")},
     **{name: partial(pool, name) for name in ("AveragePool", "MaxPool")},
