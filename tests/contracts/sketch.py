@@ -182,3 +182,12 @@ def typed(node: onnx.NodeProto, kind: int) -> onnx.NodeProto:
     if node.op_type != "Cast" or node.attribute[0].i == onnx.TensorProto.DOUBLE:
         return node
     return helper.make_node("Cast", node.input, node.output, to=kind)
+
+
+def scalar(s: Sketch, number: float) -> Value | str:
+    """Return a number that is differentiated, or a constant."""
+    if not (s.full and s.flag()):
+        return s.constant(np.array(number))
+    value = s.source((), 0.0)
+    s.arrays[value.name] = np.array(number + 0.1 * s.rng.normal(), np.float32)
+    return value

@@ -64,7 +64,7 @@ def test_gradients_are_the_slopes_of_the_graph(engine):
     strategy = sketches(sorted(PROVEN[engine].keys() & GENERATORS.keys()), opsets(engine), full=engine == "portable")
 
     @settings(
-        max_examples=EXAMPLES or 100,
+        max_examples=EXAMPLES or 60,
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,
