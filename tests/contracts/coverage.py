@@ -9,24 +9,26 @@ writes those of the engines that the installed onnxruntime can prove; the page i
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper
 from onnxruntime.capi import _pybind_state
 
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient import ort
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradient_graph
+from onnxtrain_sklearn._gradient.nodes import path
+from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
-from tests.contracts import test_gradients, test_portable_gradients
+from tests.contracts import test_fallback_gradients, test_gradients, test_portable_gradients
 from tests.contracts.test_gradients import Case, extra_opset, model_of, session
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,6 +38,9 @@ COMMAND = "make coverage"
 RIGHT, REFUSED, ABSENT, NO_KERNEL, UNPROVEN = "right", "refused", "not applicable", "no kernel", "unproven"
 ORDER = (UNPROVEN, NO_KERNEL, ABSENT, REFUSED, RIGHT)
 """From the worst to the best; what an environment proves may not be worse than what is written."""
+
+NEWEST = {"ort-training": ort.OPSETS[-1], "portable": MAX_OPSET}
+"""The newest opset that an engine takes."""
 
 LEFT_OUT = {
     "Bernoulli": "random, not a function of its input that has a derivative",
@@ -86,37 +91,58 @@ class Trial:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Held:
+    """A case, and how its contract holds it; a runtime may lack what is ``expanded`` and run what it becomes."""
+
+    case: Case
+    opsets: tuple[int, ...]
+    dynamic: int | None  # the opset of the form with a symbolic dimension
+    expanded: bool = False
+
+    def forms(self) -> Iterator[tuple[str, int]]:
+        yield from (("inputs", opset) for opset in self.opsets)
+        if self.dynamic is not None and self.case.arrays["x"].ndim:
+            yield "dynamic", self.dynamic
+
+
 @functools.cache
-def cases(engine: str) -> list[tuple[Case, bool]]:
-    """Return the cases, and whether a runtime may lack the operator itself."""
+def cases(engine: str) -> list[Held]:
     if engine == "ort-training":
-        return [(one, False) for one in test_gradients.CASES]
-    found = [(one, False) for one in test_portable_gradients.CASES]
-    if importlib.util.find_spec("tests.contracts.test_fallback_gradients"):
-        fallback = importlib.import_module("tests.contracts.test_fallback_gradients")
-        found += [(one, one.operator in fallback.ONLY_EXPANDED) for one in fallback.CASES]
-    return found
+        return [Held(one, one.opsets, extra_opset(one)) for one in test_gradients.CASES]
+    own, taken_apart = test_portable_gradients, test_fallback_gradients
+    return [Held(one, own.opsets(one), extra_opset(one)) for one in own.CASES] + [
+        Held(one, one.opsets, one.opsets[-1], expanded=taken_apart.lacks_double(one)) for one in taken_apart.CASES
+    ]
 
 
 def trials(engine: str, name: str) -> Iterator[Trial]:
     """Try the cases of an operator in each form that the contracts hold them in; those of no operator name it."""
-    for one, only_expanded in cases(engine):
-        if name == one.operator or (not one.operator and name in one.body):
-            forms = [("inputs", opset) for opset in one.opsets]
-            if extra_opset(one) is not None and one.arrays["x"].ndim:
-                forms.append(("dynamic", extra_opset(one)))
-            made = (trial(engine, one, opset, form, only_expanded) for form, opset in forms)
-            yield from (t for t in made if t.operator == name)
+    own = [held for held in cases(engine) if name == (held.case.operator or name) and name in held.case.body]
+    for held in own or [held for held in cases(engine) if passes(held.case, name)]:
+        named = replace(held, case=replace(held.case, operator=held.case.operator and name))
+        made = (trial(engine, named, opset, form) for form, opset in named.forms())
+        yield from (t for t in made if t.operator == name)
 
 
-def trial(engine: str, one: Case, opset: int, form: str, only_expanded: bool) -> Trial:
+def passes(one: Case, name: str) -> bool:
+    """Whether the gradient passes a node of the operator in the body of another's case."""
+    if not re.search(rf"\b{name}\s*[(<]", one.body):
+        return False
+    graph = ir.from_proto(model_of(one, one.opsets[-1], one.arrays, np.ones((), np.float32), "inputs")).graph
+    return any(passage.node.op_type == name for passage in path(graph, one.names, graph.outputs[0]))
+
+
+def trial(engine: str, held: Held, opset: int, form: str) -> Trial:
+    one = held.case
     model = model_of(one, opset, one.arrays, np.ones((), np.float32), form)
     try:
         graph = gradient_graph(model, wrt=one.names, engine=engine)
     except UnsupportedOperatorError as error:
         return Trial(one.operator or refused_operator(error), form, REFUSED, reason_of(error))
     try:
-        session(graph if only_expanded else model)
+        for needed in (graph,) if held.expanded else (model, graph):
+            session(needed)
     except Exception:
         return Trial(one.operator, form, NO_KERNEL)
     return Trial(one.operator, form, RIGHT)
@@ -150,13 +176,14 @@ def prove_quickly(engine: str, name: str) -> dict:
 
 
 def summary(engine: str, name: str, made: list[Trial]) -> dict[str, str | list[str]]:
-    if engine == "ort-training" and first_opset(name) > ort.OPSETS[-1]:
+    if first_opset(name) > NEWEST[engine]:
         return {"fixed": ABSENT, "dynamic": ABSENT}
     made = made or probe(engine, name)
     fixed, dynamic = ([t for t in made if t.form == form] for form in ("inputs", "dynamic"))
     reasons = {t.reason for t in fixed if t.reason} - {"this opset"}
     further = {t.reason for t in dynamic if t.reason} - reasons - {"this opset"}
-    found = {"fixed": best(fixed), "dynamic": best(dynamic or [t for t in fixed if t.outcome != RIGHT])}
+    unsized = not any(held.case.arrays["x"].ndim for held in cases(engine) if held.case.operator == name)
+    found = {"fixed": best(fixed), "dynamic": best(dynamic or (fixed if unsized else []))}
     notes = {"refused": sorted(reasons), "refused, dynamic": sorted(further)}
     return found | {key: listed for key, listed in notes.items() if listed}
 
@@ -171,7 +198,7 @@ def probe(engine: str, name: str) -> list[Trial]:
     names = [f"x{i}" for i in range(max(1, schema.min_input))]
     node = helper.make_node(name, names, ["y"])
     values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in [*names, "y"]]
-    opset = schema.since_version if engine == "portable" else min(schema.since_version, ort.OPSETS[-1])
+    opset = min(schema.since_version, NEWEST[engine])
     graph = helper.make_graph([node], "probe", values[:-1], values[-1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(opset, 18))], ir_version=10)
     disabled, _ = logging.root.manager.disable, logging.disable(logging.WARNING)  # shapes cannot be inferred here
@@ -256,6 +283,7 @@ def page(data: dict) -> str:
     return HEAD.format(
         opset=data["opset"],
         command=COMMAND,
+        newest=", ".join(f"`{engine}`: {opset}" for engine, opset in NEWEST.items()),
         rows=len(names),
         counts="\n".join(counts(data, names)),
         left_out="\n".join(f"- `{name}`: {reason}." for name, reason in LEFT_OUT.items() if name in names),
@@ -309,10 +337,11 @@ Which operators of the ONNX standard (opset {opset}, its default domain, not dep
 every operator that takes a float tensor and returns one, in a sequence or an optional too: {rows}. It is made by
 `{command}` from the cases of the tests, which hold each gradient to central differences in float64.
 
-- **right**: gradients of the tested settings are right, with a dynamic batch too (a symbolic first dimension).
+- **right**: gradients of the tested settings are right, with a dynamic batch too (a symbolic first dimension, where the
+  operator takes more than scalars).
 - **fixed batch only**: right if the sizes are fixed. Estimators train with a fixed batch.
 - **refused**: `UnsupportedOperatorError`, whatever the settings.
-- **no such operator**: the engine takes opset 21 at most, which does not have it.
+- **no such operator**: the newest opset that the engine takes ({newest}) does not have it.
 - **not proven**: there is no case for it. **no kernel**: there is, and the runtime cannot run it.
 
 What an engine refuses of an operator that is right otherwise is in the last column. A gradient that is returned is
