@@ -4,6 +4,7 @@
 #   make lint            ruff, mypy
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
+#   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
 #   make docs            the pages of docs/ as a web site in site/
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
 # current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
@@ -18,7 +19,7 @@ PYTEST_ARGS ?= -n 2
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-engines docs clean
+.PHONY: help setup demo test lint bench bench-engines coverage docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,6 +41,9 @@ bench: $(STAMP)
 
 bench-engines: $(STAMP)
 	$(BIN)/python benchmarks/engine_step.py
+
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.contracts.coverage
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[docs]"

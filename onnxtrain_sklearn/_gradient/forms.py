@@ -86,6 +86,14 @@ def _own_reads(op: GraphBuilder, passage: Passage) -> None:
             passage.node.replace_input_with(i, _like(op.Identity(x), x))
 
 
+def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
+    """Where shapes are not known, the builder names nodes by the operand: the same name twice, for the same operand."""
+    node = passage.node
+    for i, x in enumerate(node.inputs):
+        if x is not None and x in node.inputs[:i]:
+            node.replace_input_with(i, _like(op.Identity(x), x))
+
+
 def _where(op: GraphBuilder, passage: Passage) -> None:
     """The gradient of a broadcast operand is not reduced, and that of a scalar is a vector."""
     _expand(op, passage.node, (1, 2))
@@ -213,6 +221,7 @@ PREPARE: dict[str, Prepare] = {
     "Gemm": _gemm,
     "LayerNormalization": _layer_normalization,
     "MatMul": _matmul,
+    **dict.fromkeys(("Max", "Min"), _distinct_reads),
     "Pow": _power,
     "ReduceL2": _keep_axes,
     "ReduceLogSumExp": _keep_axes,

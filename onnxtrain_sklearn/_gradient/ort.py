@@ -128,6 +128,10 @@ def _input_dims(passage: Passage) -> Dims | None:
     return dims(passage.node.inputs[0])
 
 
+def _normalized_dims(passage: Passage) -> Dims:
+    return (_input_dims(passage) or [])[attribute(passage.node, "axis", -1) :]
+
+
 _ALWAYS = """
     Abs Cast Ceil Exp Flatten Floor Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu
     Reshape Round Sigmoid Sign Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
@@ -183,7 +187,10 @@ PROVEN: dict[str, tuple[Rule, ...]] = {
         _wrong("its beta is zero", lambda p: 2 in p.inputs and attribute(p.node, "beta", 1) == 0),
         _bias,
     ),
-    "LayerNormalization": (_only_output("its mean and deviation"),),
+    "LayerNormalization": (
+        _only_output("its mean and deviation"),
+        _wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),
+    ),
     "LeakyRelu": (
         _wrong("its gradient is wrong for a negative alpha", lambda p: attribute(p.node, "alpha", 0.01) < 0),
     ),

@@ -160,13 +160,15 @@ def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None
 
 
 def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
-    """The axes are those whose size differs, once the shapes are aligned at their ends."""
+    """The axes are those whose size differs, once the shapes are aligned at their ends.
+
+    onnxruntime infers too many ones, and then refuses the graph, where these are made by Expand or ConstantOfShape.
+    """
     r.need_opset(13, "its gradient, with shapes that are not known,")
     op = r.op
     shape, wide = op.Shape(target), op.Shape(value)
-    missing = op.Sub(op.Size(wide), op.Size(shape))
-    ones = op.Expand(np.ones(1, np.int64), op.Unsqueeze(missing, axes=[0]))
-    aligned = op.Concat(ones, shape, axis=0)
+    missing = op.Unsqueeze(op.Sub(op.Size(wide), op.Size(shape)), axes=[0])
+    aligned = op.Pad(shape, op.Concat(missing, np.zeros(1, np.int64), axis=0), np.array(1, np.int64))
     axes = op.Squeeze(op.NonZero(op.Not(op.Equal(aligned, wide))), axes=[0])
     return op.Reshape(op.ReduceSum(value, axes=axes, keepdims=True, noop_with_empty_axes=1), shape)
 

@@ -44,6 +44,7 @@ case("Selu", "y = Selu<alpha = 1.2, gamma = 0.7>(x)", x=(4, 5))
 case("HardSigmoid", "y = HardSigmoid<alpha = 0.4, beta = 0.3>(x)", x=(4, 5))
 case("Gelu", 'y = Gelu<approximate = "tanh">(x)', x=MATRIX, opsets=(20,))
 case("CastLike", "s = Sin(z) l = CastLike(x, s) y = Mul(l, s)", x=MATRIX, z=MATRIX, wrt=["x"])
+case("CastLike", "y = CastLike(x, x)", x=MATRIX)
 case("PRelu", "y = PRelu(x, s)", x=CUBE, s=positive(3, 1), opsets=OPSETS)
 case("PRelu", "y = PRelu(x, s)", x=CUBE, s=positive(4))
 for name in ("Sum", "Mean", "Max", "Min"):
@@ -68,6 +69,7 @@ for settings in ("", "exclusive = 1", "reverse = 1", "exclusive = 1, reverse = 1
     case("CumSum", f"y = CumSum<{settings}>(x, a)", x=CUBE, a=np.int64(1), opsets=(11, 18))
 for p in (1, 2):
     case("LpNormalization", f"y = LpNormalization<p = {p}, axis = 1>(x)", x=CUBE, opsets=(11, 18))
+case("LpNormalization", "r = Relu(x) y = LpNormalization<axis = 1, p = 1>(r)", x=[[-1.0, -2.0], [1.0, 3.0]])
 case("RMSNormalization", "y = RMSNormalization(x, s)", x=CUBE, s=(4,), opsets=(23,))
 case("RMSNormalization", "y = RMSNormalization<axis = 1, epsilon = 0.1>(x, s)", x=CUBE, s=(3, 4), opsets=(23,))
 case("InstanceNormalization", "y = InstanceNormalization(x, s, b)", x=IMAGE, s=(2,), b=(2,), opsets=(11, 18))
@@ -88,6 +90,8 @@ case(
     "y, n, u = BatchNormalization<training_mode = 1>(x, s, b, m, v)",
     x=IMAGE, opsets=(14, 15, 18), wrt=["x", "s", "b"], **STATISTICS,
 )  # fmt: skip
+NORMED = "n = GroupNormalization<num_groups = 1>(x, s, b) y = Sum(n, z)"  # only the runtime infers the shape of n
+case("GroupNormalization", NORMED, x=(1, 2, 4), z=(3, 2, 4), s=(1,), b=(1,))
 case("GlobalMaxPool", "y = GlobalMaxPool(x)", x=IMAGE, opsets=(11, 18))
 for mode in ("reflect", "edge"):
     case("Pad", f'y = Pad<mode = "{mode}">(x, p)', x=(3, 4), p=ints(1, 2, 0, 1), opsets=(18, 21))

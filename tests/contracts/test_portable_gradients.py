@@ -84,8 +84,8 @@ def variants():
     for index, one in enumerate(CASES):
         for opset in opsets(one):
             yield pytest.param(index, opset, "inputs", id=f"{one.operator or 'others'}-{index}-opset{opset}")
-        opset = 18 if 18 in one.opsets else max(one.opsets)
-        if opset >= 18:
+        opset = shared.extra_opset(one)
+        if opset is not None:
             for form in ["float64"] * (not refusal(one)) + ["dynamic"] * bool(one.arrays["x"].ndim):
                 yield pytest.param(index, opset, form, id=f"{one.operator or 'others'}-{index}-{form}")
 

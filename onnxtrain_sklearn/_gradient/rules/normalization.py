@@ -188,11 +188,13 @@ def _group_normalization(r: Reverse) -> Sequence[Thunk]:
 
 
 def _lp_normalization(r: Reverse) -> Sequence[Thunk]:
+    """Zeros stay zeros, whatever their norm; at this kink the gradient is 0."""
     op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
     norm = op.emit(f"ReduceL{p}", x, axes=axes, keepdims=1)[0]
     along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
     direction = r.y if p == 2 else op.Sign(x)
-    return [lambda: op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)]
+    slope = op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)
+    return [lambda: op.Where(op.Equal(norm, 0.0), 0.0, slope)]
 
 
 def _mean_variance_normalization(r: Reverse) -> Sequence[Thunk]:
