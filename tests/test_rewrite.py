@@ -491,9 +491,9 @@ def forgets_logistic(c):
 def test_values_are_those_of_onnxruntime(c):
     if forgets_logistic(c):
         pytest.skip("this onnxruntime leaves out LOGISTIC")
-    source = border.load(c.proto)
-    found = run(rewrite(source).model, c.fed)
-    for expected, value in zip(original(c), found, strict=True):
+    wanted = original(c)
+    found = run(rewrite(border.load(c.proto)).model, c.fed)
+    for expected, value in zip(wanted, found, strict=True):
         assert_same(expected, value)
 
 
