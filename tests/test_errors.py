@@ -11,6 +11,7 @@ import onnx
 import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
@@ -41,6 +42,8 @@ def graph(nodes: str, output: str = "float[N,1] z", inputs: str = "float[N,4] X"
 
 
 LINEAR = graph("z = Gemm(X, W, b)")
+FOREIGN = graph("a = Gemm(X, W, b) z = com.microsoft.QuickGelu(a)")
+FOREIGN.opset_import.add(domain="com.microsoft", version=1)
 
 PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     # the graph
@@ -51,9 +54,9 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no parameter": ({"model": graph("z = Neg(X)", "float[N,4] z")}, ModelError, "no parameter to train"),
     "output": ({"model": LINEAR, "output": "Z"}, ModelError, "output='Z' is no output of the graph.*Valid names: 'z'"),
     "operator": (
-        {"model": graph("a = Gemm(X, W, b) z = MeanVarianceNormalization <axes = [1]> (a)")},
+        {"model": FOREIGN},
         UnsupportedOperatorError,
-        r"\(MeanVarianceNormalization\) cannot be differentiated.*Freeze the parameters before",
+        r"\(com.microsoft.QuickGelu\) cannot be differentiated.*Freeze the parameters before",
     ),
     "rows": (
         {"model": graph(FIXED, "float[M,3] z", shape=np.array([1, -1]), **WEIGHTS)},
@@ -85,7 +88,8 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         TypeError,
         "2 inputs: 'X', 'V'. Give X as a dict of arrays by input name, got ndarray",
     ),
-    "a fitted model": ({"model": LogisticRegression().fit(X, y)}, TypeError, "ONNX file.*got LogisticRegression"),
+    "an unfitted model": ({"model": LogisticRegression()}, NotFittedError, "This LogisticRegression instance is not"),
+    "no model": ({"model": 3}, TypeError, "ONNX file, a fitted scikit-learn model.*got int"),
     "a builder's class": ({"model": MLP}, TypeError, r"a graph builder such as MLP\(\)"),
     "activation": ({"model": MLP(activation="rellu")}, ValueError, "Unknown activation 'rellu'. Did you mean 'relu'"),
     "initialization": ({"model": Linear(initialization="he")}, ValueError, "Unknown initialization 'he'"),

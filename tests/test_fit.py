@@ -385,7 +385,7 @@ def test_generators_in_equal_states_give_equal_bits_and_are_drawn_from():
 
 def test_shuffling_draws_a_new_order_for_every_epoch(monkeypatch):
     X = np.arange(40, dtype=np.float32).reshape(-1, 1)
-    orders, take = [], "onnxtrain_sklearn._data.Batches._gather"
+    orders, take = [], "onnxtrain_sklearn._data.Batches.gather"
     monkeypatch.setattr(take, lambda self, rows, *rest: orders.append(rows.copy()))
     for shuffle in (True, False):
         orders.clear()

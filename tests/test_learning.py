@@ -177,13 +177,13 @@ def test_lbfgs_on_weighted_rows_and_in_pieces_is_lbfgs_on_all_at_once(monkeypatc
 
 def test_lbfgs_sums_its_pieces_in_one_order(monkeypatch):
     X, y = blobs(50)
-    orders, gather = set(), Batches._gather
+    orders, gather = set(), Batches.gather
 
     def recorded(batches, rows, *rest):
         orders.add(tuple(rows))
         gather(batches, rows, *rest)
 
-    monkeypatch.setattr(Batches, "_gather", recorded)
+    monkeypatch.setattr(Batches, "gather", recorded)
     monkeypatch.setattr("onnxtrain_sklearn._base.LBFGS_PIECE", 20)
     OrtGradientClassifier(Linear(), optimizer="lbfgs", random_state=0).fit(X, y)
     assert orders == {tuple(range(20)), tuple(range(20, 40)), tuple(range(40, 50))}

@@ -530,7 +530,7 @@ def test_gradient_is_right_or_refused(index, opset, form):
     try:
         graph = gradient_graph(model, wrt=one.names, engine="portable")
     except UnsupportedOperatorError as error:
-        if opset >= 16 or not re.search(MAY_REFUSE, str(error)):
+        if opset >= 16 or not any(reason in str(error) for reason in MAY_REFUSE):
             raise
         return
     names = ["loss", *(f"{name}_grad" for name in one.names)]
