@@ -1,0 +1,136 @@
+"""Fine-tuning a fitted pipeline on a few rows of a second scanner: it must pay, and change nothing else.
+
+The digits of the second scanner are turned by fifteen degrees and dimmer. The old model fails on them, and two images a
+digit are too few to begin anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import ndimage
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+
+from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn._gradient.engine import available_engines
+
+SEEDS = range(4)
+PIPELINE = make_pipeline(MinMaxScaler(), PCA(0.95), LogisticRegression(max_iter=1000))
+
+
+@dataclass(frozen=True)
+class Story:
+    """A model fitted on the first scanner, twenty images of the second one, and the rest of its images."""
+
+    old: Pipeline
+    X_old: np.ndarray
+    y_old: np.ndarray
+    X_few: np.ndarray
+    y_few: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+
+    def score(self, model) -> float:
+        return model.score(self.X_test, self.y_test)
+
+
+def second_scanner(rows):
+    images = rows.reshape(-1, 8, 8)
+    return 0.7 * ndimage.rotate(images, 15, axes=(1, 2), reshape=False, order=1).reshape(-1, 64)
+
+
+@cache
+def story(seed):
+    X, y = load_digits(return_X_y=True)
+    X_old, X_new, y_old, y_new = train_test_split(X, y, test_size=0.5, stratify=y, random_state=seed)
+    X_few, X_test, y_few, y_test = train_test_split(
+        second_scanner(X_new), y_new, train_size=20, stratify=y_new, random_state=seed
+    )
+    return Story(clone(PIPELINE).fit(X_old, y_old), X_old, y_old, X_few, y_few, X_test, y_test)
+
+
+@cache
+def tuned(seed, trainable="all", engine="auto"):
+    """Fine-tune the old model of a story; it ends by itself, as warnings are errors."""
+    told = story(seed)
+    rate = 0.0005 if trainable == "all" else 0.01
+    names = trainable if trainable == "all" else list(trainable)
+    tuner = OrtGradientClassifier(
+        told.old, trainable=names, learning_rate_init=rate, tol=1e-2, random_state=0, engine=engine
+    )
+    return tuner.fit(told.X_few, told.y_few)
+
+
+def mean_scores(models):
+    return float(np.mean([story(seed).score(models(seed)) for seed in SEEDS]))
+
+
+def test_fine_tuning_beats_the_old_model_and_a_new_one():
+    old = mean_scores(lambda seed: story(seed).old)
+    anew = mean_scores(lambda seed: clone(PIPELINE).fit(story(seed).X_few, story(seed).y_few))
+    ours = mean_scores(tuned)
+    assert ours > old + 0.3
+    assert ours > anew + 0.09
+    assert ours > 0.8
+
+
+def test_it_is_no_worse_than_fitting_again_on_all_rows_of_both_scanners():
+    def on_both(seed):
+        told = story(seed)
+        return clone(PIPELINE).fit(np.r_[told.X_old, told.X_few], np.r_[told.y_old, told.y_few])
+
+    assert mean_scores(tuned) > mean_scores(on_both)
+
+
+def test_the_classifier_alone_is_enough():
+    head = ("logisticregression.*",)
+    assert mean_scores(lambda seed: tuned(seed, head)) > mean_scores(lambda seed: story(seed).old) + 0.3
+    old, new = story(0).old, tuned(0, head).to_sklearn()
+    assert_array_equal(new["pca"].components_, old["pca"].components_)
+    assert_array_equal(new["minmaxscaler"].scale_, old["minmaxscaler"].scale_)
+    assert (new["logisticregression"].coef_ != old["logisticregression"].coef_).all()
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_it_starts_from_the_fitted_model(engine):
+    told = story(0)
+    start = OrtGradientClassifier(told.old, learning_rate_init=0, engine=engine)
+    start.partial_fit(told.X_few, told.y_few, classes=range(10))
+    assert_array_equal(start.predict(told.X_test), told.old.predict(told.X_test))
+    assert_allclose(start.predict_proba(told.X_test), told.old.predict_proba(told.X_test), rtol=0, atol=1e-5)
+    assert_allclose(start.weights_["logisticregression.coef"], told.old[-1].coef_, rtol=1e-6)
+    assert_allclose(start.weights_["pca.mean"], told.old["pca"].mean_, rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_scikit_learn_and_plain_onnxruntime_predict_what_it_does(engine):
+    told, tuner = story(0), tuned(0, engine=engine)
+    assert tuner.engine_ == engine
+    labels, probabilities = tuner.predict(told.X_test), tuner.predict_proba(told.X_test)
+    pipeline = tuner.to_sklearn()
+    assert [name for name, _ in pipeline.steps] == [name for name, _ in told.old.steps]
+    assert_array_equal(pipeline.predict(told.X_test), labels)
+    assert_allclose(pipeline.predict_proba(told.X_test), probabilities, rtol=0, atol=1e-5)
+    assert abs(told.old.predict_proba(told.X_test) - probabilities).max() > 0.5
+    graph = tuner.to_onnx().SerializeToString()
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: told.X_test.astype(np.float32)})
+    assert_array_equal(found[0], labels)
+    assert_array_equal(found[1], probabilities)
+
+
+@pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
+def test_the_engines_agree():
+    first, second = ([story(seed).score(tuned(seed, engine=engine)) for seed in SEEDS] for engine in available_engines())
+    assert_allclose(first, second, rtol=0, atol=0.01)
