@@ -69,15 +69,17 @@ def _number_type(X: Any) -> type[np.floating[Any]]:
 _PARAMETERS = """
     Parameters
     ----------
-    model : onnx.ModelProto, bytes, path, graph builder or None, default=None
+    model : onnx.ModelProto, bytes, path, fitted estimator, graph builder or None, default=None
         The graph to train: float32 or float64, with its weights as initializers. It is trained from the weights that
         it has, and is not changed. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; others
-        are converted where ONNX can. A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes one sized to
-        the data; None: ``MLP()``. A softmax or sigmoid at its end is recognised: the loss is taken on the logits
-        before it{model_extra}.
+        are converted where ONNX can. A softmax or sigmoid at its end is recognised: the loss is taken on the logits
+        before it{model_extra}. A fitted scikit-learn {kind}, or a pipeline that ends in one, is converted by skl2onnx
+        and trained from its numbers; its features{labels} are kept. A graph builder, such as ``MLP((64, 32))`` or
+        ``Linear()``, makes a graph sized to the data; None: ``MLP()``.
     loss : str or Loss, default="{loss}"
         What is minimised: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. The mean over the rows of
-        a minibatch, weighted by ``sample_weight``.
+        a minibatch, weighted by ``sample_weight``. For a fitted scikit-learn model "{loss}" stands for
+        {fitted_loss}.
     optimizer : str or Optimizer, default="adamw"
         "sgd", "adam", "adamw", "rmsprop", "adagrad", "lbfgs", or an object; its parameters are nested
         (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the learning rate a step, as in PyTorch.
@@ -102,7 +104,8 @@ _PARAMETERS = """
         Upper limit of the Euclidean norm of all gradients together; None: no limit.
     trainable : "all", str, list of str, or callable, default="all"
         Which parameters are trained: names or glob patterns ("layers.1.*"), or a function
-        ``(name, array) -> bool``. The others keep their values to the bit.
+        ``(name, array) -> bool``. The others keep their values to the bit. Those of a fitted scikit-learn model are
+        named by step and attribute: "logisticregression.coef", "*.coef", "pca.*".
     output : str or None, default=None
         The output of the graph to train; None: the first float one that depends on a float initializer.{class_weight}
     tol : float, default=1e-4
@@ -171,6 +174,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         + _PARAMETERS.format(
             loss="squared_error",
             model_extra=" for classifiers; an exponential for the losses with a log link (poisson, gamma)",
+            kind="regressor",
+            labels="",
+            fitted_loss="the loss that it minimises, where that is the Poisson, gamma, Huber or quantile loss",
             class_weight="",
         )
         + _ATTRIBUTES.format(classes="", score="R²")
@@ -263,6 +269,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         + _PARAMETERS.format(
             loss="log_loss",
             model_extra=", and ``predict_proba`` returns what it gives",
+            kind="classifier",
+            labels=" and labels",
+            fitted_loss="the hinge loss where it gives scores without probabilities",
             class_weight="""
     class_weight : dict, "balanced" or None, default=None
         Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation

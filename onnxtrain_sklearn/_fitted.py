@@ -355,6 +355,7 @@ def _tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
 def _expose_scores(model: ir.Model, estimator: Any) -> None:
     """Let the graph of a classifier end in scores, or in an activation on scores, that a loss can be taken on."""
     if not is_classifier(estimator):
+        _expose_exponential(model.graph)
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
@@ -371,6 +372,22 @@ def _expose_scores(model: ir.Model, estimator: Any) -> None:
         model.graph.outputs[0] = shown
         model.graph.sort()
         common.RemoveUnusedNodesPass()(model)
+
+
+def _expose_exponential(graph: ir.Graph) -> None:
+    """Put a reshaping behind the exponential of a regressor before it: losses with a log link look behind the last."""
+    output = graph.outputs[0]
+    reshape = output.producer()
+    before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
+    if reshape is None or before is None or not _ends_in(before, "Exp"):
+        return
+    op, name = GraphBuilder(graph, prefix="link", constant_nodes=True), output.name
+    scores = before.producer().inputs[0]  # type: ignore[union-attr]
+    exponential = op.Exp(op.Reshape(scores, reshape.inputs[1]))
+    exponential.type, exponential.shape = output.type, output.shape
+    graph.outputs[0] = exponential
+    graph.remove(reshape, safe=True)
+    exponential.name = name
 
 
 def _ends_in(value: ir.Value, op_type: str) -> bool:

@@ -81,7 +81,7 @@ def test_fine_tuning_beats_the_old_model_and_a_new_one():
     anew = mean_scores(lambda seed: clone(PIPELINE).fit(story(seed).X_few, story(seed).y_few))
     ours = mean_scores(tuned)
     assert ours > old + 0.3
-    assert ours > anew + 0.09
+    assert ours > anew + 0.12
     assert ours > 0.8
 
 
@@ -132,5 +132,6 @@ def test_scikit_learn_and_plain_onnxruntime_predict_what_it_does(engine):
 
 @pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
 def test_the_engines_agree():
-    first, second = ([story(seed).score(tuned(seed, engine=engine)) for seed in SEEDS] for engine in available_engines())
-    assert_allclose(first, second, rtol=0, atol=0.01)
+    first, second = available_engines()
+    for seed in SEEDS:
+        assert abs(story(seed).score(tuned(seed, engine=first)) - story(seed).score(tuned(seed, engine=second))) < 0.01
