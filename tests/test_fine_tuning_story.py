@@ -15,14 +15,22 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import ndimage
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_diabetes, load_digits
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import (
+    GammaRegressor,
+    HuberRegressor,
+    LogisticRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+    Ridge,
+    TweedieRegressor,
+)
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MinMaxScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 
 SEEDS = range(4)
@@ -135,3 +143,21 @@ def test_the_engines_agree():
     first, second = available_engines()
     for seed in SEEDS:
         assert abs(story(seed).score(tuned(seed, engine=first)) - story(seed).score(tuned(seed, engine=second))) < 0.01
+
+
+def test_the_loss_is_that_of_the_fitted_model():
+    """At the start it has the value that the formula gives for the fitted model's own predictions."""
+    X, y = load_diabetes(return_X_y=True)
+    models = {
+        "poisson": (PoissonRegressor(alpha=1e-3), lambda p: p - y * np.log(p)),
+        "gamma": (GammaRegressor(alpha=1e-3), lambda p: np.log(p) + y / p),
+        "tweedie of two": (TweedieRegressor(power=2, alpha=1e-3), lambda p: np.log(p) + y / p),
+        "huber": (HuberRegressor(), lambda p: np.where(abs(p - y) <= 1, (p - y) ** 2 / 2, abs(p - y) - 0.5)),
+        "quantile": (QuantileRegressor(quantile=0.3, alpha=0), lambda p: np.maximum(0.3 * (y - p), 0.7 * (p - y))),
+        "squares": (Ridge(), lambda p: (p - y) ** 2),
+    }
+    for name, (model, loss) in models.items():
+        fitted = make_pipeline(StandardScaler(), model).fit(X, y)
+        start = OrtGradientRegressor(fitted, learning_rate_init=0).partial_fit(X, y)
+        assert_allclose(start.loss_, loss(fitted.predict(X)).mean(), rtol=1e-5, err_msg=name)
+        assert [output.name for output in start.to_onnx().graph.output] == ["variable"]
