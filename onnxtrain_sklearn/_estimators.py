@@ -73,13 +73,14 @@ _PARAMETERS = """
         The graph to train: float32 or float64, with its weights as initializers. It is trained from the weights that
         it has, and is not changed. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; others
         are converted where ONNX can. A softmax or sigmoid at its end is recognised: the loss is taken on the logits
-        before it{model_extra}. A fitted scikit-learn {kind}, or a pipeline that ends in one, is converted by skl2onnx
-        and trained from its numbers; its features{labels} are kept. A graph builder, such as ``MLP((64, 32))`` or
-        ``Linear()``, makes a graph sized to the data; None: ``MLP()``.
+        before it{model_extra}.
+        A fitted scikit-learn {kind}, or a pipeline that ends in one, is converted by skl2onnx and trained from its
+        own numbers; its features{labels} are kept. A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes
+        a graph sized to the data; None: ``MLP()``.
     loss : str or Loss, default="{loss}"
         What is minimised: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. The mean over the rows of
-        a minibatch, weighted by ``sample_weight``. For a fitted scikit-learn model "{loss}" stands for
-        {fitted_loss}.
+        a minibatch, weighted by ``sample_weight``. For a fitted scikit-learn model "{loss}"
+        stands for {fitted_loss}.
     optimizer : str or Optimizer, default="adamw"
         "sgd", "adam", "adamw", "rmsprop", "adagrad", "lbfgs", or an object; its parameters are nested
         (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the learning rate a step, as in PyTorch.
