@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from sklearn import gaussian_process
 from sklearn.compose import make_column_transformer
-from sklearn.datasets import make_classification, make_regression
+from sklearn.datasets import make_regression
+from sklearn.feature_selection import f_regression
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.utils import all_estimators
@@ -69,20 +70,22 @@ HistGradientBoostingRegressor(max_iter=5, loss='absolute_error')
 AdaBoostRegressor(n_estimators=5, random_state=0)
 BaggingRegressor(n_estimators=3, random_state=0)
 BaggingRegressor(Ridge(), n_estimators=3, max_features=3, random_state=0)
-MLPRegressor((6,), max_iter=50, random_state=0)
-MLPRegressor((6, 4), activation='tanh', max_iter=50, random_state=0)
-MLPRegressor((6,), activation='logistic', max_iter=50, random_state=0)
-MLPRegressor((6,), activation='identity', max_iter=50, random_state=0)
-GaussianProcessRegressor(alpha=0.5)
-GaussianProcessRegressor(kernels.ConstantKernel() * kernels.RBF() + kernels.WhiteKernel(), normalize_y=True)
-GaussianProcessRegressor(kernels.DotProduct(), alpha=0.5)
-GaussianProcessRegressor(kernels.RationalQuadratic(), alpha=0.5)
-GaussianProcessRegressor(kernels.ExpSineSquared(), alpha=0.5)
-GaussianProcessRegressor(kernels.Matern(), alpha=0.5)
-KNeighborsRegressor()
-RadiusNeighborsRegressor(radius=3.0)
+MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6, 4), activation='tanh', max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), activation='logistic', max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), activation='identity', max_iter=50, random_state=0)
+GaussianProcessRegressor(alpha=0.5, random_state=0)
+GaussianProcessRegressor(2.0 * kernels.RBF() + kernels.WhiteKernel(), optimizer=None, normalize_y=True, random_state=0)
+GaussianProcessRegressor(kernels.DotProduct(), alpha=4.0, optimizer=None, random_state=0)
+GaussianProcessRegressor(kernels.RationalQuadratic(), alpha=4.0, optimizer=None, random_state=0)
+GaussianProcessRegressor(kernels.ExpSineSquared(), alpha=4.0, optimizer=None, random_state=0)
+GaussianProcessRegressor(kernels.Matern(), alpha=4.0, optimizer=None, random_state=0)
+KNeighborsRegressor(algorithm='brute')
+KNeighborsRegressor(weights='distance', algorithm='brute')
+RadiusNeighborsRegressor(radius=5.0, algorithm='brute')
 VotingRegressor([('a', Ridge()), ('b', LinearRegression())])
 VotingRegressor([('a', Ridge()), ('b', DecisionTreeRegressor(max_depth=3))], weights=[1, 2])
+VotingRegressor([('a', Ridge()), ('b', DecisionTreeRegressor(max_depth=3))], weights=np.array([1, 2]))
 StackingRegressor([('a', Ridge()), ('b', LinearSVR(random_state=0))])
 StackingRegressor([('a', Ridge()), ('b', SVR())], final_estimator=LinearRegression(), passthrough=True)
 GridSearchCV(Ridge(), {'alpha': [0.1, 1.0]})
@@ -110,7 +113,7 @@ MultiTaskElasticNet(alpha=0.01)
 MultiTaskElasticNetCV()
 DecisionTreeRegressor(max_depth=4)
 RandomForestRegressor(5, max_depth=4, random_state=0)
-MLPRegressor((6,), max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
 MultiOutputRegressor(Ridge())
 MultiOutputRegressor(SVR())
 """
@@ -121,11 +124,11 @@ LogisticRegression(fit_intercept=False)
 LogisticRegressionCV(use_legacy_attributes=False, l1_ratios=(0.0,), scoring='accuracy')
 RidgeClassifier()
 RidgeClassifierCV()
-Perceptron(random_state=0)
+Perceptron(random_state=1)
 PassiveAggressiveClassifier(random_state=0)
 SGDClassifier(random_state=0)
-SGDClassifier(loss='log_loss', random_state=0)
-SGDClassifier(loss='modified_huber', random_state=0)
+SGDClassifier(loss='log_loss', alpha=1.0, random_state=0)
+SGDClassifier(loss='modified_huber', alpha=1.0, random_state=0)
 LinearSVC(random_state=0)
 SVC()
 SVC(kernel='linear')
@@ -167,6 +170,7 @@ StackingClassifier([('a', LogisticRegression()), ('b', GaussianNB())])
 StackingClassifier([('a', LinearSVC(random_state=0)), ('b', DecisionTreeClassifier(max_depth=3))], passthrough=True)
 GridSearchCV(LogisticRegression(), {'C': [0.1, 1.0]})
 make_pipeline(StandardScaler(), LogisticRegression())
+make_pipeline(NeighborhoodComponentsAnalysis(3, max_iter=5, random_state=0), LogisticRegression())
 make_pipeline(StandardScaler(), MLPClassifier((6,), max_iter=50, random_state=0))
 make_pipeline(StandardScaler(), PCA(3), SVC(probability=True, random_state=0))
 """
@@ -212,7 +216,7 @@ KBinsDiscretizer(4, encode='ordinal', strategy='uniform')
 PolynomialFeatures()
 PolynomialFeatures(interaction_only=True, include_bias=False)
 FunctionTransformer()
-FunctionTransformer(np.log1p)
+FunctionTransformer(np.cos)
 PCA(3)
 PCA(3, whiten=True)
 IncrementalPCA(3)
@@ -220,14 +224,13 @@ TruncatedSVD(3, random_state=0)
 KernelPCA(3)
 KernelPCA(3, kernel='rbf')
 GaussianRandomProjection(3, random_state=0)
-NeighborhoodComponentsAnalysis(3, max_iter=5, random_state=0)
 RandomTreesEmbedding(3, max_depth=3, random_state=0)
-SelectKBest(k=3)
-SelectPercentile(percentile=60)
-SelectFpr(alpha=0.9)
-SelectFdr(alpha=0.99)
-SelectFwe(alpha=0.9)
-GenericUnivariateSelect(param=60)
+SelectKBest(f_regression, k=3)
+SelectPercentile(f_regression, percentile=60)
+SelectFpr(f_regression, alpha=0.9)
+SelectFdr(f_regression, alpha=0.99)
+SelectFwe(f_regression, alpha=0.9)
+GenericUnivariateSelect(f_regression, param=60)
 SelectFromModel(Ridge())
 RFE(Ridge(), n_features_to_select=3)
 RFECV(Ridge())
@@ -240,7 +243,7 @@ make_column_transformer((StandardScaler(), [0, 1]), (MinMaxScaler(), [2, 3]))
 make_column_transformer((StandardScaler(), slice(0, 3)), remainder='passthrough')
 ReplaceTransformer()
 CastTransformer()
-KNeighborsTransformer(n_neighbors=3)
+KNeighborsTransformer(n_neighbors=3, algorithm='brute')
 """
 """Each stands before ``Ridge()`` in a pipeline."""
 
@@ -297,8 +300,6 @@ NOT_IN_MODELS = {
 """Classes with a converter that no setting names, and why."""
 
 
-
-
 @dataclass(frozen=True)
 class Setting:
     """A fitted model to train.
@@ -349,7 +350,8 @@ def namespace() -> dict[str, Any]:
     own = [CastRegressor, CastTransformer, ReplaceTransformer, FrozenEstimator]
     helpers = [make_pipeline, make_union, make_column_transformer]
     names = dict(all_estimators()) | {thing.__name__: thing for thing in (*own, *helpers)}
-    return names | {"np": np, "kernels": gaussian_process.kernels, "DATA": (DATA["numbers"], TARGETS["number"])}
+    names |= {"np": np, "f_regression": f_regression}
+    return names | {"kernels": gaussian_process.kernels, "DATA": (DATA["numbers"], TARGETS["number"])}
 
 
 def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
