@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
 from ._data import Column, dict_columns, shaped
-from ._fitted import FittedModel, is_estimator
+from ._fitted import FittedModel, is_estimator, takes_nan
 from ._gradient.engine import available_engines, choose_engine
 from ._graph.model import TensorSpec, TrainableModel, to_proto
 from ._inference import Form, Head, inference_model
@@ -207,7 +207,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             )
         result = write_back(self.model, run.fitted.origins, run.source.weights(), run.weights())
         require_equal(
-            result, run.sample, self._on_sample(run), what="The model with the trained numbers", tolerance=1e-5
+            result, run.sample, self._on_sample(run), what="Take to_onnx(), as the trained graph", tolerance=1e-5
         )
         return result
 
@@ -259,6 +259,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = is_estimator(self.model) and takes_nan(self.model)
         return tags
 
     @abstractmethod
@@ -403,7 +404,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     def _require_equal_start(self, run: Run) -> None:
         """Raise where the graph does not predict what the fitted model predicts."""
-        what = "The ONNX form of the model"
+        what = "It is refused, as training would begin from another model: its ONNX form"
         require_equal(self.model, run.sample, self._on_sample(run), what=what, tolerance=1e-4)
         run.predictors.clear()  # they hold the weights of now
 
@@ -531,7 +532,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         if rank > 2 and np.ndim(X) > 2:  # features are counted in flat rows, whether they come flat or not
             X = np.asanyarray(X)
             rows, X = X.shape, X.reshape(len(X), -1)
-        array = validate_data(self, X, reset=reset, accept_sparse="csr", ensure_2d=rank > 1)
+        finite = "allow-nan" if self.__sklearn_tags__().input_tags.allow_nan else True
+        array = validate_data(self, X, reset=reset, accept_sparse="csr", ensure_2d=rank > 1, ensure_all_finite=finite)
         return {spec.name: Column(shaped(array if rows is None else array.reshape(rows), spec), spec.dtype)}
 
     def _publish(self, run: Run) -> None:

@@ -1,12 +1,13 @@
 """Fitted scikit-learn models as ONNX graphs, by skl2onnx's converters, each of which is watched.
 
 What a converter adds to the graph is noted with the estimator that it converted: so each number in the graph is known
-by its owner. Conversions that make another model of the fitted one are put right here.
+by its owner. The graph has one input, a matrix of numbers, whether the model takes columns by name or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,14 @@ import onnx
 import onnx.checker
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.pipeline import Pipeline
 
+from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
+from ._repairs import repair
 from .exceptions import ModelError
 
 OPSET = 18
@@ -45,15 +51,15 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
     import skl2onnx
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common._registration import get_converter
-    from skl2onnx.common.data_types import FloatTensorType
 
+    estimator = unwrapped(estimator)
     watched: list[Watched] = []
     kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
     watching = _watching(get_converter, watched)
     try:
         proto = skl2onnx.convert_sklearn(
             estimator,
-            initial_types=[("X", FloatTensorType([None, estimator.n_features_in_]))],
+            initial_types=_inputs(estimator),
             target_opset={"": OPSET, "ai.onnx.ml": 3},
             options=_options(estimator),
             custom_conversion_functions=dict.fromkeys(kinds, watching),
@@ -63,8 +69,59 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
             f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
         ) from error
     model = _stamped(load(proto))
-    _repair(model.graph, watched)
+    _join_inputs(model.graph)
+    for one in watched:
+        repair(model.graph, one.estimator, one.nodes)
     return model, watched
+
+
+def unwrapped(estimator: Any) -> Any:
+    """Return what a search or a FrozenEstimator holds, at the steps of a pipeline too: skl2onnx does not know them."""
+    if isinstance(estimator, FrozenEstimator):
+        return unwrapped(estimator.estimator)
+    if isinstance(estimator, BaseSearchCV) and hasattr(estimator, "best_estimator_"):
+        return unwrapped(estimator.best_estimator_)
+    if isinstance(estimator, Pipeline):
+        steps = [(name, unwrapped(step)) for name, step in estimator.steps]
+        if any(new is not old for (_, new), (_, old) in zip(steps, estimator.steps, strict=True)):
+            estimator = copy.copy(estimator)
+            estimator.steps = steps
+    return estimator
+
+
+def _inputs(estimator: Any) -> list[tuple[str, Any]]:
+    """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
+    from skl2onnx.common.data_types import FloatTensorType
+
+    if not any(_takes_names(part) for part in _parts(estimator)):
+        return [("X", FloatTensorType([None, estimator.n_features_in_]))]
+    return [(str(name), FloatTensorType([None, 1])) for name in estimator.feature_names_in_]
+
+
+def _takes_names(part: Any) -> bool:
+    if not isinstance(part, ColumnTransformer):
+        return False
+    return any(isinstance(name, str) for _, _, columns in part.transformers_ for name in np.ravel(columns))
+
+
+def _join_inputs(graph: ir.Graph) -> None:
+    """Make the inputs of one column each those of a single matrix."""
+    columns = list(graph.inputs)
+    if len(columns) == 1:
+        return
+    X = ir.Value(name=_unused("X", graph), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None, len(columns)]))
+    graph.inputs[:] = [X]
+    op = GraphBuilder(graph, prefix="column", constant_nodes=True)
+    for i, column in enumerate(columns):
+        ir.convenience.replace_all_uses_with(column, op.Gather(X, np.array([i]), axis=1))
+    graph.sort()
+
+
+def _unused(name: str, graph: ir.Graph) -> str:
+    taken = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _options(estimator: Any) -> dict[int, dict[str, Any]]:
@@ -156,16 +213,6 @@ def _stamped(model: ir.Model) -> ir.Model:
     return newer
 
 
-def _repair(graph: ir.Graph, watched: Sequence[Watched]) -> None:
-    """Put right what skl2onnx converts into another model than the fitted one."""
-    owners = {name: one.estimator for one in watched for name in one.nodes}
-    for node in graph:
-        owner = owners.get(node.name or "")
-        two = isinstance(owner, LinearDiscriminantAnalysis) and len(owner.classes_) == 2
-        if two and node.op_type == "LinearClassifier":
-            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")  # not softmax of (-s, s)
-
-
 def follow(root: Any, path: Path) -> Any:
     """Return what attributes and positions lead to from ``root``."""
     for part in path:
@@ -175,6 +222,15 @@ def follow(root: Any, path: Path) -> Any:
 
 def last_step(estimator: Any) -> Any:
     """Return the estimator that a pipeline ends in."""
+    estimator = unwrapped(estimator)
     while hasattr(estimator, "steps"):
-        estimator = estimator.steps[-1][1]
+        estimator = unwrapped(estimator.steps[-1][1])
+    return estimator
+
+
+def first_step(estimator: Any) -> Any:
+    """Return the estimator that a pipeline begins with."""
+    estimator = unwrapped(estimator)
+    while hasattr(estimator, "steps"):
+        estimator = unwrapped(estimator.steps[0][1])
     return estimator

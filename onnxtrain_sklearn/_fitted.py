@@ -16,12 +16,14 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
 from sklearn.ensemble._forest import ForestClassifier
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from ._conversion import Path, Watched, converted, follow, has_attributes, last_step, walk
+from ._conversion import Path, Watched, converted, first_step, follow, has_attributes, last_step, walk
 from ._gradient.nodes import dims
 from ._graph.builder import GraphBuilder, infer_shapes
 from ._graph.model import TrainableModel, trainable_model
@@ -94,9 +96,18 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
 """How the numbers of an attribute may stand in a graph, and the way back."""
 
 
+FITTED_SETTINGS = frozenset({"coef0"})
+"""Arguments of constructors that are numbers of the fitted model too."""
+
+
 def is_estimator(model: Any) -> bool:
     """Whether ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
+
+
+def takes_nan(model: Any) -> bool:
+    """Whether a scikit-learn model takes missing values."""
+    return bool(get_tags(first_step(model)).input_tags.allow_nan)
 
 
 def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
@@ -109,13 +120,10 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
         The model cannot be converted, or holds nothing that can be trained; the message says why.
     """
     check_is_fitted(estimator)
-    if not (is_classifier(estimator) or is_regressor(estimator)):
-        raise ModelError(
-            f"A fitted {type(estimator).__name__} predicts neither numbers nor classes. Give a regressor, a "
-            f"classifier, or a pipeline that ends in one."
-        )
+    _refuse_other_kinds(estimator)
     model, watched = converted(estimator)
     _prune(model, 1 if is_classifier(estimator) else 0)
+    infer_shapes(model)
     _drop_needless_norms(model.graph)
     rewritten = rewrite(model)
     origins = _named(rewritten.model, rewritten.roles, watched, estimator)
@@ -128,11 +136,10 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     except UnsupportedOperatorError:
         raise
     except ModelError as error:
-        raise ModelError(f"This {type(estimator).__name__} cannot be trained: {error}") from error
-    known = [one for one in origins if one.attribute or one.role != "base_values"]  # leaves can say the same
-    kept = tuple(one for one in known if one.name in source.parameters)
+        raise ModelError(_without_gradient(estimator)) from error
+    kept = tuple(o for o in origins if o.name in source.parameters and not _is_setting(o, source, estimator))
     if not kept:
-        raise ModelError(f"This {type(estimator).__name__} holds no number that its output has a gradient for.")
+        raise ModelError(_without_gradient(estimator))
     return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
         origins=kept,
         classes=np.asarray(estimator.classes_) if is_classifier(estimator) else None,
@@ -142,6 +149,51 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     )
 
 
+def _refuse_other_kinds(estimator: Any) -> None:
+    name = type(estimator).__name__
+    if not (is_classifier(estimator) or is_regressor(estimator)):
+        raise ModelError(
+            f"A fitted {name} predicts neither numbers nor classes. Give a regressor, a classifier, or a pipeline that "
+            f"ends in one."
+        )
+    for part in (part for _, part in walk(estimator)):
+        if isinstance(part, FixedThresholdClassifier | TunedThresholdClassifierCV):
+            raise ModelError(
+                f"{type(part).__name__} chooses labels at a threshold of its own, which its ONNX form and a gradient "
+                f"know nothing of. Give the classifier in it: its estimator_."
+            )
+    if is_classifier(estimator) and _several_labels(last_step(estimator)):
+        raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
+
+
+def _several_labels(classifier: Any) -> bool:
+    binarizer = getattr(classifier, "_label_binarizer", None)
+    return (
+        isinstance(getattr(classifier, "classes_", None), list)
+        or bool(getattr(classifier, "multilabel_", False))
+        or getattr(binarizer, "y_type_", "").startswith("multilabel")
+    )
+
+
+def _without_gradient(estimator: Any) -> str:
+    return (
+        f"This {type(estimator).__name__} holds no number that its output has a gradient for: what it predicts changes "
+        f"in steps, as counts of neighbours and of votes do, or not at all."
+    )
+
+
+def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
+    """Whether a parameter is no fitted number: what a scaler leaves out, an intercept that was not to be fitted."""
+    if origin.attribute:
+        owner = follow(estimator, origin.owner)
+        return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
+    if origin.role in ("base_values", "imputed"):  # leaves can say the same; a constant that the user chose
+        return True
+    numbers = source.model.graph.initializers[origin.name].const_value
+    neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
+    return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
+
+
 def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
     """Return what the last estimator minimises, as far as there is a loss for it here."""
     last = last_step(estimator)
@@ -149,6 +201,8 @@ def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
         return "log_loss" if source.link in ("sigmoid", "softmax") else "hinge"
     name = type(last).__name__
     if source.link == "exp":
+        if isinstance(getattr(last, "loss", None), str):  # of trees
+            return last.loss
         power = float(getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(name, 0)))
         return {1.0: "poisson", 2.0: "gamma"}.get(power, "squared_error")
     if name == "QuantileRegressor":
@@ -209,7 +263,7 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
 def _numbers(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
     for name, value in vars(owner).items():
-        if not (name.endswith("_") or name.startswith("_")):
+        if not (name.endswith("_") or name.startswith("_") or name in FITTED_SETTINGS):
             continue
         if isinstance(value, np.ndarray | float | np.floating):
             array = np.asarray(value)

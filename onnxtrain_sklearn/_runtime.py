@@ -274,7 +274,8 @@ def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> 
 
 def not_implemented(error: Exception) -> bool:
     """Whether ``error`` says that a kernel is missing for an operator or type."""
-    return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or "NOT_IMPLEMENTED" in str(error)
+    told = ("NOT_IMPLEMENTED", "is not a registered function/op")
+    return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or any(text in str(error) for text in told)
 
 
 class DeviceArray:

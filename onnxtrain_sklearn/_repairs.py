@@ -1,0 +1,130 @@
+"""What skl2onnx converts into another model than the fitted one, or into one without a gradient, put right.
+
+Each repair is a function of the graph, the fitted estimator and the names of the nodes that its converter made, with
+one line in :data:`REPAIRS`. A wrong conversion without a repair is found when predictions are compared, and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
+from sklearn.neural_network import MLPRegressor
+from sklearn.preprocessing import PowerTransformer
+
+from ._graph.builder import GraphBuilder
+
+Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
+
+
+def repair(graph: ir.Graph, estimator: Any, names: frozenset[str]) -> None:
+    """Put right the nodes of these names, which the converter of ``estimator`` made."""
+    for kind, function in REPAIRS.items():
+        if isinstance(estimator, kind):
+            function(graph, estimator, [node for node in graph if node.name in names])
+
+
+def _two_classes_of_discriminants(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The probability of the second of two classes is the sigmoid of the score s, not the softmax of (-s, s)."""
+    for node in nodes:
+        if node.op_type == "LinearClassifier" and len(estimator.classes_) == 2:
+            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")
+
+
+def _log_link_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Trees that were fitted to the logarithm of the mean predict its exponential."""
+    if estimator.loss not in ("poisson", "gamma"):
+        return
+    op = GraphBuilder(graph, prefix="log_link", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "TreeEnsembleRegressor"]:
+        _put_behind(op, node.outputs[0], op.Exp)
+
+
+def _put_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> None:
+    """Let everything that reads ``value`` read a function of it, under its name where it is an output."""
+    users = list(value.uses())
+    behind = function(value)
+    behind.type, behind.shape = value.type, value.shape
+    for node, index in users:
+        node.replace_input_with(index, behind)
+    for i, output in enumerate(op.graph.outputs):
+        if output is value:
+            op.graph.outputs[i] = behind
+            value.name, behind.name = op.name("raw"), value.name
+    op.graph.sort()
+
+
+def _outputs_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Several outputs stay in their row: skl2onnx puts them into one column."""
+    op = GraphBuilder(graph, prefix="outputs", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "Reshape" and estimator.n_outputs_ > 1]:
+        node.replace_input_with(1, op.constant(np.array([-1, estimator.n_outputs_])))
+        node.outputs[0].shape = None
+    graph.sort()
+
+
+def _targets_of_neighbours(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The targets that are averaged are held in float32, as all that is trained."""
+    for node in nodes:
+        table = node.inputs[0] if node.op_type == "ArrayFeatureExtractor" else None
+        if table is not None and table.const_value is not None and table.dtype is ir.DataType.DOUBLE:
+            table.const_value = ir.tensor(table.const_value.numpy().astype(np.float32), name=table.name)
+            table.dtype = ir.DataType.FLOAT
+            _declare_float(node)
+
+
+def _declare_float(node: ir.Node) -> None:
+    for value in [value for value in node.outputs if value.dtype is ir.DataType.DOUBLE]:
+        value.dtype = ir.DataType.FLOAT
+        for user in [user for user, _ in value.uses() if user.op_type != "Cast"]:
+            _declare_float(user)
+
+
+def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
+
+    A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
+    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox). Exponents near zero stay with skl2onnx.
+    """
+    exponents = np.asarray(estimator.lambdas_, np.float32)
+    if np.abs(exponents * (2 - exponents)).min() < 1e-3:
+        return
+    inside = {node for node in nodes if node.op_type != "Scaler"}  # which standardizes behind it
+    values = [v for node in inside for v in node.outputs]
+    made = [v for v in values if v.is_graph_output() or any(node not in inside for node, _ in v.uses())]
+    read = {v for node in inside for v in node.inputs if v is not None and v.producer() not in inside}
+    given = [v for v in read if v.const_value is None]
+    if len(made) != 1 or len(given) != 1:
+        return
+    op = GraphBuilder(graph, prefix="power_transform", constant_nodes=True)
+    power = next(v for v in read if v.const_value is not None and np.array_equal(v.const_value.numpy(), exponents))
+    result = _powers(op, given[0], power, estimator.method)
+    result.type, result.shape = made[0].type, made[0].shape
+    ir.convenience.replace_all_uses_with(made[0], result, replace_graph_outputs=True)
+    graph.sort()
+
+
+def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.Value:
+    def beyond_one(logarithm: ir.Value, exponent: ir.Value) -> ir.Value:
+        return op.Div(op.Sub(op.Exp(op.Mul(logarithm, exponent)), 1.0), exponent)
+
+    if method == "box-cox":
+        return beyond_one(op.Log(x), power)
+    above, below = (op.Log(op.Add(op.Relu(side), 1.0)) for side in (x, op.Neg(x)))
+    return op.Sub(beyond_one(above, power), beyond_one(below, op.Sub(2.0, power)))
+
+
+REPAIRS: dict[type, Repair] = {
+    HistGradientBoostingRegressor: _log_link_of_boosting,
+    KNeighborsRegressor: _targets_of_neighbours,
+    LinearDiscriminantAnalysis: _two_classes_of_discriminants,
+    MLPRegressor: _outputs_of_perceptrons,
+    PowerTransformer: _power_transform,
+    RadiusNeighborsRegressor: _targets_of_neighbours,
+}
+"""The repairs by class."""

@@ -1,0 +1,410 @@
+"""Fitted scikit-learn models that are trained, or refused: their settings as code, by the kind of their targets.
+
+Each line is an expression over scikit-learn's classes; together they name every class that skl2onnx has a converter
+for, but for those of :data:`NOT_IN_MODELS`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn import gaussian_process
+from sklearn.compose import make_column_transformer
+from sklearn.datasets import make_regression
+from sklearn.feature_selection import f_regression
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.utils import all_estimators
+
+FITTED_ON = 60
+"""Rows that a model is fitted on; it is trained on those behind them."""
+
+REGRESSORS = """
+LinearRegression()
+Ridge()
+RidgeCV()
+Lasso(alpha=0.01)
+LassoCV()
+LassoLars(alpha=0.001)
+LassoLarsCV()
+LassoLarsIC()
+Lars()
+LarsCV()
+ElasticNet(alpha=0.01)
+ElasticNetCV()
+BayesianRidge()
+ARDRegression()
+HuberRegressor()
+QuantileRegressor(quantile=0.3, alpha=0)
+QuantileRegressor(alpha=0)
+TheilSenRegressor(random_state=0)
+RANSACRegressor(random_state=0)
+SGDRegressor(random_state=0)
+SGDRegressor(loss='huber', random_state=0)
+PassiveAggressiveRegressor(random_state=0)
+OrthogonalMatchingPursuit(n_nonzero_coefs=3)
+OrthogonalMatchingPursuitCV(max_iter=4)
+LinearSVR(random_state=0)
+SVR()
+SVR(kernel='linear')
+SVR(kernel='poly')
+SVR(kernel='sigmoid', C=0.1)
+SVR(kernel='rbf', gamma=0.1)
+NuSVR()
+NuSVR(kernel='linear')
+PLSRegression()
+PLSRegression(n_components=1)
+DecisionTreeRegressor(max_depth=4)
+DecisionTreeRegressor(criterion='absolute_error', max_depth=4)
+ExtraTreeRegressor(max_depth=4, random_state=0)
+RandomForestRegressor(5, max_depth=4, random_state=0)
+ExtraTreesRegressor(5, max_depth=4, random_state=0)
+GradientBoostingRegressor(n_estimators=5, random_state=0)
+GradientBoostingRegressor(n_estimators=5, loss='quantile', random_state=0)
+HistGradientBoostingRegressor(max_iter=5)
+HistGradientBoostingRegressor(max_iter=5, loss='absolute_error')
+AdaBoostRegressor(n_estimators=5, random_state=0)
+BaggingRegressor(n_estimators=3, random_state=0)
+BaggingRegressor(Ridge(), n_estimators=3, max_features=3, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6, 4), activation='tanh', max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), activation='logistic', max_iter=50, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), activation='identity', max_iter=50, random_state=0)
+GaussianProcessRegressor(alpha=0.5, random_state=0)
+GaussianProcessRegressor(2.0 * kernels.RBF() + kernels.WhiteKernel(), optimizer=None, normalize_y=True, random_state=0)
+GaussianProcessRegressor(kernels.DotProduct(), alpha=4.0, optimizer=None, random_state=0)
+GaussianProcessRegressor(kernels.RationalQuadratic(), alpha=4.0, optimizer=None, random_state=0)
+GaussianProcessRegressor(kernels.ExpSineSquared(), alpha=4.0, optimizer=None, random_state=0)
+GaussianProcessRegressor(kernels.Matern(), alpha=4.0, optimizer=None, random_state=0)
+KNeighborsRegressor(algorithm='brute')
+KNeighborsRegressor(weights='distance', algorithm='brute')
+RadiusNeighborsRegressor(radius=5.0, algorithm='brute')
+VotingRegressor([('a', Ridge()), ('b', LinearRegression())])
+VotingRegressor([('a', Ridge()), ('b', DecisionTreeRegressor(max_depth=3))], weights=[1, 2])
+VotingRegressor([('a', Ridge()), ('b', DecisionTreeRegressor(max_depth=3))], weights=np.array([1, 2]))
+StackingRegressor([('a', Ridge()), ('b', LinearSVR(random_state=0))])
+StackingRegressor([('a', Ridge()), ('b', SVR())], final_estimator=LinearRegression(), passthrough=True)
+GridSearchCV(Ridge(), {'alpha': [0.1, 1.0]})
+FrozenEstimator(Ridge().fit(*DATA))
+CastRegressor(Ridge())
+"""
+
+POSITIVE = """
+PoissonRegressor()
+GammaRegressor()
+TweedieRegressor(power=1.5)
+TweedieRegressor(power=1)
+TweedieRegressor(power=0)
+HistGradientBoostingRegressor(loss='poisson', max_iter=5)
+make_pipeline(StandardScaler(), PoissonRegressor())
+"""
+
+TWO_NUMBERS = """
+LinearRegression()
+Ridge()
+PLSRegression()
+MultiTaskLasso(alpha=0.01)
+MultiTaskLassoCV()
+MultiTaskElasticNet(alpha=0.01)
+MultiTaskElasticNetCV()
+DecisionTreeRegressor(max_depth=4)
+RandomForestRegressor(5, max_depth=4, random_state=0)
+MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
+MultiOutputRegressor(Ridge())
+MultiOutputRegressor(SVR())
+"""
+
+CLASSIFIERS = """
+LogisticRegression()
+LogisticRegression(fit_intercept=False)
+LogisticRegressionCV(use_legacy_attributes=False, l1_ratios=(0.0,), scoring='accuracy')
+RidgeClassifier()
+RidgeClassifierCV()
+Perceptron(random_state=1)
+PassiveAggressiveClassifier(random_state=0)
+SGDClassifier(random_state=0)
+SGDClassifier(loss='log_loss', alpha=1.0, random_state=0)
+SGDClassifier(loss='modified_huber', alpha=1.0, random_state=0)
+LinearSVC(random_state=0)
+SVC()
+SVC(kernel='linear')
+SVC(kernel='poly')
+SVC(kernel='sigmoid')
+SVC(probability=True, random_state=0)
+SVC(kernel='linear', probability=True, random_state=0)
+SVC(decision_function_shape='ovo')
+NuSVC()
+NuSVC(probability=True, random_state=0)
+LinearDiscriminantAnalysis()
+QuadraticDiscriminantAnalysis()
+GaussianNB()
+DecisionTreeClassifier(max_depth=4)
+ExtraTreeClassifier(max_depth=4, random_state=0)
+RandomForestClassifier(5, max_depth=4, random_state=0)
+ExtraTreesClassifier(5, max_depth=4, random_state=0)
+GradientBoostingClassifier(n_estimators=3, random_state=0)
+HistGradientBoostingClassifier(max_iter=3)
+AdaBoostClassifier(n_estimators=5, random_state=0)
+AdaBoostClassifier(LogisticRegression(), n_estimators=5, random_state=0)
+BaggingClassifier(n_estimators=3, random_state=0)
+BaggingClassifier(LogisticRegression(), n_estimators=3, max_features=3, random_state=0)
+MLPClassifier((6,), max_iter=50, random_state=0)
+MLPClassifier((6, 4), activation='tanh', max_iter=50, random_state=0)
+MLPClassifier((6,), activation='logistic', max_iter=50, random_state=0)
+GaussianProcessClassifier()
+KNeighborsClassifier()
+RadiusNeighborsClassifier(radius=5.0)
+CalibratedClassifierCV(LogisticRegression(), cv=2)
+CalibratedClassifierCV(GaussianNB(), method='isotonic', cv=2)
+CalibratedClassifierCV(LinearSVC(random_state=0), cv=2, ensemble=False)
+OneVsRestClassifier(LogisticRegression())
+OneVsRestClassifier(DecisionTreeClassifier(max_depth=3))
+OneVsOneClassifier(LogisticRegression())
+VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())], voting='soft', flatten_transform=False)
+VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())])
+StackingClassifier([('a', LogisticRegression()), ('b', GaussianNB())])
+StackingClassifier([('a', LinearSVC(random_state=0)), ('b', DecisionTreeClassifier(max_depth=3))], passthrough=True)
+GridSearchCV(LogisticRegression(), {'C': [0.1, 1.0]})
+make_pipeline(StandardScaler(), LogisticRegression())
+make_pipeline(NeighborhoodComponentsAnalysis(3, max_iter=5, random_state=0), LogisticRegression())
+make_pipeline(StandardScaler(), MLPClassifier((6,), max_iter=50, random_state=0))
+make_pipeline(StandardScaler(), PCA(3), SVC(probability=True, random_state=0))
+"""
+
+COUNTS = """
+MultinomialNB()
+ComplementNB()
+ComplementNB(norm=True)
+BernoulliNB(binarize=1.5)
+CategoricalNB(min_categories=5)
+"""
+
+BINARY = """
+TunedThresholdClassifierCV(LogisticRegression())
+GridSearchCV(make_pipeline(StandardScaler(), SVC()), {'svc__C': [0.1, 1.0]})
+"""
+
+TWO_LABELS = """
+MultiOutputClassifier(LogisticRegression())
+OneVsRestClassifier(LogisticRegression())
+MLPClassifier((6,), max_iter=50, random_state=0)
+DecisionTreeClassifier(max_depth=4)
+"""
+
+BEFORE_RIDGE = """
+StandardScaler()
+StandardScaler(with_mean=False)
+StandardScaler(with_std=False)
+MinMaxScaler()
+MinMaxScaler((-1, 1), clip=True)
+MaxAbsScaler()
+RobustScaler()
+Normalizer()
+Normalizer('l1')
+Normalizer('max')
+PowerTransformer()
+PowerTransformer(standardize=False)
+QuantileTransformer(n_quantiles=10)
+QuantileTransformer(n_quantiles=10, output_distribution='normal')
+Binarizer()
+KBinsDiscretizer(4, encode='onehot-dense', quantile_method='linear')
+KBinsDiscretizer(4, encode='ordinal', strategy='uniform')
+PolynomialFeatures()
+PolynomialFeatures(interaction_only=True, include_bias=False)
+FunctionTransformer()
+FunctionTransformer(np.cos)
+PCA(3)
+PCA(3, whiten=True)
+IncrementalPCA(3)
+TruncatedSVD(3, random_state=0)
+KernelPCA(3)
+KernelPCA(3, kernel='rbf')
+GaussianRandomProjection(3, random_state=0)
+RandomTreesEmbedding(3, max_depth=3, random_state=0)
+SelectKBest(f_regression, k=3)
+SelectPercentile(f_regression, percentile=60)
+SelectFpr(f_regression, alpha=0.9)
+SelectFdr(f_regression, alpha=0.99)
+SelectFwe(f_regression, alpha=0.9)
+GenericUnivariateSelect(f_regression, param=60)
+SelectFromModel(Ridge())
+RFE(Ridge(), n_features_to_select=3)
+RFECV(Ridge())
+VarianceThreshold()
+KMeans(3, n_init=1, random_state=0)
+MiniBatchKMeans(3, n_init=1, random_state=0)
+make_union(StandardScaler(), PCA(2))
+make_union(StandardScaler(), make_pipeline(MinMaxScaler(), PolynomialFeatures()))
+make_column_transformer((StandardScaler(), [0, 1]), (MinMaxScaler(), [2, 3]))
+make_column_transformer((StandardScaler(), slice(0, 3)), remainder='passthrough')
+ReplaceTransformer()
+CastTransformer()
+KNeighborsTransformer(n_neighbors=3, algorithm='brute')
+"""
+"""Each stands before ``Ridge()`` in a pipeline."""
+
+WITH_GAPS = """
+HistGradientBoostingRegressor(max_iter=5)
+make_pipeline(SimpleImputer(), Ridge())
+make_pipeline(SimpleImputer(strategy='median'), StandardScaler(), Ridge())
+make_pipeline(SimpleImputer(strategy='constant', fill_value=-1.0), Ridge())
+make_pipeline(SimpleImputer(add_indicator=True), Ridge())
+make_pipeline(KNNImputer(), Ridge())
+"""
+
+WHOLE = """
+make_pipeline(OneHotEncoder(sparse_output=False), Ridge())
+make_pipeline(OneHotEncoder(), Ridge())
+make_pipeline(OrdinalEncoder(), Ridge())
+make_pipeline(TargetEncoder(random_state=0), Ridge())
+make_column_transformer((OneHotEncoder(), [0, 1]), (StandardScaler(), [2, 3])) >> Ridge()
+"""
+
+FRAMES = """
+Ridge()
+make_column_transformer((StandardScaler(), ['a', 'b']), (MinMaxScaler(), ['c', 'd'])) >> Ridge()
+make_column_transformer((StandardScaler(), ['c', 'a']), remainder='passthrough') >> Ridge()
+"""
+
+MIXED_FRAMES = """
+make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> Ridge()
+"""
+
+NEITHER = """
+StandardScaler()
+KMeans(3, n_init=1, random_state=0)
+GaussianMixture(2, random_state=0)
+BayesianGaussianMixture(n_components=2, random_state=0)
+IsolationForest(n_estimators=3, random_state=0)
+LocalOutlierFactor(novelty=True)
+OneClassSVM()
+SGDOneClassSVM(random_state=0)
+NearestNeighbors()
+"""
+
+NOT_IN_MODELS = {
+    "CountVectorizer": "takes texts",
+    "DictVectorizer": "takes dictionaries",
+    "FeatureHasher": "takes dictionaries",
+    "KernelCenterer": "is a part of kernel methods",
+    "LabelBinarizer": "takes targets",
+    "LabelEncoder": "takes targets",
+    "TfidfTransformer": "takes counts of words",
+    "TfidfVectorizer": "takes texts",
+    "_ConstantPredictor": "is a part of one vs rest",
+}
+"""Classes with a converter that no setting names, and why."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A fitted model to train.
+
+    Attributes
+    ----------
+    group : str
+        Heading of the table that it stands in.
+    targets : str
+        What it is fitted to, a key of :data:`TARGETS`, and the kind of ``X`` by that of :data:`DATA`.
+    code : str
+    data : str
+    """
+
+    group: str
+    code: str
+    targets: str
+    data: str = "numbers"
+
+    @property
+    def key(self) -> str:
+        """What the setting is known by in the file of outcomes."""
+        kind = "" if self.targets == "number" else f", {self.targets}"
+        return f"{self.code}{kind}{'' if self.data == 'numbers' else f', {self.data}'}"
+
+    def fitted(self) -> Any:
+        """Return the model, fitted."""
+        X, y = self.rows(slice(0, FITTED_ON))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return eval(self.expression(), namespace()).fit(X, y)
+
+    def rows(self, chosen: slice) -> tuple[Any, np.ndarray]:
+        """Return some rows of the data."""
+        X = DATA[self.data]
+        return (X.iloc[chosen] if hasattr(X, "iloc") else X[chosen]), TARGETS[self.targets][chosen]
+
+    def expression(self) -> str:
+        """Return the code with ``a >> b`` as the pipeline that it stands for."""
+        before, arrow, after = self.code.partition(" >> ")
+        return f"make_pipeline({before}, {after})" if arrow else self.code
+
+
+def namespace() -> dict[str, Any]:
+    """Return what the code of the settings may name."""
+    from skl2onnx.sklapi import CastRegressor, CastTransformer, ReplaceTransformer
+
+    own = [CastRegressor, CastTransformer, ReplaceTransformer, FrozenEstimator]
+    helpers = [make_pipeline, make_union, make_column_transformer]
+    names = dict(all_estimators()) | {thing.__name__: thing for thing in (*own, *helpers)}
+    names |= {"np": np, "f_regression": f_regression}
+    return names | {"kernels": gaussian_process.kernels, "DATA": (DATA["numbers"], TARGETS["number"])}
+
+
+def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    X, number = make_regression(100, 5, noise=20, random_state=0)
+    number /= 100
+    number[FITTED_ON:] += 0.3 * X[FITTED_ON:, 0] + 0.2  # the rows that come later are not like the first
+    binary = (number > np.median(number)).astype(int)
+    three = np.digitize(number, np.quantile(number, [0.33, 0.67]))
+    X = X.astype(np.float32)
+    gaps = np.where(rng.random(X.shape) < 0.1, np.float32(np.nan), X)
+    whole = rng.integers(0, 3, (100, 4)).astype(np.float32)
+    counts = np.clip(np.round(X + 2), 0, 4)
+    frame = pd.DataFrame(X[:, :4], columns=list("abcd"))
+    kinds = np.array(["red", "green", "blue"])[whole[:, 0].astype(int)]
+    data = {
+        "numbers": X,
+        "small": X / 10,
+        "counts": counts,
+        "gaps": gaps,
+        "whole numbers": whole,
+        "frame": frame,
+        "mixed frame": frame[["a", "b"]].assign(kind=kinds),
+    }
+    targets = {
+        "number": number,
+        "positive": np.exp(number / 2),
+        "two numbers": np.stack([number, 0.5 - number + X[:, 1]], axis=1),
+        "binary": binary,
+        "three classes": three,
+        "two labels": np.stack([binary, (X[:, 1] + number > 0).astype(int)], axis=1),
+    }
+    return data, targets
+
+
+DATA, TARGETS = _data()
+
+
+def _settings() -> list[Setting]:
+    def of(code: str, group: str, targets: str, data: str = "numbers") -> list[Setting]:
+        return [Setting(group, line, targets, data) for line in code.strip().splitlines()]
+
+    ridge = "\n".join(f"make_pipeline({line}, Ridge())" for line in BEFORE_RIDGE.strip().splitlines())
+    found = of(REGRESSORS, "Regressors", "number") + of(POSITIVE, "Regressors", "positive")
+    found += of(TWO_NUMBERS, "Regressors", "two numbers")
+    for targets in ("binary", "three classes"):
+        found += of(CLASSIFIERS, "Classifiers", targets) + of(COUNTS, "Classifiers", targets, "counts")
+    found += of(BINARY, "Classifiers", "binary") + of(TWO_LABELS, "Classifiers", "two labels")
+    found += of(ridge, "Pipelines", "number") + of(WITH_GAPS, "Pipelines", "number", "gaps")
+    found += of(WHOLE, "Pipelines", "number", "whole numbers") + of(FRAMES, "Pipelines", "number", "frame")
+    found += of(MIXED_FRAMES, "Pipelines", "number", "mixed frame")
+    return found + of(NEITHER, "Others", "number")
+
+
+SETTINGS = {setting.key: setting for setting in _settings()}
+"""Every setting by its key."""

@@ -1,0 +1,41 @@
+"""The page of fitted models says what becomes of each of them; a model that is trained wrongly fails in any case."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts import fitted
+from tests.contracts.fitted_settings import NOT_IN_MODELS, SETTINGS
+
+WRITTEN = fitted.read()
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_outcome_is_what_the_page_says(key):
+    found, written = fitted.outcome(SETTINGS[key]), WRITTEN[key]
+    ranks = [fitted.ORDER.index(one.kind) for one in (found, written)]
+    assert ranks[0] >= ranks[1], f"it was {written.kind} when the page was made; now: {found.reason}"
+    assert ranks[0] == ranks[1], f"it is {found.kind} now, which the page does not say: {fitted.COMMAND}"
+    assert sorted(found.parameters) == sorted(written.parameters), f"other names than on the page: {fitted.COMMAND}"
+
+
+def test_page_shows_the_file():
+    assert WRITTEN.keys() == SETTINGS.keys(), f"the settings have changed: {fitted.COMMAND}"
+    assert fitted.PAGE.read_text(encoding="utf-8") == fitted.page(WRITTEN)
+
+
+def test_every_converter_is_named():
+    pytest.importorskip("skl2onnx")
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+
+    classes = {kind.__name__ for kind in sklearn_operator_name_map if isinstance(kind, type)}
+    implied = {"ColumnTransformer", "FeatureUnion", "Pipeline"}  # by the functions that make them
+    missing = classes - fitted.named_classes() - implied - NOT_IN_MODELS.keys()
+    assert not missing, f"skl2onnx converts {sorted(missing)}: give each a setting"
+    assert not NOT_IN_MODELS.keys() & fitted.named_classes()
+
+
+def test_most_models_are_trained():
+    for group, least in (("Regressors", 60), ("Classifiers", 75), ("Pipelines", 40)):
+        trained = [k for k, one in WRITTEN.items() if SETTINGS[k].group == group and one.kind != fitted.REFUSED]
+        assert len(trained) >= least
