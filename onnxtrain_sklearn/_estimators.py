@@ -17,6 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 
 from ._base import BaseOrtGradient
+from ._fitted import is_estimator
 from ._inference import Form
 from ._run import Run
 from ._targets import Targets, class_targets, regression_targets
@@ -363,7 +364,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         X, y, sample_weight
             As in :meth:`fit`.
         classes : array-like of shape (n_classes,), default=None
-            All labels that any call will bring; needed at the first call, may be left out later.
+            All labels that any call will bring; needed at the first call, may be left out later and where ``model`` is a
+        fitted classifier, which knows them.
 
         Returns
         -------
@@ -483,7 +485,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
                     f"{self.classes_.tolist()}."
                 )
             return None
-        if classes is None and type_of_target(y) != "multilabel-indicator":
+        if classes is None and type_of_target(y) != "multilabel-indicator" and not is_estimator(self.model):
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels that any call will bring."
             )

@@ -157,6 +157,11 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"ends in one."
         )
     for part in (part for _, part in walk(estimator)):
+        if any(np.asarray(known).dtype.kind in "OUS" for known in getattr(part, "categories_", ())):
+            raise ModelError(
+                f"{type(part).__name__} encodes text, and the graph that is trained takes a matrix of numbers. Encode "
+                f"such columns first, and give the model that was fitted on what comes out."
+            )
         if isinstance(part, FixedThresholdClassifier | TunedThresholdClassifierCV):
             raise ModelError(
                 f"{type(part).__name__} chooses labels at a threshold of its own, which its ONNX form and a gradient "
@@ -409,6 +414,7 @@ def _tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
 def _expose_scores(model: ir.Model, estimator: Any) -> None:
     """Let the graph of a classifier end in scores, or in an activation on scores, that a loss can be taken on."""
     if not is_classifier(estimator):
+        _end_in_exponential(model.graph)
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
@@ -425,6 +431,21 @@ def _expose_scores(model: ir.Model, estimator: Any) -> None:
         model.graph.outputs[0] = shown
         model.graph.sort()
         common.RemoveUnusedNodesPass()(model)
+
+
+def _end_in_exponential(graph: ir.Graph) -> None:
+    """Let an exponential come behind the reshaping of its values into a column, so that it is seen to be the link."""
+    output = graph.outputs[0]
+    reshape = output.producer()
+    before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
+    exponential = None if before is None or not _ends_in(before, "Exp") else before.producer()
+    if reshape is None or exponential is None:
+        return
+    reshape.replace_input_with(0, exponential.inputs[0])
+    op = GraphBuilder(graph, prefix="link", constant_nodes=True)
+    graph.outputs[0] = link = op.Exp(output)
+    link.type, link.shape = output.type, output.shape
+    graph.sort()
 
 
 def _ends_in(value: ir.Value, op_type: str) -> bool:
