@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, clone, is_classifier, is_regressor
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -392,7 +392,17 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """Return the graph where it is known before the data are: given, or trained before."""
         if old is not None:
             return old.given, old.fitted
-        return (None, None) if self.model is None or is_builder(self.model) else source_of(self.model, self.output)
+        if self.model is None or is_builder(self.model):
+            return None, None
+        if is_estimator(self.model):
+            self._require_own_kind()
+        return source_of(self.model, self.output)
+
+    def _require_own_kind(self) -> None:
+        for kind, other in ((is_classifier, "OrtGradientClassifier"), (is_regressor, "OrtGradientRegressor")):
+            if kind(self.model) and not kind(self):
+                what = "classifier" if kind is is_classifier else "regressor"
+                raise ModelError(f"{type(self.model).__name__} is a {what}: take {other} to train it.")
 
     def _take_features(self, fitted: FittedModel) -> None:
         """Hold the data to the features that the fitted model knows."""

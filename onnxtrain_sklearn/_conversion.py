@@ -7,6 +7,7 @@ by its owner. The graph has one input, a matrix of numbers, whether the model ta
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,13 +58,15 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
     kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
     watching = _watching(get_converter, watched)
     try:
-        proto = skl2onnx.convert_sklearn(
-            estimator,
-            initial_types=_inputs(estimator),
-            target_opset={"": OPSET, "ai.onnx.ml": 3},
-            options=_options(estimator),
-            custom_conversion_functions=dict.fromkeys(kinds, watching),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
+            proto = skl2onnx.convert_sklearn(
+                estimator,
+                initial_types=_inputs(estimator),
+                target_opset={"": OPSET, "ai.onnx.ml": 3},
+                options=_options(estimator),
+                custom_conversion_functions=dict.fromkeys(kinds, watching),
+            )
     except Exception as error:
         raise ModelError(
             f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"

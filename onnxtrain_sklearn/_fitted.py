@@ -157,6 +157,11 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"ends in one."
         )
     for part in (part for _, part in walk(estimator)):
+        if any(np.asarray(known).dtype.kind in "OUS" for known in getattr(part, "categories_", ())):
+            raise ModelError(
+                f"{type(part).__name__} encodes text, and the graph that is trained takes a matrix of numbers. Encode "
+                f"such columns first, and give the model that was fitted on what comes out."
+            )
         if isinstance(part, FixedThresholdClassifier | TunedThresholdClassifierCV):
             raise ModelError(
                 f"{type(part).__name__} chooses labels at a threshold of its own, which its ONNX form and a gradient "

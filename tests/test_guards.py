@@ -66,6 +66,7 @@ LAYERS = (
     "_gradient.tidy",
     "_gradient.portable",
     "_gradient.engine",
+    "_repairs",
     "_conversion",
     "_fitted",
     "_write_back",

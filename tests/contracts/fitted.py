@@ -99,7 +99,7 @@ def trained(tuned: Any, X: Any, y: np.ndarray) -> Any:
     """Return the estimator after some epochs in which its loss fell, at the largest rate that lets it."""
     start = tuned.loss_
     for rate in RATES:
-        tuned.set_params(learning_rate_init=rate, max_iter=5)
+        tuned.set_params(learning_rate_init=rate, max_iter=5, warm_start=rate == RATES[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned.fit(X, y)

@@ -6,6 +6,7 @@ for, but for those of :data:`NOT_IN_MODELS`.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -343,6 +344,7 @@ class Setting:
         return f"make_pipeline({before}, {after})" if arrow else self.code
 
 
+@functools.cache
 def namespace() -> dict[str, Any]:
     """Return what the code of the settings may name."""
     from skl2onnx.sklapi import CastRegressor, CastTransformer, ReplaceTransformer

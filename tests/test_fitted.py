@@ -1,0 +1,378 @@
+"""Fitted scikit-learn models as `model`: names, losses, labels, errors, and the way through scikit-learn's tools.
+
+Which models are trained, and that gradients and predictions are right, is in contracts/test_fitted_models.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.cluster import KMeans
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import (
+    GammaRegressor,
+    HuberRegressor,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+    Ridge,
+    TweedieRegressor,
+)
+from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from sklearn.svm import SVC, LinearSVC, OneClassSVM
+from sklearn.tree import DecisionTreeRegressor
+
+from onnxtrain_sklearn import Linear, OrtGradientClassifier, OrtGradientRegressor, losses
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn.exceptions import ModelError
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(80, 3)).astype(np.float32)
+NUMBER = X @ np.array([1.0, -2.0, 0.5]) + 0.3 * rng.normal(size=80)
+POSITIVE = np.exp(NUMBER / 4)
+BINARY = (NUMBER > 0).astype(int)
+THREE = np.digitize(NUMBER, [-1.0, 1.0])
+OLD, NEW = slice(0, 40), slice(40, None)
+
+
+def regressor(model, **parameters):
+    defaults = {"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0}
+    return OrtGradientRegressor(model, **defaults | parameters)
+
+
+def classifier(model, **parameters):
+    defaults = {"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0}
+    return OrtGradientClassifier(model, **defaults | parameters)
+
+
+def ridge():
+    return make_pipeline(StandardScaler(), Ridge()).fit(X[OLD], NUMBER[OLD])
+
+
+def logistic(y=BINARY):
+    return make_pipeline(StandardScaler(), LogisticRegression()).fit(X[OLD], y[OLD])
+
+
+class TestNames:
+    def test_class_and_attribute(self):
+        tuned = classifier(logistic()).fit(X[NEW], BINARY[NEW])
+        names = ["standardscaler.mean", "standardscaler.scale", "logisticregression.coef", "logisticregression.intercept"]
+        assert sorted(tuned.weights_) == sorted(names)
+
+    def test_steps(self):
+        model = Pipeline([("first", StandardScaler()), ("last", Ridge())]).fit(X, NUMBER)
+        names = {"first.mean", "first.scale", "last.coef", "last.intercept"}
+        assert set(regressor(model).fit(X, NUMBER).weights_) == names
+
+    def test_hold_the_numbers_of_the_model(self):
+        model = ridge()
+        weights = regressor(model, learning_rate_init=0.0, max_iter=1).fit(X, NUMBER).weights_
+        assert_allclose(weights["ridge.coef"].ravel(), model[-1].coef_, rtol=1e-6)
+        assert_allclose(weights["standardscaler.mean"], model[0].mean_, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("pattern", "moves"), [("*.coef", {"coef"}), ("ridge.*", {"coef", "intercept"}), ("*.mean", {"mean"})]
+    )
+    def test_trainable_freezes_the_rest(self, pattern, moves):
+        before = regressor(ridge(), learning_rate_init=0.0, max_iter=1).fit(X[NEW], NUMBER[NEW]).weights_
+        tuned = regressor(ridge(), trainable=[pattern]).fit(X[NEW], NUMBER[NEW])
+        changed = {name for name, array in tuned.weights_.items() if not np.array_equal(array, before[name])}
+        assert {name.partition(".")[2] for name in changed} == moves
+        given, back = ridge(), tuned.to_sklearn()
+        assert ("coef" not in moves) == np.array_equal(back[-1].coef_, given[-1].coef_)
+        assert ("mean" not in moves) == np.array_equal(back[0].mean_, given[0].mean_)
+        assert_array_equal(back[0].scale_, given[0].scale_)
+
+    def test_misspelt(self):
+        with pytest.raises(ValueError, match="matches no parameter"):
+            regressor(ridge(), trainable=["rigde.*"]).fit(X, NUMBER)
+
+    def test_columns_of_two_classes_stay_tied(self):
+        tuned = classifier(logistic()).fit(X[NEW], BINARY[NEW])
+        assert tuned.weights_["logisticregression.coef"].size == 3
+        assert_allclose(tuned.predict_proba(X).sum(axis=1), 1, rtol=1e-6)
+
+    def test_no_intercept_stays_none(self):
+        tuned = regressor(LinearRegression(fit_intercept=False).fit(X, NUMBER)).fit(X, NUMBER + 1)
+        assert list(tuned.weights_) == ["linearregression.coef"]
+        assert tuned.to_sklearn().intercept_ == 0
+
+    def test_what_a_scaler_leaves_out_stays_out(self):
+        model = make_pipeline(StandardScaler(with_mean=False), Ridge()).fit(X, NUMBER)
+        tuned = regressor(model).fit(X, NUMBER + 1)
+        assert set(tuned.weights_) == {"standardscaler.scale", "ridge.coef", "ridge.intercept"}
+        assert_allclose(tuned.to_sklearn().predict(X), tuned.predict(X), rtol=1e-4, atol=1e-5)
+
+
+class TestLabels:
+    @pytest.mark.parametrize("names", [["no", "yes"], [3, 7], [False, True], ["b", "a"]])
+    def test_are_those_of_the_model(self, names):
+        y = np.array(names)[BINARY]
+        model = logistic(y)
+        tuned = classifier(model, max_iter=1, learning_rate_init=0.0).fit(X[NEW], y[NEW])
+        assert_array_equal(tuned.classes_, model.classes_)
+        assert tuned.classes_.dtype == model.classes_.dtype
+        assert_array_equal(tuned.predict(X), model.predict(X))
+        assert_allclose(tuned.predict_proba(X), model.predict_proba(X), atol=1e-6)
+
+    def test_classes_missing_in_the_new_rows(self):
+        model = logistic(THREE)
+        few = THREE[NEW] != 2
+        tuned = classifier(model).fit(X[NEW][few], THREE[NEW][few])
+        assert_array_equal(tuned.classes_, [0, 1, 2])
+        assert tuned.predict_proba(X).shape == (80, 3)
+
+    def test_unknown_label(self):
+        tuned = classifier(logistic())
+        with pytest.raises(ValueError, match="5"):
+            tuned.fit(X, np.where(BINARY, 5, 0))
+        assert not hasattr(tuned, "classes_")
+
+    def test_partial_fit_needs_no_classes(self):
+        tuned = classifier(logistic(THREE))
+        tuned.partial_fit(X[NEW][:3], THREE[NEW][:3])
+        assert_array_equal(tuned.classes_, [0, 1, 2])
+        before = tuned.weights_
+        tuned.partial_fit(X[NEW], THREE[NEW])
+        assert not np.array_equal(before["logisticregression.coef"], tuned.weights_["logisticregression.coef"])
+
+
+class TestFeatures:
+    def test_count(self):
+        with pytest.raises(ValueError, match="X has 2 features, but OrtGradientRegressor is expecting 3"):
+            regressor(ridge()).fit(X[:, :2], NUMBER)
+
+    def test_names(self):
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        model = make_pipeline(StandardScaler(), Ridge()).fit(frame, NUMBER)
+        tuned = regressor(model).fit(frame, NUMBER)
+        assert_array_equal(tuned.feature_names_in_, ["a", "b", "c"])
+        assert_allclose(tuned.to_sklearn().predict(frame), tuned.predict(frame), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="order"):
+            regressor(model).fit(frame[["b", "a", "c"]], NUMBER)
+
+    def test_columns_by_name(self):
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        columns = make_column_transformer((StandardScaler(), ["c", "a"]), (MinMaxScaler(), ["b"]))
+        model = make_pipeline(columns, Ridge()).fit(frame, NUMBER)
+        tuned = regressor(model, max_iter=1, learning_rate_init=0.0).fit(frame, NUMBER)
+        assert_allclose(tuned.predict(frame), model.predict(frame), rtol=1e-4, atol=1e-5)
+        assert set(tuned.weights_) >= {"columntransformer.standardscaler.mean", "ridge.coef"}
+
+    def test_strings_are_refused(self):
+        frame = pd.DataFrame({"a": X[:, 0], "kind": np.where(X[:, 1] > 0, "up", "down")})
+        columns = make_column_transformer((OneHotEncoder(), ["kind"]), (StandardScaler(), ["a"]))
+        model = make_pipeline(columns, Ridge()).fit(frame, NUMBER)
+        with pytest.raises(ModelError, match="text"):
+            regressor(model).fit(frame, NUMBER)
+
+    def test_missing_values(self):
+        gaps = np.where(rng.random(X.shape) < 0.2, np.nan, X)
+        model = HistGradientBoostingRegressor(max_iter=3).fit(gaps, NUMBER)
+        tuned = regressor(model).fit(gaps, NUMBER + 1)
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        assert_allclose(tuned.to_sklearn().predict(gaps), tuned.predict(gaps), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="NaN"):
+            regressor(ridge()).fit(gaps, NUMBER)
+
+
+class TestLoss:
+    @pytest.mark.parametrize(
+        ("model", "y", "loss"),
+        [
+            (Ridge(), NUMBER, losses.SquaredError),
+            (HuberRegressor(), NUMBER, losses.Huber),
+            (QuantileRegressor(quantile=0.8, alpha=0), NUMBER, losses.Quantile),
+            (PoissonRegressor(), POSITIVE, losses.Poisson),
+            (TweedieRegressor(power=1), POSITIVE, losses.Poisson),
+            (GammaRegressor(), POSITIVE, losses.Gamma),
+            (TweedieRegressor(power=1.5), POSITIVE, losses.SquaredError),
+            (HistGradientBoostingRegressor(loss="poisson", max_iter=3), POSITIVE, losses.Poisson),
+            (make_pipeline(StandardScaler(), PoissonRegressor()), POSITIVE, losses.Poisson),
+        ],
+        ids=lambda value: value.__class__.__name__ if not isinstance(value, type) else value.__name__,
+    )
+    def test_follows_the_regressor(self, model, y, loss):
+        tuned = regressor(clone(model).fit(X, y)).fit(X, y)
+        assert type(tuned._run.step.settings.loss) is loss
+        assert getattr(tuned._run.step.settings.loss, "quantile", 0.8) == 0.8
+
+    @pytest.mark.parametrize(
+        ("model", "loss"),
+        [(LinearSVC(), losses.Hinge), (SVC(), losses.Hinge), (LogisticRegression(), losses.LogLoss)],
+    )
+    def test_follows_the_classifier(self, model, loss):
+        tuned = classifier(clone(model).fit(X, BINARY)).fit(X, BINARY)
+        assert type(tuned._run.step.settings.loss) is loss
+
+    def test_of_the_user_comes_first(self):
+        tuned = regressor(PoissonRegressor().fit(X, POSITIVE), loss=losses.Gamma()).fit(X, POSITIVE)
+        assert type(tuned._run.step.settings.loss) is losses.Gamma
+        tuned = regressor(ridge(), loss="absolute_error").fit(X, NUMBER)
+        assert type(tuned._run.step.settings.loss) is losses.AbsoluteError
+
+    def test_is_that_of_the_fitted_probabilities(self):
+        model = logistic(THREE)
+        tuned = classifier(model, max_iter=1, learning_rate_init=0.0, batch_size=80).fit(X, THREE)
+        p = model.predict_proba(X)[np.arange(80), THREE]
+        assert tuned.loss_ == pytest.approx(-np.log(p).mean(), rel=1e-5)
+
+
+class TestGoOn:
+    def test_warm_start(self):
+        tuned = regressor(ridge(), warm_start=True).fit(X[NEW], NUMBER[NEW])
+        tuned.fit(X[NEW], NUMBER[NEW])
+        assert tuned.n_iter_ == 10
+        again = regressor(ridge(), max_iter=10).fit(X[NEW], NUMBER[NEW])
+        assert_array_equal(tuned.weights_["ridge.coef"], again.weights_["ridge.coef"])
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+    def test_copies(self, copied):
+        tuned = regressor(ridge(), warm_start=True).fit(X[NEW], NUMBER[NEW])
+        twin = copied(tuned)
+        assert_array_equal(twin.predict(X), tuned.predict(X))
+        assert_array_equal(twin.to_sklearn().predict(X), tuned.to_sklearn().predict(X))
+        tuned.fit(X[NEW], NUMBER[NEW])
+        twin.fit(X[NEW], NUMBER[NEW])
+        assert_array_equal(twin.predict(X), tuned.predict(X))
+
+    def test_clone_keeps_the_model_fitted(self):
+        model = ridge()
+        twin = clone(regressor(model, alpha=0.5, loss=losses.Huber()))
+        assert twin.model is model
+        assert twin.alpha == 0.5
+        assert not hasattr(twin, "weights_")
+        assert_array_equal(twin.fit(X, NUMBER).predict(X), regressor(model, alpha=0.5, loss="huber").fit(X, NUMBER).predict(X))
+
+    def test_search(self):
+        model = ridge()
+        search = GridSearchCV(regressor(model), {"learning_rate_init": [0.0, 0.03]}, cv=2).fit(X[NEW], NUMBER[NEW] + 1)
+        assert search.best_params_ == {"learning_rate_init": 0.03}
+        assert search.best_estimator_.model is model
+
+    def test_at_the_end_of_a_pipeline(self):
+        scaled = StandardScaler().fit_transform(X)
+        model = LogisticRegression().fit(scaled, BINARY)
+        pipeline = make_pipeline(StandardScaler(), classifier(model)).fit(X, BINARY)
+        assert pipeline.score(X, BINARY) > 0.9
+
+    @pytest.mark.parametrize("wrap", [FrozenEstimator, lambda m: GridSearchCV(m, {"alpha": [1.0]}, cv=2)])
+    def test_unwraps(self, wrap):
+        model = wrap(Ridge().fit(X, NUMBER)).fit(X, NUMBER)
+        tuned = regressor(model).fit(X, NUMBER + 1)
+        assert set(tuned.weights_) == {"ridge.coef", "ridge.intercept"}
+        back = tuned.to_sklearn()
+        assert type(back) is type(model)
+        assert_allclose(back.predict(X), tuned.predict(X), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("engine", available_engines())
+    def test_engines(self, engine):
+        tuned = classifier(logistic(THREE), engine=engine).fit(X[NEW], THREE[NEW])
+        auto = classifier(logistic(THREE)).fit(X[NEW], THREE[NEW])
+        assert tuned.engine_ == engine
+        assert_allclose(tuned.predict_proba(X), auto.predict_proba(X), atol=1e-5)
+
+    def test_to_onnx(self):
+        tuned = classifier(logistic(THREE)).fit(X[NEW], THREE[NEW])
+        session = onnxruntime.InferenceSession(tuned.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+        label, probabilities = session.run(None, {session.get_inputs()[0].name: X})
+        assert_array_equal(label, tuned.predict(X))
+        assert_array_equal(probabilities, tuned.predict_proba(X))
+        assert_allclose(tuned.to_sklearn().predict_proba(X), probabilities, atol=1e-5)
+
+
+def isotonic():
+    return CalibratedClassifierCV(GaussianNB(), method="isotonic", cv=2).fit(X, BINARY)
+
+
+def spread():
+    model = make_column_transformer((StandardScaler(), [0]), remainder="drop")
+    return make_pipeline(model, Ridge()).fit(X, NUMBER)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("estimator", "y", "error", "text"),
+        [
+            (lambda: regressor(Ridge()), NUMBER, NotFittedError, "Ridge"),
+            (lambda: regressor(make_pipeline(StandardScaler(), Ridge())), NUMBER, NotFittedError, "not fitted"),
+            (lambda: regressor(logistic()), NUMBER, ModelError, "OrtGradientClassifier"),
+            (lambda: classifier(ridge()), BINARY, ModelError, "OrtGradientRegressor"),
+            (lambda: regressor(StandardScaler().fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
+            (lambda: regressor(KMeans(2, n_init=1).fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
+            (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
+            (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
+            (lambda: classifier(isotonic()), BINARY, ModelError, "no number that its output has a gradient for"),
+            (
+                lambda: classifier(TunedThresholdClassifierCV(LogisticRegression()).fit(X, BINARY)),
+                BINARY,
+                ModelError,
+                "threshold",
+            ),
+            (
+                lambda: classifier(RandomForestClassifier(2).fit(X, np.stack([BINARY, THREE], axis=1))),
+                BINARY,
+                ModelError,
+                "several labels",
+            ),
+            (
+                lambda: classifier(SVC(decision_function_shape="ovo").fit(X, THREE)),
+                THREE,
+                ModelError,
+                "training would begin from another model",
+            ),
+        ],
+    )
+    def test_says_why_and_leaves_the_estimator(self, estimator, y, error, text):
+        tuned = estimator()
+        before = dict(vars(tuned))
+        with pytest.raises(error, match=text):
+            tuned.fit(X, y)
+        assert vars(tuned) == before
+
+    def test_later_errors_leave_it_fitted(self):
+        tuned = regressor(ridge()).fit(X, NUMBER)
+        before = dict(vars(tuned))
+        tuned.model = Ridge()
+        with pytest.raises(NotFittedError):
+            tuned.fit(X, NUMBER)
+        tuned.model = before["model"]
+        assert vars(tuned) == before
+
+    def test_to_sklearn_of_a_graph(self):
+        tuned = regressor(Linear()).fit(X, NUMBER)
+        with pytest.raises(ModelError, match="built or given"):
+            tuned.to_sklearn()
+        with pytest.raises(NotFittedError):
+            regressor(ridge()).to_sklearn()
+
+
+@pytest.mark.parametrize(
+    "model", [Ridge(), DecisionTreeRegressor(max_depth=3), HistGradientBoostingRegressor(max_iter=2)], ids=repr
+)
+def test_given_model_is_never_changed(model):
+    model = clone(model).fit(X[OLD], NUMBER[OLD])
+    before, predicted = pickle.dumps(model), model.predict(X)
+    tuned = regressor(model, learning_rate_init=0.1).fit(X[NEW], NUMBER[NEW] + 1)
+    back = tuned.to_sklearn()
+    assert pickle.dumps(model) == before
+    assert_array_equal(model.predict(X), predicted)
+    assert not np.allclose(back.predict(X), predicted, atol=1e-2)
+    assert_allclose(back.predict(X), tuned.predict(X), rtol=1e-4, atol=1e-5)
