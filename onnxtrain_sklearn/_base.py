@@ -589,7 +589,8 @@ def _classes_of(fitted: FittedModel | None, classes: Any) -> Any:
     if fitted is None or fitted.classes is None:
         return classes
     if classes is not None and not np.array_equal(classes, fitted.classes):
-        raise ValueError(f"classes={np.asarray(classes).tolist()} are not those of the fitted model, {fitted.classes.tolist()}.")
+        given, known = np.asarray(classes).tolist(), fitted.classes.tolist()
+        raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
     return fitted.classes
 
 

@@ -94,6 +94,8 @@ def differences_or_skip(index, opset, arrays, form):
     """Return the model, its loss and its gradients by central differences; skip what the runtime cannot run itself."""
     if CASES[index].operator == "Dropout" and arrays.get("t", False):
         pytest.skip("what is dropped is random; test_portable.py holds the mask to what was dropped")
+    if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and _runtime.version().startswith("1.19"):
+        pytest.skip(OTHER_VALUES["STFT"])
     try:
         weighting, loss, wanted = expected(index)
         arrays["weighting"] = weighting.astype(arrays["x"].dtype)
