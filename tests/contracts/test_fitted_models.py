@@ -9,6 +9,8 @@ from tests.contracts.fitted_settings import NOT_IN_MODELS, SETTINGS
 
 WRITTEN = fitted.read()
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of classes and attributes that will be dropped
+
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_outcome_is_what_the_page_says(key):
