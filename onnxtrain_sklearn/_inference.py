@@ -18,7 +18,7 @@ import onnx_ir.passes.common as common
 
 from . import _runtime
 from ._data import Column
-from ._graph.builder import GraphBuilder, infer_shapes
+from ._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
 from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers, to_proto
 from ._parameters import FlatParameters
 from .exceptions import ModelError
@@ -103,6 +103,7 @@ def inference_model(
         _add_output(op, "raw_scores", op.Identity(_columns(op, scores)), None)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
+    multiply_by_columns(result)
     if form.zipmap is True:
         _zip(op, head)
     return result

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, _inference, _runtime
 from onnxtrain_sklearn._data import Column
+from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
 from onnxtrain_sklearn._inference import Head, Predictor, inference_model
 from onnxtrain_sklearn._parameters import FlatParameters
@@ -313,3 +314,25 @@ def test_log_link_is_not_taken_twice():
     direct = fitted(GRAPHS["ends in exp"][1], TARGETS["positive"], loss="squared_error")
     scores = X.astype(np.float64) @ direct.weights_["W"] + direct.weights_["b"]
     assert_allclose(direct.predict(X), np.exp(scores).ravel(), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("engine", available_engines())
+def test_product_of_a_transposed_matrix_and_a_vector(engine):
+    """onnxruntime (1.19 and 1.31, at least) fuses the two into a wrong product."""
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 2] X) => (float[N] y)
+        <float[4, 2] a = {1.0, -2.0, 0.5, 1.5, 0.0, 1.0, -1.0, 0.3}, float[4] w = {1.0, -2.0, 0.5, 3.0}> {
+            columns = Transpose <perm = [1, 0]> (X)
+            products = MatMul(a, columns)
+            kernel = Tanh(products)
+            rows = Transpose <perm = [1, 0]> (kernel)
+            y = MatMul(rows, w)
+        }""")
+    data = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    a = np.array([[1.0, -2.0], [0.5, 1.5], [0.0, 1.0], [-1.0, 0.3]])
+    expected = np.tanh(data @ a.T) @ [1.0, -2.0, 0.5, 3.0]
+    model = OrtGradientRegressor(graph, learning_rate_init=0.0, max_iter=1, engine=engine).fit(data, expected)
+    assert_allclose(model.predict(data), expected, rtol=1e-4, atol=1e-6)
+    assert model.loss_ < 1e-8

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, infer_shapes, is_float
+from .._graph.builder import GraphBuilder, infer_shapes, is_float, multiply_by_columns
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from . import ort, portable
 from .nodes import dims, path, reads
@@ -57,7 +57,8 @@ def choose_engine(engine: str) -> str:
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
-    return _differentiate(infer_shapes(_inline(model.clone())), wrt, of, engine)
+    source = multiply_by_columns(infer_shapes(_inline(model.clone())))
+    return _differentiate(source, wrt, of, engine)
 
 
 def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
