@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import _runtime, gradient_graph
-from onnxtrain_sklearn._gradient.engine import ENGINES
+from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
 
 training_runtime = pytest.mark.skipif(not _runtime.has_gradient_builder(), reason="needs onnxruntime-training")
@@ -308,3 +308,21 @@ def test_exported_networks_with_other_operators_are_refused_by_name(name, operat
     weights = [i.name for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT]
     with pytest.raises(UnsupportedOperatorError, match=rf"Node '\S*{operator}\S*' \({operator}\) cannot be diff"):
         gradient_graph(model, wrt=weights, of="loss", engine="ort-training")
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_products_of_a_transposed_matrix_and_a_vector_are_right(engine):
+    """onnxruntime fuses the two nodes, and computes something else."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[3, 4] a, float[3] v) => (float loss)
+        { t = Transpose <perm = [1, 0]> (a) p = MatMul(t, v) q = Mul(p, p) loss = ReduceSum <keepdims = 0> (q) }"""
+    )
+    rng = np.random.default_rng(0)
+    a, v = rng.normal(size=(3, 4)).astype(np.float32), rng.normal(size=3).astype(np.float32)
+    graph = gradient_graph(model, wrt=["a", "v"], engine=engine)
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    loss, slope_a, slope_v = session.run(None, {"a": a, "v": v})
+    product = a.T @ v
+    np.testing.assert_allclose(loss, (product**2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(slope_a, 2 * np.outer(v, product), rtol=1e-5)
+    np.testing.assert_allclose(slope_v, 2 * a @ product, rtol=1e-5)

@@ -130,7 +130,7 @@ def gradient_graph(
     >>> [output.name for output in gradient_graph(model, wrt="x").graph.output]
     ['y', 'x_grad']
     """
-    source = infer_shapes(_inline(ir.from_proto(model)))
+    source = multiply_by_columns(infer_shapes(_inline(ir.from_proto(model))))
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
     _check_names(source.graph, names)
     output = _scalar_output(source.graph, of)
