@@ -167,7 +167,13 @@ def _refuse_other_kinds(estimator: Any) -> None:
                 f"{type(part).__name__} chooses labels at a threshold of its own, which its ONNX form and a gradient "
                 f"know nothing of. Give the classifier in it: its estimator_."
             )
-    if is_classifier(estimator) and _several_labels(last_step(estimator)):
+    last = last_step(estimator)
+    if isinstance(last, SVC | NuSVC) and not hasattr(last, "predict_proba") and len(last.classes_) > 2:
+        raise ModelError(
+            f"The scores of this {type(last).__name__} of several classes count votes, in which only what breaks ties "
+            f"has a gradient. Fit it with probability=True, whose probabilities can be trained."
+        )
+    if is_classifier(estimator) and _several_labels(last):
         raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
 
 

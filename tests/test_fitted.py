@@ -337,7 +337,7 @@ class TestRefused:
                 lambda: classifier(SVC(decision_function_shape="ovo").fit(X, THREE)),
                 THREE,
                 ModelError,
-                "training would begin from another model",
+                "count votes.*probability=True",
             ),
         ],
     )
