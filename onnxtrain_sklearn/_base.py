@@ -342,7 +342,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         if old is None and fitted is not None:
             self._take_features(fitted)
         columns = self._columns(X, None if source is None else source.inputs, reset=old is None and fitted is None)
-        targets = self._encode(y, _classes_of(fitted, classes) if old is None else old.head.classes)
+        known = classes if fitted is None else fitted.known_classes(classes)
+        targets = self._encode(y, known if old is None else old.head.classes)
         _check_rows(columns, len(targets.values), "y")
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         if old is not None:
@@ -582,16 +583,6 @@ def _check_kind(targets: Targets, head: Head, name: str) -> None:
     if (targets.task == "multilabel") != (head.task == "multilabel"):
         expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
         raise ValueError(f"{name} does not hold {expected}, as y did when training began.")
-
-
-def _classes_of(fitted: FittedModel | None, classes: Any) -> Any:
-    """Return the labels that a first call may bring: those of a fitted model are its own."""
-    if fitted is None or fitted.classes is None:
-        return classes
-    if classes is not None and not np.array_equal(classes, fitted.classes):
-        given, known = np.asarray(classes).tolist(), fitted.classes.tolist()
-        raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
-    return fitted.classes
 
 
 def _check_rows(columns: Columns, n_targets: int, name: str) -> None:

@@ -85,6 +85,15 @@ class FittedModel:
     feature_names: np.ndarray | None
     loss: str | Loss
 
+    def known_classes(self, classes: Any) -> Any:
+        """Return the labels that rows may have; those that the user names must be the model's own."""
+        if self.classes is None:
+            return classes
+        if classes is not None and not np.array_equal(classes, self.classes):
+            given, known = np.asarray(classes).tolist(), self.classes.tolist()
+            raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
+        return self.classes
+
 
 FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "same": (lambda a: a, lambda a: a),

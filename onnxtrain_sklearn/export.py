@@ -1,9 +1,10 @@
 """The estimators at home in skl2onnx: a pipeline or an ensemble that holds some becomes one ONNX graph.
 
-The only importer of skl2onnx. A converter takes the graph that ``predict`` runs, brings it to the opset that is asked
-for, and hands its nodes and weights over under names that are free in the whole: any number of them fit into one graph,
-and what comes out is what ``predict`` gives. Numbers come out in the type of the input, as from all converters of
-skl2onnx; inside, the graph keeps its own. The form of a graph that is given away alone is decided in ``_inference``.
+With ``_conversion`` the border to skl2onnx. A converter takes the graph that ``predict`` runs, brings it to the opset
+that is asked for, and hands its nodes and weights over under names that are free in the whole: any number of them fit
+into one graph, and what comes out is what ``predict`` gives. Numbers come out in the type of the input, as from all
+converters of skl2onnx; inside, the graph keeps its own. The form of a graph that is given away alone is decided in
+``_inference``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx.checker
+import onnx.version_converter
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
 from ._base import BaseOrtGradient
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
-from ._graph.builder import GraphBuilder
-from ._graph.model import in_opset, to_proto
+from ._graph.builder import GraphBuilder, infer_shapes
+from ._graph.model import to_proto
+from ._graph.versions import reason
 from ._inference import Form, Head, inference_model
 from .exceptions import ModelError
 
@@ -128,7 +132,7 @@ def _classes(head: Head) -> np.ndarray:
 
 def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
     """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
-    model = in_opset(model, container.target_opset_any_domain(""))
+    model = _in_opset(model, container.target_opset_any_domain(""))
     _connect(model.graph, operator)
     proto = to_proto(model)
     ends = zip((*proto.graph.input, *proto.graph.output), (*operator.inputs, *operator.outputs), strict=True)
@@ -194,3 +198,19 @@ def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
                 f"Node {node.name!r} ({node.op_type}) has {what}, and skl2onnx cannot order such nodes. Take to_onnx() "
                 f"of the {name} itself, and onnx.compose.merge_models to join it with the steps before."
             )
+
+
+def _in_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Return ``model`` in another opset of the default domain; raises ModelError where ONNX's converter cannot."""
+    own = model.opset_imports[""]
+    if own == opset:
+        return model
+    try:
+        converted = onnx.version_converter.convert_version(to_proto(model), opset)
+        onnx.checker.check_model(converted)
+    except Exception as error:
+        raise ModelError(
+            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {reason(error)}. "
+            f"Take opset {own}, or one nearer to it."
+        ) from error
+    return infer_shapes(ir.from_proto(converted))

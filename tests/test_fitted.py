@@ -145,6 +145,12 @@ class TestLabels:
             tuned.fit(X, np.where(BINARY, 5, 0))
         assert not hasattr(tuned, "classes_")
 
+    def test_partial_fit_refuses_other_classes(self):
+        tuned = classifier(logistic(THREE))
+        with pytest.raises(ValueError, match=r"classes=\[0, 1\] are not those of the fitted model, \["):
+            tuned.partial_fit(X[NEW], THREE[NEW], classes=[0, 1])
+        assert not hasattr(tuned, "classes_")
+
     def test_partial_fit_needs_no_classes(self):
         tuned = classifier(logistic(THREE))
         tuned.partial_fit(X[NEW][:3], THREE[NEW][:3])

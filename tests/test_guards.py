@@ -92,11 +92,12 @@ PROTOBUF = {
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.model": {  # the border
         *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
-        *("shape_inference", "version_converter"),
+        "shape_inference",
     },
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one
+    "export": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_conversion": {"checker"},  # of what skl2onnx gives
     "_run": {"ModelProto"},  # takes what users give
     "_base": {"ModelProto"},  # to_onnx returns one

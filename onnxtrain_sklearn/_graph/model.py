@@ -189,22 +189,6 @@ def _type_dicts(proto: onnx.ModelProto) -> None:
         output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
 
 
-def in_opset(model: ir.Model, opset: int) -> ir.Model:
-    """Return ``model`` in another opset of the default domain; raises ModelError where ONNX's converter cannot."""
-    own = model.opset_imports[""]
-    if own == opset:
-        return model
-    try:
-        converted = onnx.version_converter.convert_version(to_proto(model), opset)
-        onnx.checker.check_model(converted)
-    except Exception as error:
-        raise ModelError(
-            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {reason(error)}. "
-            f"Take opset {own}, or one nearer to it."
-        ) from error
-    return infer_shapes(ir.from_proto(converted))
-
-
 def trainable_model(source: ir.Model, output: str | None = None) -> TrainableModel:
     """Prune ``source`` to the output that is trained and find its parameters."""
     model = source.clone()
