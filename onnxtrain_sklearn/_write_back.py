@@ -193,5 +193,5 @@ def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray],
 
 def _refuse(model: Any, what: str, method: str, distance: float) -> None:
     raise ModelError(
-        f"{what} does not {method} what {type(model).__name__} does: they differ by up to {distance:.2g} on rows of X."
+        f"{what} and {type(model).__name__} differ: {method}() by up to {distance:.2g} on rows of X."
     )
