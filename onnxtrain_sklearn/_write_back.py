@@ -16,7 +16,7 @@ from sklearn.svm import SVC, NuSVC
 from sklearn.utils import _safe_indexing
 
 from ._conversion import Path, follow, last_step
-from ._fitted import FORMS, Origin
+from ._origins import FORMS, Origin
 from .exceptions import ModelError
 
 SAMPLE = 256

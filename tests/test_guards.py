@@ -68,6 +68,8 @@ LAYERS = (
     "_gradient.engine",
     "_repairs",
     "_conversion",
+    "_origins",
+    "_scores",
     "_fitted",
     "_write_back",
     "_data",

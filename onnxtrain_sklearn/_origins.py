@@ -1,0 +1,177 @@
+"""Where the numbers of a fitted model's graph come from.
+
+A parameter is known by the estimator that it came from and by the attribute that holds it: that makes its name, decides
+that it is a weight and not a setting, and is the way back into scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.base import BaseEstimator
+
+from ._conversion import Path, Watched, has_attributes, walk
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a parameter of the graph comes from.
+
+    Attributes
+    ----------
+    name : str
+        The parameter, as in ``weights_``.
+    owner : tuple of (str or int)
+        Attributes and positions that lead from the fitted model to the estimator that holds it.
+    attribute : tuple of (str or int)
+        The same from that estimator to the numbers; empty where no attribute holds them as they are.
+    form : str
+        What the parameter is of the attribute's numbers, a key of :data:`FORMS`.
+    role : str
+        What the parameter is to its operator.
+    places : ndarray or None
+        For leaf values: tree, node and target of each.
+    """
+
+    name: str
+    owner: Path
+    attribute: Path
+    form: str
+    role: str
+    places: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
+    "same": (lambda a: a, lambda a: a),
+    "transposed": (lambda a: a.T, lambda a: a.T),
+    "reciprocal": (lambda a: 1 / a, lambda a: 1 / a),
+    "negated": (lambda a: -a, lambda a: -a),
+    "logarithm": (np.log, np.exp),
+}
+"""How the numbers of an attribute may stand in a graph, and the way back."""
+
+
+FITTED_SETTINGS = frozenset({"coef0"})
+"""Arguments of constructors that are numbers of the fitted model too."""
+
+
+def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], root: Any) -> list[Origin]:
+    """Rename the parameters of the graph by their estimators, in place; return where each comes from."""
+    ways = {id(part): path for path, part in walk(root)}
+    made = {role.name: role for role in roles}
+    origins: list[Origin] = []
+    taken: dict[int, set[Path]] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if value.dtype is not ir.DataType.FLOAT or value.const_value is None:
+            continue
+        role = made.get(name)
+        owner = _owner(watched, role.node if role else "", name)
+        if owner is None or id(owner) not in ways:
+            continue
+        array, used = value.const_value.numpy(), taken.setdefault(id(owner), set())
+        attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
+        if role is None and not attribute:
+            continue
+        used.add(attribute)
+        stem = _dotted(attribute) if attribute else role.role if role else name
+        new = _free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", model.graph)
+        _rename(model.graph, name, new)
+        places = role.places if role else None
+        origins.append(Origin(new, ways[id(owner)], attribute, form, role.role if role else stem, places))
+    return origins
+
+
+def _owner(watched: Sequence[Watched], node: str, initializer: str) -> Any:
+    """Return the estimator whose converter made a node, or an initializer; the innermost where several did."""
+    found = [one for one in watched if (node in one.nodes if node else initializer in one.initializers)]
+    return min(found, key=lambda one: len(one.nodes)).estimator if found else None
+
+
+def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
+    """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
+    best: tuple[float, Path, str] = (-1.0, (), "same")
+    for path, numbers in _numbers(owner):
+        incidental = strict and numbers.size == 1 and "intercept" not in str(path)
+        if path in used or numbers.size != array.size or incidental:
+            continue
+        for rank, (form, (there, _)) in enumerate(FORMS.items()):
+            if _equal(there, numbers, array):
+                score = _likeness(role, str(path[0])) - rank
+                best = max(best, (score, path, form)) if best[1] else (score, path, form)
+                break
+    return best[1], best[2]
+
+
+def _numbers(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
+    """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
+    for name, value in vars(owner).items():
+        if not (name.endswith("_") or name.startswith("_") or name in FITTED_SETTINGS):
+            continue
+        if isinstance(value, np.ndarray | float | np.floating):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and array.size:
+                yield (name,), array
+        elif isinstance(value, list | tuple):
+            for i, inner in enumerate(value):
+                if isinstance(inner, np.ndarray) and inner.dtype.kind == "f" and inner.size:
+                    yield (name, i), inner
+        elif isinstance(value, BaseEstimator):
+            yield from (((name, *path), array) for path, array in _numbers(value))
+
+
+def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
+    with np.errstate(all="ignore"):
+        formed = form(numbers.astype(np.float64)).astype(np.float32)
+    same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
+    return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _likeness(role: str, attribute: str) -> float:
+    plain = attribute.strip("_")
+    if plain == role:
+        return 3.0
+    if plain in role or role in plain:
+        return 2.0
+    return 0.0 if attribute.startswith("_") else 1.0
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(part).strip("_") if isinstance(part, str) else str(part) for part in path)
+
+
+def _prefix(root: Any, path: Path, owner: Any) -> str:
+    """Return the names of the steps that lead to an estimator, or its class where none has one."""
+    names, value = [], root
+    for i, part in enumerate(path):
+        container = value
+        value = getattr(value, part) if has_attributes(value) else value[part]  # type: ignore[arg-type]
+        named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
+        if named:
+            names.append(value[0])
+        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and has_attributes(value):
+            names.append(f"{_dotted(path[i - 1 : i])}.{part}")
+    return ".".join(names) or type(owner).__name__.lower()
+
+
+def _free(name: str, graph: ir.Graph) -> str:
+    candidate, count = name, 1
+    while candidate in graph.initializers:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
+
+
+def _rename(graph: ir.Graph, old: str, new: str) -> None:
+    value = graph.initializers.pop(old)
+    value.name = new
+    if value.const_value is not None:
+        value.const_value = ir.tensor(value.const_value.numpy(), name=new)
+    graph.initializers.add(value)

@@ -1,0 +1,167 @@
+"""What of a fitted model's graph is trained: the scores of a classifier, or what a regressor predicts.
+
+The graph that a converter gives ends in probabilities, or in scores of which some say the same twice. Here it is made
+to end in scores, or in an activation on scores, that a loss can be taken on, and to hold no number twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from sklearn.base import is_classifier
+from sklearn.ensemble._forest import ForestClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.svm import SVC, NuSVC
+from sklearn.tree import DecisionTreeClassifier
+
+from ._conversion import follow, last_step
+from ._gradient.nodes import dims
+from ._graph.builder import GraphBuilder
+from ._origins import Origin
+from .exceptions import ModelError
+
+EPSILON = 1e-6
+"""Added to probabilities before their logarithm, so that one of zero can still be trained."""
+
+
+def prune(model: ir.Model, position: int) -> None:
+    output = model.graph.outputs[position]
+    if not isinstance(output.type, ir.TensorType):
+        raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
+    output.shape = None  # skl2onnx declares two columns where there is one
+    model.graph.outputs.clear()
+    model.graph.outputs.append(output)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def drop_needless_norms(graph: ir.Graph) -> None:
+    """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
+    for node in [n for n in graph if n.op_type == "Normalizer"]:
+        x, y = node.inputs[0], node.outputs[0]
+        maker = None if x is None else x.producer()
+        if x is None or maker is None or maker.op_type != "LinearClassifier":
+            continue
+        transform = maker.attributes["post_transform"].as_string() if "post_transform" in maker.attributes else "NONE"
+        two = len(maker.attributes["intercepts"].as_floats()) <= 2
+        if transform == "SOFTMAX" or (transform == "LOGISTIC" and two):
+            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+
+def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
+    """Keep the probabilities in the leaves of classifying trees probabilities while they are trained.
+
+    The numbers w of a leaf are its share of one tree among several times |w| / sum(|w|), or times |w| / (|w| + |1 - w|)
+    where there is one number for two classes. Other than through a softmax, a probability of zero has a gradient.
+    """
+    owner = follow(root, origin.owner)
+    if origin.role != "leaf_values" or not isinstance(owner, DecisionTreeClassifier | ForestClassifier):
+        return origin
+    value, share = model.graph.initializers[origin.name], 1.0 / len(getattr(owner, "estimators_", [owner]))
+    assert value.const_value is not None
+    p = value.const_value.numpy() / share
+    if p.ndim == 2 and not np.allclose(p.sum(axis=1), 1, atol=1e-4):
+        return origin
+    op = GraphBuilder(model.graph, prefix=f"{origin.name}/normalised", constant_nodes=True)
+    value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=origin.name)
+    users = list(value.uses())
+    size = op.Abs(value)
+    total = op.ReduceSum(size, axes=[1], keepdims=True) if p.ndim == 2 else op.Add(size, op.Abs(op.Sub(1.0, value)))
+    normalised = op.Mul(op.Div(size, total), share)
+    normalised.type, normalised.shape = value.type, value.shape
+    for node, index in users:
+        node.replace_input_with(index, normalised)
+    model.graph.sort()
+    return replace(origin, role="leaf_probabilities")
+
+
+def tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
+    """Compute what the logarithm of Gaussian densities takes of the variances from them: it stands there as numbers."""
+    owner = follow(root, origin.owner)
+    if not isinstance(owner, GaussianNB) or origin.attribute != ("var_",):
+        return
+    constant = -0.5 * np.log(2 * np.pi * owner.var_).sum(axis=1)
+    variance = model.graph.initializers[origin.name]
+    for name, value in list(model.graph.initializers.items()):
+        array = None if value.const_value is None else value.const_value.numpy()
+        if array is None or array.size != constant.size or not np.allclose(array.ravel(), constant, rtol=1e-5):
+            continue
+        op = GraphBuilder(model.graph, prefix=f"{origin.name}/density", constant_nodes=True)
+        rows = op.Reshape(variance, np.array(owner.var_.shape))
+        total = op.ReduceSum(op.Log(op.Mul(rows, 2 * np.pi)), axes=[1], keepdims=False)
+        computed = op.Reshape(op.Mul(total, -0.5), np.array(array.shape))
+        computed.type, computed.shape = value.type, value.shape
+        ir.convenience.replace_all_uses_with(value, computed)
+        del model.graph.initializers[name]
+    model.graph.sort()
+
+
+def expose_scores(model: ir.Model, estimator: Any) -> None:
+    """Let the graph of a classifier end in scores, or in an activation on scores, that a loss can be taken on."""
+    if not is_classifier(estimator):
+        _expose_exponential(model.graph)
+        return
+    output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
+    shown = _single_column(output)
+    if shown is None and hasattr(estimator, "predict_proba") and not _ends_in(output, "Softmax"):
+        shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
+        shown.type, shown.shape = output.type, output.shape
+    elif shown is None and not hasattr(estimator, "predict_proba") and (dims(output) or [0])[-1] == 2:
+        column = (
+            0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
+        )  # LIBSVM's first column speaks for the second
+        shown = op.Gather(output, np.array([column]), axis=1)
+        shown.type = output.type
+    if shown is not None:
+        model.graph.outputs[0] = shown
+        model.graph.sort()
+        common.RemoveUnusedNodesPass()(model)
+
+
+def _expose_exponential(graph: ir.Graph) -> None:
+    """Put a reshaping behind the exponential of a regressor before it: losses with a log link look behind the last."""
+    output = graph.outputs[0]
+    reshape = output.producer()
+    before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
+    if reshape is None or before is None or not _ends_in(before, "Exp"):
+        return
+    op, name = GraphBuilder(graph, prefix="link", constant_nodes=True), output.name
+    scores = before.producer().inputs[0]  # type: ignore[union-attr]
+    exponential = op.Exp(op.Reshape(scores, reshape.inputs[1]))
+    exponential.type, exponential.shape = output.type, output.shape
+    graph.outputs[0] = exponential
+    graph.remove(reshape, safe=True)
+    exponential.name = name
+
+
+def _ends_in(value: ir.Value, op_type: str) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == op_type
+
+
+def _single_column(output: ir.Value) -> ir.Value | None:
+    """Return the score, or the probability, that two columns of it come from: (-s, s), or their sigmoids."""
+    concat = output.producer()
+    if concat is None or concat.op_type != "Concat" or len(concat.inputs) != 2:
+        return None
+    first, second = concat.inputs
+    assert first is not None
+    assert second is not None
+    if _ends_in(first, "Sigmoid") and _ends_in(second, "Sigmoid"):
+        sides = [value.producer().inputs[0] for value in (first, second)]  # type: ignore[union-attr]
+        return second if _is_negation(sides[0], sides[1]) else None
+    return second if _is_negation(first, second) else None
+
+
+def _is_negation(value: ir.Value | None, of: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    if node is None or node.inputs[0] is not of:
+        return False
+    if node.op_type == "Neg":
+        return True
+    factor = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "Mul" and node.inputs[1] else None
+    return factor is not None and factor.numpy().ravel().tolist() == [-1.0]
