@@ -267,14 +267,11 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """Return the targets as numbers; ``classes`` are those already known."""
 
     @abstractmethod
-    def _score(self, output: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        """Return the validation score of a live predictor's output."""
+    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        """Return the validation score of what a live predictor predicts."""
 
     _default_loss: str
     """The loss for which that of a fitted model is taken."""
-
-    _live_output: int
-    """Which output of a live predictor :meth:`_score` takes."""
 
     def _train(
         self,
@@ -523,7 +520,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         held_weights = None if weights is None else weights[split]
         predictor = run.live_predictor()
         live = {spec.name: columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
-        return lambda: self._score(predictor.run(live, split, self._live_output), held, held_weights)
+        return lambda: self._score(predictor.run(live, split), held, held_weights)
 
     def _columns(self, X: Any, specs: tuple[TensorSpec, ...] | None, *, reset: bool) -> Columns:
         """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""

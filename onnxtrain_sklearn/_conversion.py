@@ -19,6 +19,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 
@@ -79,9 +80,14 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
 
 
 def unwrapped(estimator: Any) -> Any:
-    """Return what a search or a FrozenEstimator holds, at the steps of a pipeline too: skl2onnx does not know them."""
+    """Return what searches, thresholds and FrozenEstimators hold, at the steps of a pipeline too.
+
+    skl2onnx does not know all of them, and takes no threshold into account.
+    """
     if isinstance(estimator, FrozenEstimator):
         return unwrapped(estimator.estimator)
+    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
+        return unwrapped(estimator.estimator_)
     if isinstance(estimator, BaseSearchCV) and hasattr(estimator, "best_estimator_"):
         return unwrapped(estimator.best_estimator_)
     if isinstance(estimator, Pipeline):

@@ -198,7 +198,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     """
     )
 
-    _default_loss, _live_output = "squared_error", 0
+    _default_loss = "squared_error"
 
     @available_if(_trains_in_minibatches)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OrtGradientRegressor:
@@ -260,8 +260,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     def _encode(self, y: Any, classes: Any) -> Targets:
         return regression_targets(y)
 
-    def _score(self, output: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        prediction = output.reshape(targets.values.shape).astype(np.float64)
+    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        prediction = predicted.reshape(targets.values.shape).astype(np.float64)
         return float(r2_score(targets.values, prediction, sample_weight=weights))
 
 
@@ -304,7 +304,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     """
     )
 
-    _default_loss, _live_output = "log_loss", -1
+    _default_loss = "log_loss"
 
     def __init__(
         self,
@@ -504,10 +504,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     def _encode(self, y: Any, classes: Any) -> Targets:
         return class_targets(y, classes)
 
-    def _score(self, output: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         truth = targets.values
-        if targets.task == "multilabel":
-            labels = output > 0
-        else:
-            labels = (output[:, 0] > 0 if output.shape[1] == 1 else output.argmax(axis=1)).astype(np.int64)
-        return float(accuracy_score(truth.astype(labels.dtype), labels, sample_weight=weights))
+        if targets.classes is not None and targets.task != "multilabel":
+            truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
+        return float(accuracy_score(truth.astype(predicted.dtype), predicted, sample_weight=weights))

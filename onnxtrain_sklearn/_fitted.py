@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
-from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
-from sklearn.svm import SVC, NuSVC
+from sklearn.multiclass import OneVsOneClassifier
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -22,6 +21,7 @@ from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
+from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes
 from .exceptions import ModelError, UnsupportedOperatorError
 from .losses import Loss, Quantile
 
@@ -81,6 +81,7 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     _refuse_other_kinds(estimator)
     model, watched = converted(estimator)
     prune(model, 1 if is_classifier(estimator) else 0)
+    keep_votes(model.graph, estimator, watched)
     infer_shapes(model)
     drop_needless_norms(model.graph)
     rewritten = rewrite(model)
@@ -89,8 +90,10 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     for origin in origins:
         tie_normal_density(rewritten.model, origin, estimator)
     expose_scores(rewritten.model, estimator)
+    keep_threshold(rewritten.model.graph, estimator)
+    special = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in rewritten.model.graph.outputs}}
     try:
-        source = trainable_model(infer_shapes(rewritten.model))
+        source = trainable_model(infer_shapes(rewritten.model), **special)
     except UnsupportedOperatorError:
         raise
     except ModelError as error:
@@ -120,17 +123,7 @@ def _refuse_other_kinds(estimator: Any) -> None:
                 f"{type(part).__name__} encodes text, and the graph that is trained takes a matrix of numbers. Encode "
                 f"such columns first, and give the model that was fitted on what comes out."
             )
-        if isinstance(part, FixedThresholdClassifier | TunedThresholdClassifierCV):
-            raise ModelError(
-                f"{type(part).__name__} chooses labels at a threshold of its own, which its ONNX form and a gradient "
-                f"know nothing of. Give the classifier in it: its estimator_."
-            )
     last = last_step(estimator)
-    if isinstance(last, SVC | NuSVC) and not hasattr(last, "predict_proba") and len(last.classes_) > 2:
-        raise ModelError(
-            f"The scores of this {type(last).__name__} of several classes count votes, in which only what breaks ties "
-            f"has a gradient. Fit it with probability=True, whose probabilities can be trained."
-        )
     if is_classifier(estimator) and _several_labels(last):
         raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
 
@@ -167,7 +160,8 @@ def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
     """Return what the last estimator minimises, as far as there is a loss for it here."""
     last = last_step(estimator)
     if is_classifier(estimator):
-        return "log_loss" if source.link in ("sigmoid", "softmax") else "hinge"
+        machine = last.estimators_[0] if isinstance(last, OneVsOneClassifier) else last
+        return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
     name = type(last).__name__
     if source.link == "exp":
         if isinstance(getattr(last, "loss", None), str):  # of trees

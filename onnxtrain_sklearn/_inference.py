@@ -67,10 +67,13 @@ class Form:
         One output with a column per class, one with a dict per row, or one output per class.
     raw_scores : bool
         Whether it gives the decision function, a column per class, in place of probabilities.
+    per_class : bool
+        Whether scores that are not one for each class are refused.
     """
 
     zipmap: bool | str = False
     raw_scores: bool = False
+    per_class: bool = False
 
 
 def inference_model(
@@ -91,16 +94,18 @@ def inference_model(
     # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
     own = final if model.link == head.link and not model.log_output else None
+    decision = final if model.link == "votes" else scores
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
         _add_output(op, "variable", apply_link(op, head.link, scores) if prediction is None else prediction, final)
     else:
-        columns = _columns(op, scores)
-        _add_output(op, "output_label" if form.zipmap else "label", _label(op, columns, head), None)
+        columns = _columns(op, decision)
+        label = _label(op, columns, head) if model.choice is None else _named(op, outputs[model.choice], head)
+        _add_output(op, "output_label" if form.zipmap else "label", label, None)
         for name, values in _values(op, columns, own, head, form).items():
             _add_output(op, name, values, None)
     if with_scores:
-        _add_output(op, "raw_scores", op.Identity(_columns(op, scores)), None)
+        _add_output(op, "raw_scores", op.Identity(_columns(op, decision)), None)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
@@ -166,11 +171,16 @@ def _columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 def _label(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
     if head.task == "multilabel":
         return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
-    assert head.classes is not None
     if head.task == "binary":
         index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
     else:
         index = op.ArgMax(scores, axis=1, keepdims=False)
+    return _named(op, index, head)
+
+
+def _named(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
+    """Return the labels of class indices."""
+    assert head.classes is not None
     return op.Gather(_class_constant(head.classes), index)
 
 
@@ -192,11 +202,22 @@ def _values(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head
         values = _probabilities(op, scores, own, head)
     else:
         values = _decisions(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
+    if form.zipmap or form.per_class:
+        _require_column_per_class(op, values, head)
     if form.zipmap != "columns":
         return {name: values}
     assert head.classes is not None
     prefix = "i" if head.classes.dtype.kind in "iub" else "s"
     return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(_class_constant(head.classes))}
+
+
+def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) -> None:
+    shape, classes = op.shape(values), () if head.classes is None else head.classes
+    if head.task == "multiclass" and shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
+        raise ModelError(
+            f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} columns, "
+            f"one for each pair. Fit the model with decision_function_shape='ovr', or take to_onnx() as it is."
+        )
 
 
 def _decisions(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:

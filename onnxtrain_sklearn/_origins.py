@@ -156,7 +156,7 @@ def _prefix(root: Any, path: Path, owner: Any) -> str:
         named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
         if named:
             names.append(value[0])
-        elif isinstance(part, int) and isinstance(container, list | np.ndarray) and has_attributes(value):
+        elif isinstance(part, int) and has_attributes(value) and not isinstance(container[0], str):
             names.append(f"{_dotted(path[i - 1 : i])}.{part}")
     return ".".join(names) or type(owner).__name__.lower()
 

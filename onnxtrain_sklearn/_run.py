@@ -24,7 +24,7 @@ from ._parameters import FlatParameters, select_trainable
 from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
 from ._trainer import History
-from ._training_graph import TARGET, StepSettings, as_float32, target_layout
+from ._training_graph import TARGET, StepSettings, as_float32, n_classes_of, target_layout
 from .exceptions import ModelError
 from .losses import LOSSES, Link, Loss, Task
 from .optimizers import Optimizer
@@ -99,8 +99,8 @@ class Run:
         return self.predictors[key]
 
     def live_predictor(self) -> Predictor:
-        """Return a session that reads the parameters while they are trained; its last output are the scores."""
-        graph = inference_model(self.model, self.frozen, self.head, with_scores=True)
+        """Return a session that reads the parameters while they are trained."""
+        graph = inference_model(self.model, self.frozen, self.head)
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
 
 
@@ -159,7 +159,8 @@ def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Dev
 
 def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
     """Return what comes after the scores, and the model with the loss placed before or behind its final activation."""
-    task = _task(targets, n_columns)
+    of_pairs = source.link == "votes"
+    task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
     if task not in loss.tasks:
         valid = ", ".join(repr(name) for name, kind in LOSSES.items() if task in kind.tasks)
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
@@ -167,6 +168,8 @@ def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: in
     if task == "regression":
         seen = source if source.link == link else source.ignoring_activation()
         return seen, Head(task, link, n_columns)
+    if of_pairs:
+        return source, Head(task, "identity", n_columns, targets.classes)
     if source.link not in ("sigmoid", "softmax"):
         return source.ignoring_activation(), Head(task, link, n_columns, targets.classes)
     if source.link == "softmax" and task != "multiclass":

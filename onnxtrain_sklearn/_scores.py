@@ -33,8 +33,7 @@ def prune(model: ir.Model, position: int) -> None:
     if not isinstance(output.type, ir.TensorType):
         raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
     output.shape = None  # skl2onnx declares two columns where there is one
-    model.graph.outputs.clear()
-    model.graph.outputs.append(output)
+    model.graph.outputs[:] = [output]
     common.RemoveUnusedNodesPass()(model)
 
 

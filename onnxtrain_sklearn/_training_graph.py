@@ -20,7 +20,7 @@ from ._gradient.nodes import Dims, attribute, dims, operand
 from ._graph.builder import GraphBuilder
 from ._graph.model import TrainableModel, in_dtype, swap_initializers, with_batch
 from .exceptions import ModelError
-from .losses import Link, Loss, Task, append_loss, append_penalty
+from .losses import Link, Loss, Task, append_loss, append_pairwise_loss, append_penalty
 from .optimizers import BaseOptimizer
 
 PARALLEL_WORK = 4_000_000
@@ -65,14 +65,31 @@ def training_graph(
     sample_weight = ir.val(WEIGHT, ir_type(model.dtype), (batch,))
     graph.inputs.extend([y, sample_weight])
     columns = _as_columns(op, scores, batch, settings.n_outputs)
-    dense = _one_hot(op, y, settings.n_outputs, ir_type(model.dtype)) if settings.task == "multiclass" else y
-    loss = append_loss(op, settings.loss, scores=columns, y=dense, sample_weight=sample_weight, link=settings.link)
+    loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
     loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
     moved = [v for node in graph for v in node.outputs if v.name in set(model.moving.values())]
     graph.outputs.clear()
     graph.outputs.extend([loss, *moved])
     common.RemoveUnusedNodesPass()(graph_model)
     return graph_model
+
+
+def _mean_loss(
+    op: GraphBuilder, settings: StepSettings, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, *, of_pairs: bool
+) -> ir.Value:
+    if settings.task == "multiclass" and of_pairs:
+        classes = n_classes_of(settings.n_outputs)
+        return append_pairwise_loss(
+            op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, n_classes=classes
+        )
+    if settings.task == "multiclass":
+        y = _one_hot(op, y, settings.n_outputs, op.dtype)
+    return append_loss(op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, link=settings.link)
+
+
+def n_classes_of(pairs: int) -> int:
+    """Return the number of classes that make so many pairs."""
+    return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
 def target_layout(task: Task, n_outputs: int, rows: int, dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:

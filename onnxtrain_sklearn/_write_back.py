@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
-from sklearn.svm import SVC, NuSVC
 from sklearn.utils import _safe_indexing
 
-from ._conversion import Path, follow, last_step
+from ._conversion import Path, follow
 from ._origins import FORMS, Origin
+from ._votes import margins
 from .exceptions import ModelError
 
 SAMPLE = 256
@@ -167,27 +167,13 @@ def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what
         _require_equal_labels(model, rows, ours, what)
 
 
-def labels(model: Any, rows: Any) -> np.ndarray:
-    """Return the labels that ``model`` predicts; of a SVC with probabilities those that are most probable.
-
-    Its own ``predict`` counts votes, which the probabilities that are trained need not agree with.
-    """
-    last = last_step(model)
-    if isinstance(last, SVC | NuSVC) and hasattr(last, "predict_proba"):
-        return np.asarray(model.classes_)[model.predict_proba(rows).argmax(axis=1)]
-    return np.asarray(model.predict(rows))
-
-
 def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray], what: str) -> None:
     """Labels may differ only where two classes are even."""
-    different = labels(model, rows) != ours["predict"]
-    scores = next(numbers for method, numbers in ours.items() if method != "predict").astype(np.float64)
-    if scores.ndim == 1 or scores.shape[1] == 1:
-        gaps = np.abs(scores.ravel())
-    else:
-        top = np.sort(scores, axis=1)
-        gaps = top[:, -1] - top[:, -2]
-    if (different & (gaps > 1e-5)).any():
+    different = np.asarray(model.predict(rows)) != ours["predict"]
+    if not different.any():
+        return
+    scores = next(numbers for method, numbers in ours.items() if method != "predict")
+    if (different & (margins(model, rows, np.asarray(scores, np.float64)) > 1e-5)).any():
         _refuse(model, what, "predict", float(different.mean()))
 
 

@@ -104,7 +104,7 @@ def _convert_classifier(scope: Any, operator: Any, container: Any) -> None:
             f"raw_scores=False asks for probabilities, but loss={estimator.loss!r} gives scores alone. Set the option "
             f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
         )
-    form = Form(raw_scores=bool(raw_scores) or not head.has_probabilities)
+    form = Form(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)
     _embed(inference_model(estimator._run.source, estimator.weights_, head, form=form), scope, operator, container)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import combinations
 from numbers import Real
 from typing import ClassVar, Literal, TypeAlias
 
@@ -29,7 +30,7 @@ Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid
 __all__ = [
     "LINKS", "LOSSES", "AbsoluteError", "Elastic", "Focal", "Gamma", "Hinge", "Huber", "LogCosh", "LogLoss", "Loss",
     "ModifiedHuber", "Poisson", "Quantile", "SquaredError", "SquaredHinge",
-    "append_loss", "append_penalty", "apply_link", "resolve_loss",
+    "append_loss", "append_pairwise_loss", "append_penalty", "apply_link", "resolve_loss",
 ]  # fmt: skip
 
 
@@ -395,7 +396,32 @@ def append_loss(
     if link == "exp":
         scores = op.Mul(scores, _nonzero(op, sample_weight))  # 0 · exp(100) is NaN in float32
     rows = loss(op, scores, y, link)
-    columns = _columns(op, loss, scores, rows)
+    return _weighted_mean(op, rows, sample_weight, _columns(op, loss, scores, rows))
+
+
+def append_pairwise_loss(
+    op: GraphBuilder, loss: Loss, *, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, n_classes: int
+) -> ir.Value:
+    """Emit the loss of machines that tell classes apart by pairs, as :func:`append_loss` does that of others.
+
+    ``scores`` has a column for each pair of classes i < j, in the order (0, 1), (0, 2), ..., (1, 2), ...; a positive
+    one speaks for j. ``y`` (N,) are class indices. The loss of a row is the mean of the losses of the ``n_classes - 1``
+    pairs that its class belongs to, each as of two classes: what each machine of a one-vs-one classifier minimises.
+    """
+    second, member = (op.Gather(table, y) for table in _pairs(n_classes))
+    rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
+    if op.shape(rows) != op.shape(scores):
+        raise ModelError(f"{type(loss).__name__} gives one loss a row, but scores of pairs need one for each of them.")
+    return _weighted_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
+
+
+def _pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return by class and pair whether the class is the second of the pair, and whether it is one of the two."""
+    pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
+    return pairs[:, 1] == classes, (pairs[:, 0] == classes) | (pairs[:, 1] == classes)
+
+
+def _weighted_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
     total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
     share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
     return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)

@@ -69,6 +69,7 @@ LAYERS = (
     "_repairs",
     "_conversion",
     "_origins",
+    "_votes",
     "_scores",
     "_fitted",
     "_write_back",

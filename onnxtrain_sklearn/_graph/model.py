@@ -79,7 +79,7 @@ class TrainableModel:
     Attributes
     ----------
     model : onnx_ir.Model
-        Its outputs are ``scores`` and, where a final activation was recognised, ``output``. Read only.
+        Its outputs are ``scores`` and, where they are others, ``output`` and ``choice``. Read only.
     inputs : tuple of TensorSpec
         The graph's inputs; the first axis of each is the batch.
     output : str
@@ -87,7 +87,8 @@ class TrainableModel:
     scores : str
         The value that the loss is taken on: ``output``, or what goes into its final activation.
     link : str or None
-        The link that the final activation computes: "softmax", "sigmoid", "exp"; None: there is none.
+        The link that the final activation computes: "softmax", "sigmoid", "exp"; None: there is none. "votes": the
+        scores are those of pairs of classes, and the output is the decision function that is made of them.
     log_output : bool
         Whether ``output`` is the logarithm of that link.
     parameters : tuple of str
@@ -96,6 +97,9 @@ class TrainableModel:
         Names of the running statistics.
     dtype : numpy.dtype
         Type of the parameters.
+    choice : str or None
+        The value that holds the index of the class that the graph itself chooses, by votes or at a threshold; None:
+        the scores alone decide.
     """
 
     model: ir.Model
@@ -107,6 +111,7 @@ class TrainableModel:
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
     dtype: np.dtype[Any]
+    choice: str | None = None
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
@@ -189,15 +194,22 @@ def _type_dicts(proto: onnx.ModelProto) -> None:
         output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
 
 
-def trainable_model(source: ir.Model, output: str | None = None) -> TrainableModel:
-    """Prune ``source`` to the output that is trained and find its parameters."""
+def trainable_model(
+    source: ir.Model, output: str | None = None, *, pairs: str | None = None, choice: str | None = None
+) -> TrainableModel:
+    """Prune ``source`` to the output that is trained and find its parameters.
+
+    ``choice`` names the output with the index of the class that the graph itself chooses, ``pairs`` the one with scores
+    of pairs of classes, where the trained output is a decision function made of them.
+    """
     model = source.clone()
     _free_batch_axis(model)
     graph, listing = model.graph, _listing(model.graph)
+    named = {v.name: v for v in graph.outputs}
     final = _positive_class(_trained_output(graph, output))
-    scores, activation = _behind_activation(final)
+    scores, activation = _behind_activation(final) if pairs is None else (named[pairs], "")
     graph.outputs.clear()
-    graph.outputs.extend([scores] if scores is final else [scores, final])
+    graph.outputs.extend(dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]]))
     common.RemoveUnusedNodesPass()(model)
     for value in [v for v in graph.inputs if not v.uses()]:
         graph.inputs.remove(value)
@@ -213,11 +225,12 @@ def trainable_model(source: ir.Model, output: str | None = None) -> TrainableMod
         inputs=tuple(_spec(v) for v in graph.inputs),
         output=final.name or "",
         scores=scores.name or "",
-        link=ACTIVATIONS.get(activation),
+        link=ACTIVATIONS.get(activation, None if pairs is None else "votes"),
         log_output=activation == "LogSoftmax",
         parameters=tuple(parameters),
         statistics=tuple(_statistics(graph)),
         dtype=_common_dtype(graph, parameters),
+        choice=choice,
     )
 
 

@@ -25,7 +25,7 @@ from sklearn.base import is_classifier
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._write_back import labels
+from onnxtrain_sklearn._votes import margins
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 
@@ -122,11 +122,9 @@ def check_predictions(tuned: Any, model: Any, X: Any, tolerance: float) -> None:
     method = "predict_proba" if hasattr(model, "predict_proba") else "decision_function"
     expected = np.asarray(getattr(model, method)(X))
     check_numbers(getattr(tuned, method)(X), expected, tolerance)
-    top = np.sort(expected.reshape(len(X), -1), axis=1)
-    gap = np.abs(top[:, -1] - (top[:, -2] if top.shape[1] > 1 else 0))
-    clear = gap > 1e-4
+    clear = margins(model, X, expected) > 1e-4
     assert clear.mean() > 0.5
-    np.testing.assert_array_equal(tuned.predict(X)[clear], labels(model, X)[clear])
+    np.testing.assert_array_equal(tuned.predict(X)[clear], model.predict(X)[clear])
 
 
 def check_numbers(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:

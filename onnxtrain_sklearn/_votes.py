@@ -1,0 +1,166 @@
+"""Classes that a fitted model chooses otherwise than by its largest score: by votes, or at a threshold.
+
+Machines that tell classes apart by pairs choose the class with most votes, whatever probabilities or decision functions
+are made of their scores. The rule stays in the graph as an output of its own, and what is trained are the scores.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.base import is_classifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.multiclass import OneVsOneClassifier
+from sklearn.svm import SVC, NuSVC
+
+from ._conversion import Watched, last_step
+from ._graph.builder import GraphBuilder
+from .exceptions import ModelError
+
+PAIRS, CHOICE = "pairs", "choice"
+"""Names of the outputs that hold the scores of pairs of classes, and the index of the class that is chosen."""
+
+EPSILON = 1e-6
+"""Added to probabilities before their logarithm."""
+
+
+def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
+    """Make outputs of what a graph with operators of ai.onnx.ml chooses by votes, in place.
+
+    The index of the class, where probabilities need not agree with the votes, and the scores of pairs of classes, where
+    the decision function counts votes: these have no gradient.
+    """
+    last = last_step(estimator)
+    if isinstance(last, SVC | NuSVC):
+        _keep_votes_of_machine(graph, last, watched)
+    elif isinstance(last, OneVsOneClassifier):
+        _keep_confidences(graph, last)
+
+
+def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched]) -> None:
+    made = next(one for one in watched if one.estimator is machine)
+    node = next(node for node in graph if node.op_type == "SVMClassifier" and node.name in made.nodes)
+    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+    with_probabilities = hasattr(machine, "predict_proba")
+    if with_probabilities or (len(machine.classes_) > 2 and not machine.break_ties):
+        _add_output(graph, CHOICE, op.Identity(_index(node, len(machine.classes_))))
+    if not with_probabilities and len(machine.classes_) > 2:
+        _add_output(graph, PAIRS, op.Neg(node.outputs[1]))
+
+
+def _index(node: ir.Node, classes: int) -> ir.Value:
+    """Let a classifier number its classes; return its label."""
+    node.attributes.pop("classlabels_strings", None)
+    node.attributes["classlabels_ints"] = ir.AttrInt64s("classlabels_ints", range(classes))
+    node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    return node.outputs[0]
+
+
+def _keep_confidences(graph: ir.Graph, estimator: OneVsOneClassifier) -> None:
+    """The converter of one-vs-one classifiers takes one confidence after the other, by nodes of this name."""
+    taken = next(node for node in graph if (node.outputs[0].name or "").startswith("Csvc_"))
+    confidences, op = taken.inputs[0], GraphBuilder(graph, prefix="confidences", constant_nodes=True)
+    if not hasattr(estimator.estimators_[0], "decision_function") and is_classifier(estimator.estimators_[0]):
+        logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
+        confidences = op.Sub(*logarithms)
+    _add_output(graph, PAIRS, op.Identity(confidences))
+
+
+def _add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
+    value.name = name
+    graph.outputs.append(value)
+    graph.sort()
+
+
+# Thresholds
+
+
+def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
+    """Make an output of the class that is chosen where the probability, or the decision function, reaches a threshold.
+
+    The first output of the graph is the one or the other, of one column or of two.
+    """
+    rule = _threshold_rule(estimator)
+    if rule is None:
+        return
+    limit, positive, of_probabilities = _threshold(rule)
+    output, op = graph.outputs[0], GraphBuilder(graph, prefix="threshold", constant_nodes=True)
+    end = output.producer()
+    if not of_probabilities and end is not None and end.op_type == "Sigmoid" and end.inputs[0] is not None:
+        output = end.inputs[0]
+    elif not of_probabilities and end is not None and end.op_type == "Softmax":
+        raise ModelError(
+            f"{type(rule).__name__} chooses labels by decision_function(), of which the probabilities that are trained "
+            f"know nothing. Fit it with response_method='predict_proba'."
+        )
+    if op.shape(output) is not None and op.shape(output)[-1] == 2:  # type: ignore[index]
+        score = op.Gather(output, np.array([positive]), axis=1)
+    else:
+        negative = op.Sub(1.0, output) if of_probabilities else op.Neg(output)
+        score = output if positive else negative
+    reached = op.Reshape(op.GreaterOrEqual(score, float(limit)), np.array([-1]))
+    _add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))
+
+
+def _threshold_rule(estimator: Any) -> Any:
+    """Return what chooses the labels at a threshold, or None."""
+    while True:
+        if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
+            return estimator
+        if isinstance(estimator, FrozenEstimator):
+            estimator = estimator.estimator
+        elif isinstance(estimator, BaseSearchCV):
+            estimator = estimator.best_estimator_
+        elif hasattr(estimator, "steps"):
+            estimator = estimator.steps[-1][1]
+        else:
+            return None
+
+
+def _threshold(rule: Any) -> tuple[float, int, bool]:
+    """Return the threshold, the index of the class beyond it, and whether it is one of probabilities."""
+    methods = rule._get_response_method()
+    methods = [methods] if isinstance(methods, str) else methods
+    of_probabilities = next(name for name in methods if hasattr(rule, name)) == "predict_proba"
+    if isinstance(rule, TunedThresholdClassifierCV):
+        limit, label = rule.best_threshold_, rule._curve_scorer._get_pos_label()
+    else:
+        automatic = isinstance(rule.threshold, str)
+        limit, label = (0.5 if of_probabilities else 0.0) if automatic else rule.threshold, rule.pos_label
+    classes = list(rule.classes_)
+    return float(limit), classes.index(label) if label is not None else 1, of_probabilities
+
+
+# How sure a choice is
+
+
+def margins(model: Any, rows: Any, scores: np.ndarray) -> np.ndarray:
+    """Return how far each row is from another label; ``scores`` are probabilities, or the decision function."""
+    scores, rule = scores.reshape(len(scores), -1), _threshold_rule(model)
+    if rule is not None:
+        return np.abs(_beyond_threshold(rule, model, rows))
+    if isinstance(last_step(model), SVC | NuSVC):
+        return np.asarray(np.abs(_pairs(model, rows, len(scores))).min(axis=1))
+    if scores.shape[1] == 1:
+        return np.abs(scores[:, 0])
+    top = np.sort(scores, axis=1)
+    return np.asarray(top[:, -1] - top[:, -2])
+
+
+def _beyond_threshold(rule: Any, model: Any, rows: Any) -> np.ndarray:
+    limit, positive, of_probabilities = _threshold(rule)
+    if of_probabilities:
+        return np.asarray(model.predict_proba(rows)[:, positive] - limit)
+    return np.asarray(model.decision_function(rows)) * (1 if positive else -1) - limit
+
+
+def _pairs(model: Any, rows: Any, n_rows: int) -> np.ndarray:
+    """Return the scores of pairs of classes that a support vector machine counts its votes by."""
+    model = copy.deepcopy(model)
+    last_step(model).set_params(decision_function_shape="ovo", break_ties=False)
+    return np.asarray(model.decision_function(rows)).reshape(n_rows, -1)
