@@ -14,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
-from ._conversion import Path, Watched, has_attributes, walk
+from ._conversion import Path, Watched, follow, has_attributes, walk
+from ._graph.builder import GraphBuilder
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
 }
 """How the numbers of an attribute may stand in a graph, and the way back."""
 
+COMPUTED: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "transposed": lambda op, value: op.Transpose(value, perm=[1, 0]),
+    "reciprocal": lambda op, value: op.Div(1.0, value),
+}
+"""The forms that are computed in the graph, so that the parameter holds the numbers of the attribute as they are."""
+
 
 FITTED_SETTINGS = frozenset({"coef0"})
 """Arguments of constructors that are numbers of the fitted model too."""
@@ -77,9 +84,11 @@ def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], roo
         if role is None and not attribute:
             continue
         used.add(attribute)
-        stem = _dotted(attribute) if attribute else role.role if role else name
+        stem = _stem(attribute, form) if attribute else role.role if role else name
         new = _free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", model.graph)
         _rename(model.graph, name, new)
+        if form in COMPUTED:
+            form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
         places = role.places if role else None
         origins.append(Origin(new, ways[id(owner)], attribute, form, role.role if role else stem, places))
     return origins
@@ -147,6 +156,10 @@ def _dotted(path: Path) -> str:
     return ".".join(str(part).strip("_") if isinstance(part, str) else str(part) for part in path)
 
 
+def _stem(attribute: Path, form: str) -> str:
+    return f"log_{_dotted(attribute)}" if form == "logarithm" else _dotted(attribute)
+
+
 def _prefix(root: Any, path: Path, owner: Any) -> str:
     """Return the names of the steps that lead to an estimator, or its class where none has one."""
     names, value = [], root
@@ -175,3 +188,19 @@ def _rename(graph: ir.Graph, old: str, new: str) -> None:
     if value.const_value is not None:
         value.const_value = ir.tensor(value.const_value.numpy(), name=new)
     graph.initializers.add(value)
+
+
+def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarray) -> str:
+    """Let a parameter hold the numbers of its attribute, and compute its other form; return the form it has now."""
+    value, held = graph.initializers[name], np.atleast_1d(np.asarray(numbers, np.float32))
+    if form == "transposed" and held.ndim != 2:
+        return form
+    op, users = GraphBuilder(graph, prefix=f"{name}/{form}", constant_nodes=True), list(value.uses())
+    shape = value.shape if form == "transposed" else ir.Shape(held.shape)
+    value.const_value, value.shape = ir.tensor(np.ascontiguousarray(held), name=name), ir.Shape(held.shape)
+    computed = COMPUTED[form](op, value)
+    computed.type, computed.shape = value.type, shape
+    for node, index in users:
+        node.replace_input_with(index, computed)
+    graph.sort()
+    return "same"

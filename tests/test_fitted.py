@@ -17,6 +17,7 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.compose import make_column_transformer
+from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
@@ -25,12 +26,13 @@ from sklearn.linear_model import (
     HuberRegressor,
     LinearRegression,
     LogisticRegression,
+    Perceptron,
     PoissonRegressor,
     QuantileRegressor,
     Ridge,
     TweedieRegressor,
 )
-from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV
+from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
@@ -86,6 +88,18 @@ class TestNames:
         weights = regressor(model, learning_rate_init=0.0, max_iter=1).fit(X, NUMBER).weights_
         assert_allclose(weights["ridge.coef"].ravel(), model[-1].coef_, rtol=1e-6)
         assert_allclose(weights["standardscaler.mean"], model[0].mean_, rtol=1e-6)
+        assert_allclose(weights["standardscaler.scale"], model[0].scale_, rtol=1e-6)
+
+    def test_matrices_stand_as_in_the_model(self):
+        model = make_pipeline(PCA(2), Perceptron()).fit(X[OLD], THREE[OLD])
+        weights = classifier(model, learning_rate_init=0.0, max_iter=1).fit(X, THREE).weights_
+        assert_array_equal(weights["pca.components"], model[0].components_.astype(np.float32))
+        assert_array_equal(weights["perceptron.coef"], model[1].coef_.astype(np.float32))
+
+    def test_logarithms_are_named_so(self):
+        model = GaussianNB().fit(X[OLD], THREE[OLD])
+        weights = classifier(model, learning_rate_init=0.0, max_iter=1).fit(X, THREE).weights_
+        assert_allclose(np.exp(weights["gaussiannb.log_class_prior"]).ravel(), model.class_prior_, rtol=1e-6)
 
     @pytest.mark.parametrize(
         ("pattern", "moves"), [("*.coef", {"coef"}), ("ridge.*", {"coef", "intercept"}), ("*.mean", {"mean"})]
@@ -328,22 +342,10 @@ class TestRefused:
             (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
             (lambda: classifier(isotonic()), BINARY, ModelError, "no number that its output has a gradient for"),
             (
-                lambda: classifier(TunedThresholdClassifierCV(LogisticRegression()).fit(X, BINARY)),
-                BINARY,
-                ModelError,
-                "threshold",
-            ),
-            (
                 lambda: classifier(RandomForestClassifier(2).fit(X, np.stack([BINARY, THREE], axis=1))),
                 BINARY,
                 ModelError,
                 "several labels",
-            ),
-            (
-                lambda: classifier(SVC(decision_function_shape="ovo").fit(X, THREE)),
-                THREE,
-                ModelError,
-                "count votes.*probability=True",
             ),
         ],
     )
