@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClas
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 
+from ._converters import calibration, ensembles, neighbours, processes
+from ._converters.source import Converter, Known, Source
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
 from ._repairs import repair
@@ -33,13 +35,26 @@ OPSET = 18
 Path = tuple["str | int", ...]
 
 
+CONVERTERS: dict[type, Converter] = {
+    **calibration.CONVERTERS,
+    **ensembles.CONVERTERS,
+    **neighbours.CONVERTERS,
+    **processes.CONVERTERS,
+}
+"""The converters of our own, which come before skl2onnx's."""
+
+
 @dataclass
 class Watched:
-    """What each converter added: the estimator that it converted, its nodes and its initializers."""
+    """What each converter added: the estimator that it converted, its nodes and its initializers.
+
+    Of some initializers it is known which attribute they are.
+    """
 
     estimator: Any
     nodes: frozenset[str]
     initializers: frozenset[str]
+    known: tuple[Known, ...] = ()
 
 
 def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
@@ -68,6 +83,8 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
             )
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
@@ -151,7 +168,9 @@ def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
         try:
-            converter_of(operator.type)(scope, operator, container)
+            known = _by_own_converter(scope, operator, container)
+            if known is None:
+                converter_of(operator.type)(scope, operator, container)
         finally:
             container.add_node = add_node
         watched.append(
@@ -159,10 +178,77 @@ def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[
                 operator.raw_operator,
                 frozenset(node.name for node in container.nodes[nodes:]),
                 frozenset(tensor.name for tensor in container.initializers[initializers:]),
+                tuple(known or ()),
             )
         )
 
     return converted
+
+
+def _by_own_converter(scope: Any, operator: Any, container: Any) -> list[Known] | None:
+    """Convert an estimator by a converter of our own, where there is one, and return what is known of parameters."""
+    estimator, names = operator.raw_operator, [variable.full_name for variable in operator.inputs]
+    converter = CONVERTERS.get(type(estimator))
+    if converter is None or len(names) != 1 or type(operator.inputs[0].type).__name__ != "FloatTensorType":
+        return None
+    x = ir.val(names[0], ir.DataType.FLOAT, ("N", estimator.n_features_in_))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": OPSET, "ai.onnx.ml": 3}, name="converted")
+    op = GraphBuilder(graph, prefix=scope.get_unique_operator_name(type(estimator).__name__), constant_nodes=True)
+    options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
+
+    def within(estimator: Any, rows: ir.Value, raw_scores: bool) -> list[ir.Value]:
+        variable = operator.inputs[0] if rows is x else _variable(scope, estimator, rows)
+        outputs = _declared(scope, container, estimator, variable, raw_scores)
+        graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
+        return list(graph.inputs[-len(outputs) :])
+
+    source = Source(op, estimator, x, bool(options.get("raw_scores")), within)
+    results = converter(source)
+    if results is not None:
+        _add(graph, results, [variable.full_name for variable in operator.outputs], container)
+    return None if results is None else source.known
+
+
+_DTYPES = {"Int64TensorType": ir.DataType.INT64, "StringTensorType": ir.DataType.STRING}
+
+
+def _variable(scope: Any, estimator: Any, rows: ir.Value) -> Any:
+    """Return rows that a converter computes as what another one takes."""
+    from skl2onnx.common.data_types import FloatTensorType
+
+    variable = scope.declare_local_variable("rows", FloatTensorType([None, estimator.n_features_in_]))
+    variable.init_status(is_fed=True)  # skl2onnx would not see it behind a constant
+    rows.name = variable.full_name
+    return variable
+
+
+def _declared(scope: Any, container: Any, estimator: Any, rows: Any, raw_scores: bool) -> list[Any]:
+    """Have skl2onnx convert an estimator within another one, and return its outputs."""
+    from skl2onnx._parse import _parse_sklearn
+
+    estimator = unwrapped(estimator)
+    last = last_step(estimator)
+    known = container._get_allowed_options(last)
+    if raw_scores and "raw_scores" not in known and hasattr(last, "predict_proba"):
+        raise ModelError(f"The ONNX form of {type(last).__name__} gives probabilities and no decision function.")
+    options = {"zipmap": False} if "zipmap" in known else {}
+    options |= {"raw_scores": raw_scores} if "raw_scores" in known else {}
+    for holder in (scope, container):
+        holder.add_options(id(last), options)
+    return list(_parse_sklearn(scope, estimator, [rows], custom_parsers=None))
+
+
+def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Any) -> None:
+    """Add the nodes and parameters of a graph to those of the container; its results get their names."""
+    op = GraphBuilder(graph, prefix=f"{names[0]}/out", constant_nodes=True)
+    for value, name in zip(results, names, strict=True):
+        value = op.Identity(value) if value.producer() is None else value
+        value.name = name
+        graph.outputs.append(value)
+    proto = to_proto(ir.Model(graph, ir_version=10))
+    container.initializers.extend(proto.graph.initializer)
+    container.nodes.extend(proto.graph.node)
+    container.node_domain_version_pair_sets.update((d, v) for d, v in graph.opset_imports.items())
 
 
 def _without_booleans(value: Any) -> Any:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
 from ._conversion import Path, Watched, follow, has_attributes, walk
+from ._converters.source import Known
 from ._graph.builder import GraphBuilder
 
 
@@ -52,6 +53,7 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
     "reciprocal": (lambda a: 1 / a, lambda a: 1 / a),
     "negated": (lambda a: -a, lambda a: -a),
     "logarithm": (np.log, np.exp),
+    "probability": (lambda a: a, lambda a: np.abs(a) / (np.abs(a) + np.abs(1 - a))),
 }
 """How the numbers of an attribute may stand in a graph, and the way back."""
 
@@ -76,11 +78,15 @@ def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], roo
         if value.dtype is not ir.DataType.FLOAT or value.const_value is None:
             continue
         role = made.get(name)
-        owner = _owner(watched, role.node if role else "", name)
+        known = _known(watched, name)
+        owner = known.owner if known else _owner(watched, role.node if role else "", name)
         if owner is None or id(owner) not in ways:
             continue
         array, used = value.const_value.numpy(), taken.setdefault(id(owner), set())
-        attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
+        if known:
+            attribute, form = known.attribute, known.form
+        else:
+            attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
         if role is None and not attribute:
             continue
         used.add(attribute)
@@ -92,6 +98,11 @@ def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], roo
         places = role.places if role else None
         origins.append(Origin(new, ways[id(owner)], attribute, form, role.role if role else stem, places))
     return origins
+
+
+def _known(watched: Sequence[Watched], initializer: str) -> Known | None:
+    """Return what a converter of our own says of a parameter that it made."""
+    return next((known for one in watched for known in one.known if known.name == initializer), None)
 
 
 def _owner(watched: Sequence[Watched], node: str, initializer: str) -> Any:

@@ -1,0 +1,124 @@
+"""Converters: neighbours that are weighted by the inverse of their distance, so that the points have a gradient.
+
+Which points are neighbours has none. A row that lies on points is theirs alone, as in scikit-learn. Counts of
+neighbours, and means of their targets, are left to skl2onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.base import is_classifier
+from sklearn.neighbors import (
+    KNeighborsClassifier,
+    KNeighborsRegressor,
+    RadiusNeighborsClassifier,
+    RadiusNeighborsRegressor,
+)
+
+from .._graph.builder import GraphBuilder
+from .source import FLOAT, Converter, Source, several_labels
+
+
+def _nearest(s: Source) -> Sequence[ir.Value] | None:
+    """The k nearest points; the distances to them are computed again from the points: exactly, for few."""
+    op, model = s.op, s.estimator
+    if not _is_weighted(s):
+        return None
+    points, power = s.parameter(model, "_fit_X"), _power(s)
+    _, nearest = op.emit("TopK", _rough(s, points), np.array([model.n_neighbors]), axis=1, largest=0, outputs=2)
+    distances = _distances(op, s.x, op.Gather(points, nearest, axis=0), power)
+    weights = op.Unsqueeze(_inverse(op, distances), axes=[1])
+    found = op.Gather(_targets(s), nearest, axis=0)
+    return _mean(s, op.Squeeze(op.MatMul(weights, found), axes=[1]), op.ReduceSum(weights, axes=[2], keepdims=False))
+
+
+def _within_radius(s: Source) -> Sequence[ir.Value] | None:
+    """All points that are not beyond the radius."""
+    op, model = s.op, s.estimator
+    if not _is_weighted(s):
+        return None
+    points = s.parameter(model, "_fit_X")
+    distances = _distances(op, s.x, op.Unsqueeze(points, axes=[0]), _power(s))
+    near = op.Cast(op.LessOrEqual(distances, float(model.radius)), to=FLOAT)
+    weights = _inverse(op, distances, near)
+    return _mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
+
+
+def _is_weighted(s: Source) -> bool:
+    model = s.estimator
+    known = model.effective_metric_ in ("euclidean", "manhattan", "minkowski") and not (
+        {"w"} & set(model.effective_metric_params_ or ())
+    )
+    several = is_classifier(model) and several_labels(model)
+    return model.weights == "distance" and known and not several and isinstance(model._fit_X, np.ndarray)
+
+
+def _power(s: Source) -> float:
+    model = s.estimator
+    named = {"euclidean": 2.0, "manhattan": 1.0}
+    return named.get(model.effective_metric_) or float(model.effective_metric_params_["p"])
+
+
+def _rough(s: Source, points: ir.Value) -> ir.Value:
+    """Return distances in which the nearest points can be found: nothing passes a gradient through their order."""
+    op, power = s.op, _power(s)
+    if power != 2:
+        return _distances(op, s.x, op.Unsqueeze(points, axes=[0]), power)
+    centre = s.estimator._fit_X.mean(axis=0).astype(np.float32)
+    a, b = op.Sub(s.x, centre), op.Sub(points, centre)
+    squares = op.Transpose(op.ReduceSum(op.Mul(b, b), axes=[1], keepdims=True), perm=[1, 0])
+    return op.Sub(squares, op.Mul(op.MatMul(a, op.Transpose(b, perm=[1, 0])), 2.0))
+
+
+def _distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> ir.Value:
+    """Return the distances of each row to its points, (rows or 1, points, features): zero where they are equal."""
+    apart = op.Abs(op.Sub(op.Unsqueeze(x, axes=[1]), points))
+    if power == 1:
+        return op.ReduceSum(apart, axes=[2], keepdims=False)
+    total = op.ReduceSum(op.Mul(apart, apart) if power == 2 else op.Pow(apart, power), axes=[2], keepdims=False)
+    at = op.Greater(total, 0.0)
+    safe = op.Where(at, total, op.Expand(1.0, op.Shape(total)))
+    root = op.Sqrt(safe) if power == 2 else op.Exp(op.Div(op.Log(safe), power))
+    return op.Mul(root, op.Cast(at, to=FLOAT))
+
+
+def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None) -> ir.Value:
+    """Return 1 / distance of the neighbours, or who is at no distance in the rows where one is."""
+    on = op.Cast(op.Equal(distances, 0.0), to=FLOAT)
+    inverse = op.Div(1.0, op.Add(distances, on))
+    inverse = inverse if near is None else op.Mul(inverse, near)
+    free = op.Cast(op.Equal(op.ReduceSum(on, axes=[1], keepdims=True), 0.0), to=FLOAT)
+    return op.Add(op.Mul(inverse, free), on)
+
+
+def _targets(s: Source) -> ir.Value:
+    """Return the targets of the points, which may be trained, or a column of zeros and ones for each class."""
+    model = s.estimator
+    if is_classifier(model):
+        return s.op.constant(np.eye(len(model.classes_), dtype=np.float32)[np.ravel(model._y)])
+    return s.parameter(model, "_y", np.reshape(model._y, (len(model._y), -1)))
+
+
+def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
+    op, model = s.op, s.estimator
+    if not is_classifier(model):
+        return (op.Div(sums, total),)
+    label = getattr(model, "outlier_label_", None)
+    if label is None:
+        p = op.Div(sums, total)
+    else:  # a row without neighbours gets the class that the user has named for it
+        alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
+        named = (np.asarray(model.classes_) == np.ravel(label)[0]).astype(np.float32)[np.newaxis]
+        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, named))
+    return s.chosen(p), p
+
+
+CONVERTERS: dict[type, Converter] = {
+    KNeighborsClassifier: _nearest,
+    KNeighborsRegressor: _nearest,
+    RadiusNeighborsClassifier: _within_radius,
+    RadiusNeighborsRegressor: _within_radius,
+}
