@@ -167,6 +167,7 @@ def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[
         container.add_node = lambda *names, **attributes: add_node(
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
+        container.initializers_strings.clear()  # by which equal numbers of different estimators would become one
         try:
             known = _by_own_converter(scope, operator, container)
             if known is None:

@@ -96,7 +96,8 @@ def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], roo
         if form in COMPUTED:
             form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
         places = role.places if role else None
-        origins.append(Origin(new, ways[id(owner)], attribute, form, role.role if role else stem, places))
+        what = "probabilities" if form == "probability" else role.role if role else stem
+        origins.append(Origin(new, ways[id(owner)], attribute, form, what, places))
     return origins
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
+from sklearn.neighbors import BallTree, KDTree
 from sklearn.utils import _safe_indexing
 
 from ._conversion import Path, follow
@@ -71,6 +72,12 @@ def _complete(owner: Any, path: Path) -> None:
         owner.var_ = owner.scale_**2
     if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
         _repeat_for_libsvm(owner, attribute)
+    if attribute == "y_thresholds_":
+        owner._build_f(owner.X_thresholds_, owner.y_thresholds_)
+    if attribute == "_fit_X" and isinstance(getattr(owner, "_tree", None), KDTree | BallTree):
+        owner._tree = type(owner._tree)(
+            owner._fit_X, owner.leaf_size, metric=owner.effective_metric_, **owner.effective_metric_params_
+        )
 
 
 def _repeat_for_libsvm(owner: Any, attribute: str) -> None:

@@ -14,7 +14,7 @@ from sklearn.calibration import CalibratedClassifierCV
 
 from .source import Converter, Source
 
-EPSILON = 1e-6
+EPSILON = 1e-5
 """How far the thresholds of isotonic probabilities are kept off 0 and 1, where no logarithm has a gradient."""
 
 

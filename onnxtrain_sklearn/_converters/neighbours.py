@@ -40,8 +40,8 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     op, model = s.op, s.estimator
     if not _is_weighted(s):
         return None
-    points = s.parameter(model, "_fit_X")
-    distances = _distances(op, s.x, op.Unsqueeze(points, axes=[0]), _power(s))
+    points = s.parameter(model, "_fit_X", model._fit_X[np.newaxis])
+    distances = _distances(op, s.x, points, _power(s))
     near = op.Cast(op.LessOrEqual(distances, float(model.radius)), to=FLOAT)
     weights = _inverse(op, distances, near)
     return _mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
@@ -49,11 +49,12 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
 
 def _is_weighted(s: Source) -> bool:
     model = s.estimator
-    known = model.effective_metric_ in ("euclidean", "manhattan", "minkowski") and not (
-        {"w"} & set(model.effective_metric_params_ or ())
-    )
-    several = is_classifier(model) and several_labels(model)
-    return model.weights == "distance" and known and not several and isinstance(model._fit_X, np.ndarray)
+    if model.weights != "distance" or not isinstance(model._fit_X, np.ndarray):
+        return False
+    if is_classifier(model) and several_labels(model):
+        return False
+    weighted_features = (model.effective_metric_params_ or {}).get("w") is not None
+    return model.effective_metric_ in ("euclidean", "manhattan", "minkowski") and not weighted_features
 
 
 def _power(s: Source) -> float:
@@ -88,10 +89,9 @@ def _distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) ->
 def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None) -> ir.Value:
     """Return 1 / distance of the neighbours, or who is at no distance in the rows where one is."""
     on = op.Cast(op.Equal(distances, 0.0), to=FLOAT)
-    inverse = op.Div(1.0, op.Add(distances, on))
-    inverse = inverse if near is None else op.Mul(inverse, near)
     free = op.Cast(op.Equal(op.ReduceSum(on, axes=[1], keepdims=True), 0.0), to=FLOAT)
-    return op.Add(op.Mul(inverse, free), on)
+    counted = free if near is None else op.Mul(free, near)
+    return op.Add(op.Div(counted, op.Add(distances, on)), on)  # onnxruntime 1.19 crashes on Mul(Div(1, x), near)
 
 
 def _targets(s: Source) -> ir.Value:

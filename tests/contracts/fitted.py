@@ -23,8 +23,10 @@ import joblib
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.neighbors import BallTree, KDTree
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn._conversion import walk
 from onnxtrain_sklearn._votes import margins
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
@@ -76,7 +78,9 @@ def outcome(setting: Setting) -> Outcome:
 
 
 def state(model: Any) -> str | bytes:
-    """Return what equals itself as long as a model is not changed."""
+    """Return what equals itself as long as a model is not changed; trees of neighbours count who asks them."""
+    for part in [part for _, part in walk(model) if isinstance(getattr(part, "_tree", None), KDTree | BallTree)]:
+        return f"{np.asarray(part._tree.data).tobytes()}{joblib.hash({**vars(part), '_tree': None})}"
     try:
         return joblib.hash(model)
     except ValueError:  # masked arrays
@@ -168,7 +172,7 @@ def check_gradients(tuned: Any) -> None:
 def away_from_kinks(numbers: np.ndarray, role: str) -> np.ndarray:
     """Return how far each number may move: by its own size, and probabilities, kept from 0 and 1, by theirs."""
     w = np.abs(numbers.astype(np.float64))
-    if role == "leaf_probabilities":
+    if role.endswith("probabilities"):
         return np.minimum(w, np.abs(1 - w))
     return np.where(w > 0, w, np.sqrt((w**2).mean()) or 1.0)
 
