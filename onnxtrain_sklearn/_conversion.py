@@ -23,7 +23,7 @@ from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClas
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 
-from ._converters import calibration, ensembles, neighbours, processes
+from ._converters import calibration, ensembles, nearest, processes
 from ._converters.source import Converter, Known, Source
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
@@ -38,7 +38,7 @@ Path = tuple["str | int", ...]
 CONVERTERS: dict[type, Converter] = {
     **calibration.CONVERTERS,
     **ensembles.CONVERTERS,
-    **neighbours.CONVERTERS,
+    **nearest.CONVERTERS,
     **processes.CONVERTERS,
 }
 """The converters of our own, which come before skl2onnx's."""

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
 from sklearn.multiclass import OneVsOneClassifier
+from sklearn.neighbors import KNeighborsClassifier, RadiusNeighborsClassifier
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -124,6 +126,12 @@ def _refuse_other_kinds(estimator: Any) -> None:
                 f"such columns first, and give the model that was fitted on what comes out."
             )
     last = last_step(estimator)
+    if is_classifier(estimator) and not (hasattr(last, "predict_proba") or hasattr(last, "decision_function")):
+        way = " Fit it with voting='soft'." if isinstance(last, VotingClassifier) else ""
+        raise ModelError(
+            f"This {type(last).__name__} has neither predict_proba() nor decision_function(): it gives labels alone, "
+            f"which have no gradient.{way}"
+        )
     if is_classifier(estimator) and _several_labels(last):
         raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
 
@@ -137,10 +145,25 @@ def _several_labels(classifier: Any) -> bool:
     )
 
 
+_COUNTS = {
+    BaggingClassifier: (
+        "the votes of its estimators, which have no predict_proba(). Give it estimators that have: "
+        "SVC(probability=True), or CalibratedClassifierCV around others"
+    ),
+    KNeighborsClassifier: "neighbours. Fit it with weights='distance', by which nearer ones count for more",
+    RadiusNeighborsClassifier: "neighbours. Fit it with weights='distance', by which nearer ones count for more",
+}
+"""What probabilities count, and what to do about it."""
+
+
 def _without_gradient(estimator: Any) -> str:
+    last, name = last_step(estimator), type(estimator).__name__
+    counted = _COUNTS.get(type(last))
+    if counted and not (isinstance(last, BaggingClassifier) and hasattr(last.estimators_[0], "predict_proba")):
+        return f"The probabilities of this {type(last).__name__} have no gradient: they count {counted}."
     return (
-        f"This {type(estimator).__name__} holds no number that its output has a gradient for: what it predicts changes "
-        f"in steps, as counts of neighbours and of votes do, or not at all."
+        f"This {name} holds no number that its output has a gradient for: what it predicts changes in steps, as counts "
+        f"of neighbours and of votes do, or not at all."
     )
 
 

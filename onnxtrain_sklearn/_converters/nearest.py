@@ -19,7 +19,10 @@ from sklearn.neighbors import (
 )
 
 from .._graph.builder import GraphBuilder
+from ..exceptions import ModelError
 from .source import FLOAT, Converter, Source, several_labels
+
+METRICS = ("euclidean", "manhattan", "minkowski")
 
 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
@@ -49,12 +52,15 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
 
 def _is_weighted(s: Source) -> bool:
     model = s.estimator
-    if model.weights != "distance" or not isinstance(model._fit_X, np.ndarray):
+    if model.weights != "distance" or (is_classifier(model) and several_labels(model)):
         return False
-    if is_classifier(model) and several_labels(model):
-        return False
-    weighted_features = (model.effective_metric_params_ or {}).get("w") is not None
-    return model.effective_metric_ in ("euclidean", "manhattan", "minkowski") and not weighted_features
+    has_shares = (model.effective_metric_params_ or {}).get("w") is not None
+    if model.effective_metric_ not in METRICS or has_shares or not isinstance(model._fit_X, np.ndarray):
+        raise ModelError(
+            f"This {type(model).__name__} has a metric without a form that can be trained: metric={model.metric!r}, "
+            f"metric_params={model.metric_params!r}. Those that have one, on dense rows: {', '.join(METRICS)}."
+        )
+    return True
 
 
 def _power(s: Source) -> float:
