@@ -22,8 +22,9 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
+from sklearn.semi_supervised import SelfTrainingClassifier
 
-from ._converters import calibration, ensembles, nearest, processes
+from ._converters import calibration, ensembles, linear, nearest, processes
 from ._converters.source import Converter, Known, Source
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
@@ -38,6 +39,7 @@ Path = tuple["str | int", ...]
 CONVERTERS: dict[type, Converter] = {
     **calibration.CONVERTERS,
     **ensembles.CONVERTERS,
+    **linear.CONVERTERS,
     **nearest.CONVERTERS,
     **processes.CONVERTERS,
 }

@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.ensemble._forest import ForestClassifier, ForestRegressor
+from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import PowerTransformer
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from ._graph.builder import GraphBuilder
+from .exceptions import ModelError
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
@@ -32,8 +36,39 @@ def repair(graph: ir.Graph, estimator: Any, names: frozenset[str]) -> None:
 def _two_classes_of_discriminants(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
     """The probability of the second of two classes is the sigmoid of the score s, not the softmax of (-s, s)."""
     for node in nodes:
-        if node.op_type == "LinearClassifier" and len(estimator.classes_) == 2:
+        if node.op_type == "LinearClassifier" and len(estimator.classes_) == 2 and _transform(node) != "NONE":
             node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")
+
+
+def _transform(node: ir.Node) -> str:
+    return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
+
+
+def _no_start_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Boosting that starts from zero: the one number that stands for the starts of all classes is left out."""
+    for node in [node for node in nodes if "base_values" in node.attributes]:
+        start = np.asarray(node.attributes["base_values"].as_floats())
+        if start.size != len(estimator.classes_) and not start.any():
+            node.attributes.pop("base_values")
+
+
+def _missing_values_of_trees(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Trees that have learned on which side missing values belong send them there: skl2onnx says on no side."""
+    trees = [tree.tree_ for tree in np.ravel(np.array(getattr(estimator, "estimators_", [estimator]), dtype=object))]
+    for node in [node for node in nodes if "nodes_treeids" in node.attributes]:
+        places = (node.attributes[f"nodes_{name}"].as_ints() for name in ("treeids", "nodeids"))
+        tracks = [int(trees[tree].missing_go_to_left[at]) for tree, at in zip(*places, strict=True)]
+        name = "nodes_missing_value_tracks_true"
+        node.attributes[name] = ir.AttrInt64s(name, tracks)
+
+
+def _categories_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Splits by categories have no form that skl2onnx writes."""
+    if any(tree.nodes["is_categorical"].any() for stage in estimator._predictors for tree in stage):
+        raise ModelError(
+            f"This {type(estimator).__name__} splits by categories, which its ONNX form knows nothing of. Encode them in "
+            f"a step before it, by OneHotEncoder say."
+        )
 
 
 def _log_link_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
@@ -120,6 +155,12 @@ def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.V
 
 
 REPAIRS: dict[type, Repair] = {
+    BaseHistGradientBoosting: _categories_of_boosting,
+    DecisionTreeClassifier: _missing_values_of_trees,
+    DecisionTreeRegressor: _missing_values_of_trees,
+    ForestClassifier: _missing_values_of_trees,
+    ForestRegressor: _missing_values_of_trees,
+    GradientBoostingClassifier: _no_start_of_boosting,
     HistGradientBoostingRegressor: _log_link_of_boosting,
     KNeighborsRegressor: _targets_of_neighbours,
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
+from sklearn.ensemble._forest import ForestRegressor
+from sklearn.ensemble._gb import BaseGradientBoosting
 from sklearn.neighbors import BallTree, KDTree
 from sklearn.utils import _safe_indexing
 
@@ -100,11 +102,18 @@ def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarra
     places = origin.places.reshape(-1, 3)
     cells = [_cell(owner, *(int(n) for n in place)) for place in places]
     old = np.array([cell() for cell, _ in cells])
-    factor = float((before.ravel() * old).sum() / max((old * old).sum(), 1e-300))
+    factor = float((before.ravel() * old).sum() / (old * old).sum()) if old.any() else _factor(owner)
     if not np.allclose(factor * old, before.ravel(), rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(before).max()))):
         raise ModelError(f"The leaves of {type(owner).__name__} are not those of the graph: {origin.name!r}.")
     for (_, write), value in zip(cells, now.ravel().astype(np.float64) / factor, strict=True):
         write(value)
+
+
+def _factor(owner: Any) -> float:
+    """Return what a tree's numbers are multiplied by, where they are all zero and do not tell."""
+    if isinstance(owner, BaseGradientBoosting):
+        return float(owner.learning_rate)
+    return 1.0 / len(owner.estimators_) if isinstance(owner, ForestRegressor) else 1.0
 
 
 def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:

@@ -21,7 +21,8 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     others = model.n_classes_ - 1
     votes = [op.Unsqueeze(_is_class(s, estimator), axes=[2]) for estimator in model.estimators_]
-    weights = s.parameter(model, "estimator_weights_")
+    numbers = np.asarray(model.estimator_weights_, np.float32)
+    weights = s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)  # one decides alone
     used = op.Slice(weights, [0], [len(votes)], [0])
     signed = op.Sub(op.Mul(op.Concat(*votes, axis=2), 1.0 + 1.0 / others), 1.0 / others)
     total = op.ReduceSum(op.Mul(signed, used), axes=[2], keepdims=False)

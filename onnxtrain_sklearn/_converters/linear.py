@@ -1,0 +1,35 @@
+"""Converters: linear classifiers whose probabilities are sigmoids, each divided by the sum of all.
+
+Where all of them are almost zero, skl2onnx divides zero by zero; their logarithms are far from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.linear_model import SGDClassifier
+
+from .source import Converter, Source
+
+NOTHING = np.float32(-745.1)
+"""Where the sigmoid becomes zero in float64: scikit-learn gives rows even probabilities where all of theirs are."""
+
+
+def _by_gradient_descent(s: Source) -> Sequence[ir.Value] | None:
+    op, model = s.op, s.estimator
+    if model.loss != "log_loss":
+        return None
+    scores = op.Gemm(s.x, s.parameter(model, "coef_"), s.parameter(model, "intercept_"), transB=1)
+    if len(model.classes_) == 2:
+        return s.chosen(op.Concat(op.Neg(scores), scores, axis=1)), s.columns(scores)
+    return s.chosen(scores), scores if s.raw_scores else op.Softmax(_log_sigmoid(s, scores), axis=1)
+
+
+def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
+    op, counted = s.op, s.op.Max(scores, NOTHING)
+    return op.Neg(op.Add(op.Relu(op.Neg(counted)), op.Log(op.Add(op.Exp(op.Neg(op.Abs(counted))), 1.0))))
+
+
+CONVERTERS: dict[type, Converter] = {SGDClassifier: _by_gradient_descent}
