@@ -99,13 +99,13 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
 
 
 def unwrapped(estimator: Any) -> Any:
-    """Return what searches, thresholds and FrozenEstimators hold, at the steps of a pipeline too.
+    """Return what searches, thresholds, self-training and FrozenEstimators hold, at the steps of a pipeline too.
 
     skl2onnx does not know all of them, and takes no threshold into account.
     """
     if isinstance(estimator, FrozenEstimator):
         return unwrapped(estimator.estimator)
-    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
+    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV | SelfTrainingClassifier):
         return unwrapped(estimator.estimator_)
     if isinstance(estimator, BaseSearchCV) and hasattr(estimator, "best_estimator_"):
         return unwrapped(estimator.best_estimator_)

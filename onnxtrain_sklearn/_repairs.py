@@ -66,8 +66,8 @@ def _categories_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node
     """Splits by categories have no form that skl2onnx writes."""
     if any(tree.nodes["is_categorical"].any() for stage in estimator._predictors for tree in stage):
         raise ModelError(
-            f"This {type(estimator).__name__} splits by categories, which its ONNX form knows nothing of. Encode them in "
-            f"a step before it, by OneHotEncoder say."
+            f"This {type(estimator).__name__} splits by categories, which its ONNX form knows nothing of. Encode them "
+            f"in a step before it, by OneHotEncoder say."
         )
 
 

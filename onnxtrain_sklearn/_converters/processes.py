@@ -34,8 +34,8 @@ def _process(s: Source) -> Sequence[ir.Value]:
         return s.chosen(columns), columns
     if model.multi_class != "one_vs_rest":
         raise ModelError(
-            "This GaussianProcessClassifier tells pairs of classes apart and counts their votes, which have no gradient. "
-            "Fit it with multi_class='one_vs_rest'."
+            "This GaussianProcessClassifier tells pairs of classes apart and counts their votes, which have no "
+            "gradient. Fit it with multi_class='one_vs_rest'."
         )
     columns = op.Concat(*(_probability(s, one, "", one) for one in model.base_estimator_.estimators_), axis=1)
     p = op.Div(columns, op.ReduceSum(columns, axes=[1], keepdims=True))

@@ -1,0 +1,399 @@
+"""Converters of our own and repairs of classifiers: what the graph gives, and its gradients, beside scikit-learn's.
+
+The gradients are compared with central differences of what scikit-learn computes in float64 from a changed attribute.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import erf
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import make_classification
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    ExtraTreesClassifier,
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+    StackingClassifier,
+    VotingClassifier,
+    VotingRegressor,
+)
+from sklearn.frozen import FrozenEstimator
+from sklearn.gaussian_process import GaussianProcessClassifier, kernels
+from sklearn.gaussian_process._gpc import COEFS, LAMBDAS
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
+from sklearn.metrics import log_loss
+from sklearn.multiclass import OneVsRestClassifier, OutputCodeClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import (
+    KNeighborsClassifier,
+    KNeighborsRegressor,
+    RadiusNeighborsClassifier,
+    RadiusNeighborsRegressor,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.semi_supervised import SelfTrainingClassifier
+from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier
+
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._conversion import follow
+from onnxtrain_sklearn._converters.processes import _squashed
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.builder import GraphBuilder
+from onnxtrain_sklearn._graph.model import to_proto
+from onnxtrain_sklearn.exceptions import ModelError
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
+
+X, FOUR = make_classification(
+    240, 5, n_informative=4, n_redundant=0, n_classes=4, n_clusters_per_class=1, class_sep=0.7, random_state=0
+)
+X = X.astype(np.float32)
+THREE, TWO = np.minimum(FOUR, 2), (FOUR > 1).astype(int)
+NUMBER = X @ np.array([1.0, -2.0, 0.5, 0.0, 1.0]) + FOUR
+GAPS = np.where(np.random.default_rng(0).random(X.shape) < 0.2, np.float32(np.nan), X)
+OLD, NEW = slice(0, 80), slice(80, None)
+TARGETS = {"two": TWO, "three": THREE, "words": np.array(["low", "mid", "high"])[THREE]}
+
+SVM, TREE = LinearSVC(random_state=0), DecisionTreeClassifier(max_depth=3, random_state=0)
+MODELS = {
+    "boosted trees": AdaBoostClassifier(n_estimators=5, random_state=0),
+    "boosted machines": AdaBoostClassifier(SVM, n_estimators=4, random_state=0),
+    "votes": VotingClassifier([("a", LogisticRegression()), ("b", TREE)], voting="soft"),
+    "weighted votes": VotingClassifier(
+        [("a", LogisticRegression()), ("b", "drop"), ("c", GaussianNB())], voting="soft", weights=[1, 5, 2]
+    ),
+    "stack of decisions": StackingClassifier([("a", SVM), ("b", TREE), ("c", SVC())], passthrough=True),
+    "stack of labels": StackingClassifier([("a", TREE), ("b", GaussianNB())], SVM, stack_method="predict"),
+    "stack of pipelines": StackingClassifier([("a", make_pipeline(StandardScaler(), SVM))]),
+    "one vs rest of machines": OneVsRestClassifier(SVC()),
+    "one vs rest of lines": OneVsRestClassifier(SVM),
+    "sigmoid": CalibratedClassifierCV(SVM, cv=3),
+    "sigmoid of a pipeline": CalibratedClassifierCV(make_pipeline(StandardScaler(), SVM), cv=2, ensemble=False),
+    "sigmoid of discriminants": CalibratedClassifierCV(LinearDiscriminantAnalysis(), cv=2),
+    "isotonic": CalibratedClassifierCV(GaussianNB(), method="isotonic", cv=3),
+    "isotonic machines": CalibratedClassifierCV(SVC(), method="isotonic", cv=2),
+    "temperature": CalibratedClassifierCV(LogisticRegression(), method="temperature", cv=2),
+    "temperature of probabilities": CalibratedClassifierCV(GaussianNB(), method="temperature", cv=2),
+    "nearest": KNeighborsClassifier(weights="distance"),
+    "nearest by blocks": KNeighborsClassifier(3, weights="distance", p=1, algorithm="ball_tree"),
+    "nearest by cubes": KNeighborsClassifier(weights="distance", p=3, algorithm="brute"),
+    "radius": RadiusNeighborsClassifier(4.0, weights="distance"),
+    "process": GaussianProcessClassifier(random_state=0),
+    "process of kernels": GaussianProcessClassifier(
+        2.0 * kernels.Matern(nu=0.5) + kernels.RationalQuadratic() * kernels.DotProduct() + kernels.WhiteKernel(),
+        optimizer=None,
+    ),
+    "process of waves": GaussianProcessClassifier(
+        kernels.ExpSineSquared(periodicity=9.0) ** 2 + kernels.Matern([1.0, 2.0, 1.0, 3.0, 1.0], nu=2.5), optimizer=None
+    ),
+    "descent": SGDClassifier(loss="log_loss", random_state=0),
+    "self-training": SelfTrainingClassifier(LogisticRegression()),
+}
+
+
+def still(model, X, y, **parameters):
+    """Return the estimator at the fitted model: nothing has moved."""
+    kind = OrtGradientRegressor if y.dtype.kind == "f" else OrtGradientClassifier
+    return kind(model, learning_rate_init=0.0, max_iter=1, shuffle=False, batch_size=len(y), **parameters).fit(X, y)
+
+
+def given(model, y):
+    return copy.deepcopy(model).fit(X[OLD], y[OLD])
+
+
+def numbers(model, X):
+    return getattr(model, "predict_proba" if hasattr(model, "predict_proba") else "decision_function")(X)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", MODELS)
+def test_gives_what_scikit_learn_gives(name, target):
+    """On the rows that it was fitted on, too: those lie on neighbours, and on thresholds."""
+    y = TARGETS[target]
+    model = given(MODELS[name], y)
+    tuned = still(model, X[NEW], y[NEW])
+    expected = numbers(model, X)
+    tolerance = 2e-5 * max(1.0, np.abs(expected).max())
+    assert_allclose(numbers(tuned, X), expected, rtol=1e-4, atol=tolerance)
+    top = np.sort(expected.reshape(len(X), -1), axis=1)
+    clear = (top[:, -1] - top[:, -2] if top.shape[1] > 1 else np.abs(top[:, 0])) > 1e-3
+    assert_array_equal(tuned.predict(X)[clear], model.predict(X)[clear])
+
+
+DIFFERENTIATED = {
+    "boosted trees": ("*estimator_weights", 1),
+    "stack of decisions": ("estimators.0.coef", 1),
+    "one vs rest of lines": ("*coef", 1),
+    "sigmoid": ("*.a", 3),
+    "isotonic": ("*.y_thresholds", 3),
+    "isotonic machines": ("*.intercept", 2),
+    "temperature": ("*.beta", 2),
+    "temperature of probabilities": ("*.theta", 2),
+    "nearest by cubes": ("*.fit_X", 1),
+    "process": ("*.pi", 1),
+    "process of waves": ("*.X_train", 1),
+    "descent": ("*.coef", 1),
+}
+"""A pattern of parameters, and how many there are for two classes."""
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("target", ["two", "three"])
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradient_is_that_of_scikit_learn(name, target, engine):
+    pattern, count = DIFFERENTIATED[name]
+    y = TARGETS[target]
+    model = given(MODELS[name], y)
+    hinge = not hasattr(model, "predict_proba")
+    tuned = still(model, X[NEW], y[NEW], trainable=[pattern], engine=engine)
+    run, rng = tuned._run, np.random.default_rng(0)
+    run.step.gradients(float(len(y[NEW])))
+    assert len(run.parameters.names) >= count
+    origins = {origin.name: origin for origin in run.fitted.origins}
+    for parameter in run.parameters.names:
+        span, origin = run.parameters.span(parameter), origins[parameter]
+        w = run.parameters.vector[span].astype(np.float64)
+        direction = rng.normal(size=w.shape) * (w * (1 - w) if origin.form == "probability" else np.abs(w) + 1e-3)
+        found = []
+        for width in (1e-4, 1e-5):
+            sides = [
+                loss_of(changed(model, origin, w + sign * width * direction), y, hinge=hinge) for sign in (1, -1)
+            ]
+            found.append((sides[0] - sides[1]) / (2 * width))
+        expected, got = found[1], float(run.parameters.gradient[span].astype(np.float64) @ direction)
+        assert abs(expected - got) < 2e-3 * abs(expected) + 2e-5 + abs(found[0] - found[1]), (parameter, found, got)
+
+
+def changed(model, origin, w):
+    """Return the model with an attribute set to other numbers, in float64."""
+    model = copy.deepcopy(model)
+    holder = follow(model, (*origin.owner, *origin.attribute[:-1]))
+    name = origin.attribute[-1]
+    old = getattr(holder, name)
+    w = w.T if origin.form == "transposed" else w
+    setattr(holder, name, w.reshape(np.shape(old)) if np.ndim(old) else float(w[0]))
+    if name == "y_thresholds_":
+        holder._build_f(holder.X_thresholds_, holder.y_thresholds_)
+    if name == "_intercept_":
+        holder.intercept_ = -holder._intercept_
+    elif name == "intercept_" and hasattr(holder, "_intercept_"):
+        holder._intercept_ = -holder.intercept_ if len(holder.classes_) == 2 else holder.intercept_
+    return model
+
+
+def loss_of(model, y, *, hinge):
+    if not hinge:
+        p = np.clip(model.predict_proba(X[NEW].astype(np.float64)), 0, None) + 1e-6
+        return log_loss(y[NEW], p / p.sum(axis=1, keepdims=True))
+    s = model.decision_function(X[NEW].astype(np.float64))
+    if s.ndim == 1:
+        return np.maximum(0, 1 - s * (2 * y[NEW] - 1)).mean()
+    own = s[np.arange(len(s)), y[NEW]]
+    others = np.where(np.eye(s.shape[1], dtype=bool)[y[NEW]], -np.inf, s).max(axis=1)
+    return np.maximum(0, 1 + others - own).mean()
+
+
+class TestNeighbours:
+    @pytest.mark.parametrize(
+        "model",
+        [
+            KNeighborsRegressor(weights="distance"),
+            KNeighborsRegressor(weights="distance", p=1.5),
+            RadiusNeighborsRegressor(5.0, weights="distance"),
+        ],
+    )
+    def test_regressors(self, model):
+        model = model.fit(X[OLD], NUMBER[OLD])
+        tuned = still(model, X[NEW], NUMBER[NEW])
+        assert {name.partition(".")[2] for name in tuned.weights_} == {"fit_X", "y"}
+        assert_allclose(tuned.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
+
+    def test_rows_without_neighbours_get_the_label_for_them(self):
+        model = RadiusNeighborsClassifier(0.7, weights="distance", outlier_label=2).fit(X[OLD], THREE[OLD])
+        expected = model.predict_proba(X)
+        assert (expected[:, 2] == 1).sum() > 20
+        assert_allclose(still(model, X[NEW], THREE[NEW]).predict_proba(X), expected, atol=1e-4)
+
+    @pytest.mark.parametrize("algorithm", ["brute", "kd_tree", "ball_tree"])
+    def test_trees_are_built_of_the_trained_points(self, algorithm):
+        model = KNeighborsClassifier(weights="distance", algorithm=algorithm).fit(X[OLD], THREE[OLD])
+        tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.05, random_state=0).fit(X[NEW], THREE[NEW])
+        back = tuned.to_sklearn()
+        assert np.abs(back._fit_X - model._fit_X).max() > 0.01
+        assert_allclose(back.predict_proba(X), tuned.predict_proba(X), atol=1e-4)
+
+    @pytest.mark.parametrize("settings", [{"metric": "cosine"}, {"metric": "chebyshev"}])
+    def test_other_metrics(self, settings):
+        model = KNeighborsClassifier(weights="distance", algorithm="brute", **settings).fit(X[OLD], TWO[OLD])
+        with pytest.raises(ModelError, match=r"metric=.*euclidean, manhattan, minkowski"):
+            still(model, X[NEW], TWO[NEW])
+
+
+class TestCalibration:
+    def test_trained_probabilities_stay_probabilities(self):
+        model = given(MODELS["isotonic"], THREE)
+        tuned = OrtGradientClassifier(model, max_iter=30, learning_rate_init=0.3, random_state=0, trainable=["*.y_*"])
+        tuned.fit(X[NEW], THREE[NEW])
+        assert any((w < 0).any() or (w > 1).any() for w in tuned.weights_.values())
+        for one in tuned.to_sklearn().calibrated_classifiers_:
+            for calibrator in one.calibrators:
+                assert ((calibrator.y_thresholds_ >= 0) & (calibrator.y_thresholds_ <= 1)).all()
+
+    def test_a_frozen_estimator(self):
+        inner = RidgeClassifier().fit(X[OLD], TWO[OLD])
+        model = CalibratedClassifierCV(FrozenEstimator(inner)).fit(X[OLD], TWO[OLD])
+        tuned = OrtGradientClassifier(model, max_iter=3, random_state=0).fit(X[NEW], TWO[NEW])
+        assert {"ridgeclassifier.coef", "calibrated_classifiers.0.calibrators.0.a"} <= set(tuned.weights_)
+        assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
+
+    def test_a_class_that_an_estimator_has_not_seen(self):
+        model = CalibratedClassifierCV(LogisticRegression(), cv=2, ensemble=True).fit(X[OLD], THREE[OLD])
+        one = model.calibrated_classifiers_[0]
+        one.estimator = LogisticRegression().fit(X[OLD][THREE[OLD] != 1], THREE[OLD][THREE[OLD] != 1])
+        one.estimator = OneVsRestClassifier(LogisticRegression()).fit(X[OLD], np.where(THREE[OLD] == 1, 3, THREE[OLD]))
+        one.classes = np.array([0, 2, 3])
+        with pytest.raises(ModelError):
+            still(model, X[NEW], THREE[NEW])
+
+    def test_equal_numbers_of_two_estimators_stay_apart(self):
+        model = CalibratedClassifierCV(GaussianNB(priors=[0.5, 0.5]), cv=2).fit(X[OLD], TWO[OLD])
+        tuned = OrtGradientClassifier(model, max_iter=3, random_state=0, trainable=["*.class_prior"])
+        tuned.fit(X[NEW], TWO[NEW])
+        assert len(tuned.weights_) == 2
+        assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
+
+    def test_decision_functions_that_the_graph_lacks(self):
+        from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+
+        model = CalibratedClassifierCV(QuadraticDiscriminantAnalysis(), cv=2).fit(X[OLD], TWO[OLD])
+        with pytest.raises(ModelError, match="QuadraticDiscriminantAnalysis gives probabilities"):
+            still(model, X[NEW], TWO[NEW])
+
+
+class TestEnsembles:
+    def test_weights_of_a_boost_that_stopped_early(self):
+        y = (X[:, 0] > 0).astype(int)
+        model = AdaBoostClassifier(SVC(kernel="linear", C=0.001), n_estimators=6, random_state=0).fit(X[OLD], y[OLD])
+        model.estimators_ = model.estimators_[:3]
+        model.estimator_weights_[3:] = 0
+        assert_allclose(still(model, X[NEW], y[NEW]).predict_proba(X), model.predict_proba(X), atol=1e-6)
+
+    def test_a_boost_of_one_has_no_gradient(self):
+        model = AdaBoostClassifier(n_estimators=1).fit(X[OLD], TWO[OLD])
+        with pytest.raises(ModelError, match="no number that its output has a gradient for"):
+            still(model, X[NEW], TWO[NEW])
+
+    def test_weights_of_regressors_may_be_a_list(self):
+        parts = [("a", Ridge()), ("b", DecisionTreeRegressor(max_depth=3, random_state=0)), ("c", LinearRegression())]
+        model = VotingRegressor(parts, weights=[1, 2, 0.5]).fit(X[OLD], NUMBER[OLD])
+        assert_allclose(still(model, X[NEW], NUMBER[NEW]).predict(X), model.predict(X), rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("model", "text"),
+        [
+            (KNeighborsClassifier(), "count neighbours.*weights='distance'"),
+            (RadiusNeighborsClassifier(5.0), "count neighbours.*weights='distance'"),
+            (make_pipeline(StandardScaler(), KNeighborsClassifier()), "count neighbours.*weights='distance'"),
+            (BaggingClassifier(SVM, 2), "count the votes.*SVC.probability=True"),
+            (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels alone.*voting='soft'"),
+            (OneVsRestClassifier(Ridge()), "labels alone"),
+            (OutputCodeClassifier(LogisticRegression()), "labels alone"),
+            (GaussianProcessClassifier(multi_class="one_vs_one"), "multi_class='one_vs_rest'"),
+        ],
+    )
+    def test_says_why_not(self, model, text):
+        with pytest.raises(ModelError, match=text):
+            still(given(model, THREE), X[NEW], THREE[NEW])
+
+
+class TestProcesses:
+    def test_mean_of_the_sigmoid_keeps_its_digits(self):
+        """The sum as it is written has lost all but four of them."""
+        mean, variance = (a.ravel().astype(np.float32) for a in np.meshgrid(np.linspace(-8, 8, 81), [1e-3, 0.1, 1, 20]))
+        inputs = [ir.val(name, ir.DataType.FLOAT, ("N", 1)) for name in ("mean", "variance")]
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name="squashed")
+        graph.outputs.append(_squashed(GraphBuilder(graph, constant_nodes=True), *inputs))
+        graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        proto = to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+        session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {"mean": mean[:, np.newaxis], "variance": variance[:, np.newaxis]})
+        m, v = mean.astype(np.float64), variance.astype(np.float64)
+        whole = (COEFS * erf(LAMBDAS * m / np.sqrt(1 + 2 * v * LAMBDAS**2))).sum(axis=0)
+        assert_allclose(found.ravel(), (whole + COEFS.sum()) / 2, rtol=0, atol=3e-6)
+
+    def test_other_kernels(self):
+        model = GaussianProcessClassifier(kernels.PairwiseKernel(metric="laplacian"), optimizer=None)
+        with pytest.raises(ModelError, match="PairwiseKernel.* has no form"):
+            still(given(model, TWO), X[NEW], TWO[NEW])
+
+
+class TestDescent:
+    def test_scores_beyond_the_sigmoid(self):
+        """Rows whose sigmoids are all zero are even for scikit-learn, and NaN where zero is divided by zero."""
+        model = SGDClassifier(loss="log_loss", random_state=0).fit(X[OLD], THREE[OLD])
+        model.coef_ *= 3
+        model.intercept_ -= 900
+        expected = model.predict_proba(X)
+        even = (expected == 1 / 3).all(axis=1)
+        assert 5 < even.sum() < 200
+        tuned = still(model, X[NEW], THREE[NEW])
+        assert_allclose(tuned.predict_proba(X), expected, atol=1e-4)
+        assert np.isfinite(tuned._run.parameters.gradient).all()
+
+
+class TestTrees:
+    @pytest.mark.parametrize(
+        "model",
+        [
+            DecisionTreeClassifier(max_depth=4, random_state=0),
+            ExtraTreeClassifier(max_depth=4, random_state=0),
+            RandomForestClassifier(4, max_depth=4, random_state=0),
+            ExtraTreesClassifier(4, max_depth=4, random_state=0),
+            BaggingClassifier(TREE, 3, random_state=0),
+        ],
+    )
+    @pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
+    def test_missing_values_go_where_the_tree_has_learned(self, model, y):
+        model = copy.deepcopy(model).fit(GAPS[OLD], y[OLD])
+        tuned = still(model, GAPS[NEW], y[NEW])
+        assert_allclose(tuned.predict_proba(GAPS), model.predict_proba(GAPS), atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "model", [DecisionTreeRegressor(max_depth=4, random_state=0), RandomForestRegressor(4, random_state=0)]
+    )
+    def test_missing_values_of_regressors(self, model):
+        model = copy.deepcopy(model).fit(GAPS[OLD], NUMBER[OLD])
+        assert_allclose(still(model, GAPS[NEW], NUMBER[NEW]).predict(GAPS), model.predict(GAPS), rtol=1e-5, atol=1e-5)
+
+    def test_boosting_from_zero(self):
+        model = GradientBoostingClassifier(n_estimators=3, init="zero", random_state=0).fit(X[OLD], THREE[OLD])
+        assert_allclose(still(model, X[NEW], THREE[NEW]).predict_proba(X), model.predict_proba(X), atol=1e-5)
+
+    @pytest.mark.parametrize("kind", [HistGradientBoostingClassifier, HistGradientBoostingRegressor])
+    def test_splits_by_categories(self, kind):
+        codes = np.random.default_rng(0).integers(0, 6, (240, 1)).astype(np.float32)
+        y = np.isin(codes.ravel(), [1, 4]).astype(int)
+        y = y if kind is HistGradientBoostingClassifier else y.astype(float)
+        model = kind(max_iter=2, categorical_features=[0]).fit(codes, y)
+        with pytest.raises(ModelError, match="splits by categories"):
+            still(model, codes, y)
+
+    def test_leaves_that_are_all_zero_are_written(self):
+        model = HistGradientBoostingRegressor(max_iter=3).fit(X[:30], np.zeros(30))
+        tuned = OrtGradientRegressor(model, max_iter=5, learning_rate_init=0.05, random_state=0).fit(X, NUMBER)
+        assert np.abs(tuned.weights_["histgradientboostingregressor.leaf_values"]).max() > 0
+        assert_allclose(tuned.to_sklearn().predict(X), tuned.predict(X), rtol=1e-5)
