@@ -54,6 +54,7 @@ from onnxtrain_sklearn._converters.processes import _squashed
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn._graph.model import to_proto
+from onnxtrain_sklearn._origins import FORMS
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
@@ -98,10 +99,12 @@ MODELS = {
         optimizer=None,
     ),
     "process of waves": GaussianProcessClassifier(
-        kernels.ExpSineSquared(periodicity=9.0) ** 2 + kernels.Matern([1.0, 2.0, 1.0, 3.0, 1.0], nu=2.5), optimizer=None
+        kernels.ExpSineSquared(periodicity=9.0) ** 2
+        + kernels.Matern([1.0, 2.0, 1.0, 3.0, 1.0], nu=2.5)
+        + kernels.WhiteKernel(),
+        optimizer=None,
     ),
-    "descent": SGDClassifier(loss="log_loss", random_state=0),
-    "self-training": SelfTrainingClassifier(LogisticRegression()),
+    "descent": SGDClassifier(loss="log_loss", alpha=0.1, random_state=0),
 }
 
 
@@ -127,7 +130,7 @@ def test_gives_what_scikit_learn_gives(name, target):
     model = given(MODELS[name], y)
     tuned = still(model, X[NEW], y[NEW])
     expected = numbers(model, X)
-    tolerance = 2e-5 * max(1.0, np.abs(expected).max())
+    tolerance = (1e-4 if "process" in name else 2e-5) * max(1.0, np.abs(expected).max())
     assert_allclose(numbers(tuned, X), expected, rtol=1e-4, atol=tolerance)
     top = np.sort(expected.reshape(len(X), -1), axis=1)
     clear = (top[:, -1] - top[:, -2] if top.shape[1] > 1 else np.abs(top[:, 0])) > 1e-3
@@ -137,7 +140,6 @@ def test_gives_what_scikit_learn_gives(name, target):
 DIFFERENTIATED = {
     "boosted trees": ("*estimator_weights", 1),
     "stack of decisions": ("estimators.0.coef", 1),
-    "one vs rest of lines": ("*coef", 1),
     "sigmoid": ("*.a", 3),
     "isotonic": ("*.y_thresholds", 3),
     "isotonic machines": ("*.intercept", 2),
@@ -155,27 +157,25 @@ DIFFERENTIATED = {
 @pytest.mark.parametrize("target", ["two", "three"])
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_gradient_is_that_of_scikit_learn(name, target, engine):
+    """On rows whose probabilities float32 can tell from one; what is fitted to float32 would compare in it."""
     pattern, count = DIFFERENTIATED[name]
     y = TARGETS[target]
-    model = given(MODELS[name], y)
-    hinge = not hasattr(model, "predict_proba")
-    tuned = still(model, X[NEW], y[NEW], trainable=[pattern], engine=engine)
+    model = copy.deepcopy(MODELS[name]).fit(X[OLD].astype(np.float64), y[OLD])
+    unsure = np.flatnonzero(model.predict_proba(X).min(axis=1) > 0.02)
+    assert len(unsure) >= 20
+    rows, y = X[unsure], y[unsure]
+    tuned = still(model, rows, y, trainable=[pattern], engine=engine)
     run, rng = tuned._run, np.random.default_rng(0)
-    run.step.gradients(float(len(y[NEW])))
+    run.step.gradients(float(len(y)))
     assert len(run.parameters.names) >= count
     origins = {origin.name: origin for origin in run.fitted.origins}
     for parameter in run.parameters.names:
         span, origin = run.parameters.span(parameter), origins[parameter]
         w = run.parameters.vector[span].astype(np.float64)
         direction = rng.normal(size=w.shape) * (w * (1 - w) if origin.form == "probability" else np.abs(w) + 1e-3)
-        found = []
-        for width in (1e-4, 1e-5):
-            sides = [
-                loss_of(changed(model, origin, w + sign * width * direction), y, hinge=hinge) for sign in (1, -1)
-            ]
-            found.append((sides[0] - sides[1]) / (2 * width))
-        expected, got = found[1], float(run.parameters.gradient[span].astype(np.float64) @ direction)
-        assert abs(expected - got) < 2e-3 * abs(expected) + 2e-5 + abs(found[0] - found[1]), (parameter, found, got)
+        sides = [loss_of(changed(model, origin, w + step * direction), rows, y) for step in (1e-5, -1e-5)]
+        parts = run.parameters.gradient[span].astype(np.float64) * direction
+        assert abs((sides[0] - sides[1]) / 2e-5 - parts.sum()) < 1e-3 * np.abs(parts).sum() + 2e-5, parameter
 
 
 def changed(model, origin, w):
@@ -184,7 +184,7 @@ def changed(model, origin, w):
     holder = follow(model, (*origin.owner, *origin.attribute[:-1]))
     name = origin.attribute[-1]
     old = getattr(holder, name)
-    w = w.T if origin.form == "transposed" else w
+    w = FORMS[origin.form][1](w)
     setattr(holder, name, w.reshape(np.shape(old)) if np.ndim(old) else float(w[0]))
     if name == "y_thresholds_":
         holder._build_f(holder.X_thresholds_, holder.y_thresholds_)
@@ -195,16 +195,8 @@ def changed(model, origin, w):
     return model
 
 
-def loss_of(model, y, *, hinge):
-    if not hinge:
-        p = np.clip(model.predict_proba(X[NEW].astype(np.float64)), 0, None) + 1e-6
-        return log_loss(y[NEW], p / p.sum(axis=1, keepdims=True))
-    s = model.decision_function(X[NEW].astype(np.float64))
-    if s.ndim == 1:
-        return np.maximum(0, 1 - s * (2 * y[NEW] - 1)).mean()
-    own = s[np.arange(len(s)), y[NEW]]
-    others = np.where(np.eye(s.shape[1], dtype=bool)[y[NEW]], -np.inf, s).max(axis=1)
-    return np.maximum(0, 1 + others - own).mean()
+def loss_of(model, rows, y):
+    return log_loss(y, model.predict_proba(rows.astype(np.float64)))
 
 
 class TestNeighbours:
@@ -231,7 +223,8 @@ class TestNeighbours:
     @pytest.mark.parametrize("algorithm", ["brute", "kd_tree", "ball_tree"])
     def test_trees_are_built_of_the_trained_points(self, algorithm):
         model = KNeighborsClassifier(weights="distance", algorithm=algorithm).fit(X[OLD], THREE[OLD])
-        tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.05, random_state=0).fit(X[NEW], THREE[NEW])
+        tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.05, random_state=0)
+        tuned.fit(X[NEW], THREE[NEW])
         back = tuned.to_sklearn()
         assert np.abs(back._fit_X - model._fit_X).max() > 0.01
         assert_allclose(back.predict_proba(X), tuned.predict_proba(X), atol=1e-4)
@@ -261,19 +254,17 @@ class TestCalibration:
         assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
 
     def test_a_class_that_an_estimator_has_not_seen(self):
-        model = CalibratedClassifierCV(LogisticRegression(), cv=2, ensemble=True).fit(X[OLD], THREE[OLD])
-        one = model.calibrated_classifiers_[0]
-        one.estimator = LogisticRegression().fit(X[OLD][THREE[OLD] != 1], THREE[OLD][THREE[OLD] != 1])
-        one.estimator = OneVsRestClassifier(LogisticRegression()).fit(X[OLD], np.where(THREE[OLD] == 1, 3, THREE[OLD]))
-        one.classes = np.array([0, 2, 3])
-        with pytest.raises(ModelError):
-            still(model, X[NEW], THREE[NEW])
+        rows = np.arange(80)
+        folds = [(rows[:40][THREE[:40] != 1], rows[40:]), (rows[40:], rows[:40])]
+        model = CalibratedClassifierCV(GaussianNB(), cv=folds).fit(X[OLD], THREE[OLD])
+        assert [len(one.estimator.classes_) for one in model.calibrated_classifiers_] == [2, 3]
+        assert_allclose(still(model, X[NEW], THREE[NEW]).predict_proba(X), model.predict_proba(X), atol=1e-5)
 
     def test_equal_numbers_of_two_estimators_stay_apart(self):
         model = CalibratedClassifierCV(GaussianNB(priors=[0.5, 0.5]), cv=2).fit(X[OLD], TWO[OLD])
         tuned = OrtGradientClassifier(model, max_iter=3, random_state=0, trainable=["*.class_prior"])
         tuned.fit(X[NEW], TWO[NEW])
-        assert len(tuned.weights_) == 2
+        assert len([name for name in tuned.weights_ if name.endswith("class_prior")]) == 2
         assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
 
     def test_decision_functions_that_the_graph_lacks(self):
@@ -337,19 +328,28 @@ class TestProcesses:
 
     def test_other_kernels(self):
         model = GaussianProcessClassifier(kernels.PairwiseKernel(metric="laplacian"), optimizer=None)
-        with pytest.raises(ModelError, match="PairwiseKernel.* has no form"):
+        with pytest.raises(ModelError, match=r"PairwiseKernel.* has no form"):
             still(given(model, TWO), X[NEW], TWO[NEW])
+
+
+class TestSelfTraining:
+    def test_the_classifier_in_it_is_trained(self):
+        y = np.where(np.arange(80) % 3, TWO[OLD], -1)
+        model = SelfTrainingClassifier(LogisticRegression()).fit(X[OLD], y)
+        tuned = OrtGradientClassifier(model, max_iter=3, random_state=0).fit(X[NEW], TWO[NEW])
+        back = tuned.to_sklearn()
+        assert type(back) is SelfTrainingClassifier
+        assert np.abs(back.estimator_.coef_ - model.estimator_.coef_).max() > 1e-4
+        assert_allclose(back.predict_proba(X), tuned.predict_proba(X), atol=1e-5)
 
 
 class TestDescent:
     def test_scores_beyond_the_sigmoid(self):
         """Rows whose sigmoids are all zero are even for scikit-learn, and NaN where zero is divided by zero."""
         model = SGDClassifier(loss="log_loss", random_state=0).fit(X[OLD], THREE[OLD])
-        model.coef_ *= 3
-        model.intercept_ -= 900
+        model.intercept_ -= 745 + np.median(model.decision_function(X).max(axis=1))
         expected = model.predict_proba(X)
-        even = (expected == 1 / 3).all(axis=1)
-        assert 5 < even.sum() < 200
+        assert 50 < (expected == 1 / 3).all(axis=1).sum() < 190
         tuned = still(model, X[NEW], THREE[NEW])
         assert_allclose(tuned.predict_proba(X), expected, atol=1e-4)
         assert np.isfinite(tuned._run.parameters.gradient).all()

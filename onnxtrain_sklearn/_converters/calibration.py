@@ -14,7 +14,7 @@ from sklearn.calibration import CalibratedClassifierCV
 
 from .source import Converter, Source
 
-EPSILON = 1e-5
+EPSILON = 1e-6
 """How far the thresholds of isotonic probabilities are kept off 0 and 1, where no logarithm has a gradient."""
 
 
@@ -37,7 +37,7 @@ def _by_class(s: Source, one: Any) -> ir.Value:
         return op.Concat(op.Sub(1.0, p), p, axis=1)
     places = np.searchsorted(one.classes, one.estimator.classes_)
     columns: list[ir.Value | None] = [None] * classes
-    for i, (place, calibrator) in enumerate(zip(places, one.calibrators, strict=True)):
+    for i, (place, calibrator) in enumerate(zip(places, one.calibrators, strict=False)):  # as scikit-learn pairs them
         columns[place] = _calibrated_column(s, calibrator, op.Gather(given, np.array([i]), axis=1))
     none = op.Mul(op.Gather(given, np.array([0]), axis=1), 0.0)
     joined = op.Concat(*(none if column is None else column for column in columns), axis=1)
@@ -51,11 +51,11 @@ def _by_class(s: Source, one: Any) -> ir.Value:
 
 
 def _scores(s: Source, one: Any) -> ir.Value:
-    """Return what is calibrated: the decision function where there is one, else probabilities; one column for two."""
+    """Return what is calibrated: the decision function or else probabilities, in one column for two classes."""
     if hasattr(one.estimator, "decision_function"):
         return s.decision(one.estimator)
     p = s.probabilities(one.estimator)
-    return s.op.Gather(p, np.array([1]), axis=1) if len(one.classes) == 2 else p
+    return s.op.Gather(p, np.array([1]), axis=1) if len(one.estimator.classes_) == 2 else p
 
 
 def _calibrated_column(s: Source, calibrator: Any, score: ir.Value) -> ir.Value:

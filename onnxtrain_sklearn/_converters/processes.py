@@ -23,6 +23,8 @@ from .._graph.rewrites.distances import euclidean, squared_distances
 from ..exceptions import ModelError
 from .source import Converter, Source
 
+STATIONARY = (kernels.RBF, kernels.Matern, kernels.RationalQuadratic, kernels.ExpSineSquared)
+
 _NODES, _SHARES = np.polynomial.legendre.leggauss(4)
 
 
@@ -94,6 +96,8 @@ def _kernel(op: GraphBuilder, kernel: Any, x: ir.Value, points: ir.Value, number
         return op.Add(op.Mul(op.MatMul(x, ones), 0.0), value)
     if isinstance(kernel, kernels.DotProduct):
         return op.Add(op.MatMul(x, op.Transpose(points, perm=[1, 0])), float(kernel.sigma_0) ** 2)
+    if type(kernel) not in STATIONARY or getattr(kernel, "nu", np.inf) not in (0.5, 1.5, 2.5, np.inf):
+        raise ModelError(f"The kernel {kernel} has no form here that can be trained.")
     scale = np.broadcast_to(kernel.length_scale, numbers.shape[1]).astype(np.float32)
     if type(kernel) in (kernels.RationalQuadratic, kernels.ExpSineSquared):
         scale = np.ones_like(scale)
@@ -102,20 +106,20 @@ def _kernel(op: GraphBuilder, kernel: Any, x: ir.Value, points: ir.Value, number
 
 
 def _of_distance(op: GraphBuilder, kernel: Any, squared: ir.Value) -> ir.Value:
-    if type(kernel) is kernels.RBF or (type(kernel) is kernels.Matern and kernel.nu == np.inf):
-        return op.Exp(op.Mul(squared, -0.5))
-    if type(kernel) is kernels.RationalQuadratic:
+    if isinstance(kernel, kernels.RationalQuadratic):
         inside = op.Add(op.Mul(squared, 1 / (2 * float(kernel.alpha) * float(kernel.length_scale) ** 2)), 1.0)
         return op.Exp(op.Mul(op.Log(inside), -float(kernel.alpha)))
-    if type(kernel) is kernels.ExpSineSquared:
-        wave = op.Div(op.Sin(op.Mul(euclidean(op, squared), np.pi / float(kernel.periodicity))), kernel.length_scale)
-        return op.Exp(op.Mul(op.Mul(wave, wave), -2.0))
-    if type(kernel) is kernels.Matern and kernel.nu in (0.5, 1.5, 2.5):
-        d = op.Mul(euclidean(op, squared), float(np.sqrt(2 * kernel.nu)))
-        factor = {0.5: lambda: None, 1.5: lambda: op.Add(d, 1.0), 2.5: lambda: _quadratic(op, d)}[kernel.nu]()
-        decay = op.Exp(op.Neg(d))
-        return decay if factor is None else op.Mul(factor, decay)
-    raise ModelError(f"The kernel {kernel} has no form here that can be trained.")
+    if isinstance(kernel, kernels.ExpSineSquared):
+        wave = op.Sin(op.Mul(euclidean(op, squared), np.pi / float(kernel.periodicity)))
+        return op.Exp(op.Mul(op.Mul(wave, wave), -2.0 / float(kernel.length_scale) ** 2))
+    nu = getattr(kernel, "nu", np.inf)
+    if nu == np.inf:
+        return op.Exp(op.Mul(squared, -0.5))
+    d = op.Mul(euclidean(op, squared), float(np.sqrt(2 * nu)))
+    decay = op.Exp(op.Neg(d))
+    if nu == 0.5:
+        return decay
+    return op.Mul(op.Add(d, 1.0) if nu == 1.5 else _quadratic(op, d), decay)
 
 
 def _quadratic(op: GraphBuilder, d: ir.Value) -> ir.Value:
