@@ -16,13 +16,14 @@ import numpy as np
 import onnx
 import onnx.checker
 import onnx_ir as ir
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier, is_outlier_detector
 from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 
+from ._converters import CONVERTERS, DOMAIN, converter_of, put_in_place
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
 from ._repairs import repair
@@ -56,7 +57,7 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
 
     estimator = unwrapped(estimator)
     watched: list[Watched] = []
-    kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
+    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS}
     watching = _watching(get_converter, watched)
     try:
         with warnings.catch_warnings():
@@ -67,6 +68,7 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
+                custom_shape_calculators=dict.fromkeys(kinds & set(CONVERTERS), _declare_shapes),
             )
     except Exception as error:
         raise ModelError(
@@ -75,8 +77,28 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
     model = _stamped(load(proto))
     _join_inputs(model.graph)
     for one in watched:
+        _put_own(model.graph, one)
         repair(model.graph, one.estimator, one.nodes)
     return model, watched
+
+
+def _put_own(graph: ir.Graph, one: Watched) -> None:
+    """Put what a converter of ours emits in the place of the node that stands for it, and note what it adds."""
+    for node in [node for node in graph if node.domain == DOMAIN and node.name in one.nodes]:
+        nodes, initializers = {node.name for node in graph}, set(graph.initializers)
+        put_in_place(graph, node, one.estimator)
+        one.nodes |= {node.name or "" for node in graph} - nodes
+        one.initializers |= set(graph.initializers) - initializers
+
+
+def gives_labels(model: Any) -> bool:
+    """Whether a model predicts classes: a classifier, or a detector of outliers, whose classes are -1 and 1."""
+    return is_classifier(model) or is_outlier_detector(model)
+
+
+def labels_of(model: Any) -> np.ndarray:
+    """Return the classes that a model predicts, in the order of its scores."""
+    return np.array([-1, 1]) if is_outlier_detector(model) else np.asarray(model.classes_)
 
 
 def unwrapped(estimator: Any) -> Any:
@@ -138,11 +160,13 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     from skl2onnx.common._registration import get_converter
 
     last = last_step(estimator)
+    if type(last) not in sklearn_operator_name_map:
+        return {}
     known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
     return {id(last): {"zipmap": False}} if "zipmap" in known else {}
 
 
-def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:
+def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:
     """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
 
     def converted(scope: Any, operator: Any, container: Any) -> None:
@@ -151,7 +175,10 @@ def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
         try:
-            converter_of(operator.type)(scope, operator, container)
+            if converter_of(operator.raw_operator) is None:
+                theirs(operator.type)(scope, operator, container)
+            else:
+                container.add_node("Estimator", operator.input_full_names, operator.output_full_names, DOMAIN, 1)
         finally:
             container.add_node = add_node
         watched.append(
@@ -163,6 +190,16 @@ def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[
         )
 
     return converted
+
+
+def _declare_shapes(operator: Any) -> None:
+    """Declare the columns that a converter of ours makes; skl2onnx knows those of its own."""
+    own = converter_of(operator.raw_operator)
+    if own is None:
+        operator.infer_types()
+        return
+    for output in operator.outputs:
+        output.type = type(output.type)([None, own.columns(operator.raw_operator)])
 
 
 def _without_booleans(value: Any) -> Any:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
 from sklearn.multiclass import OneVsOneClassifier
+from sklearn.neighbors import LocalOutlierFactor
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from ._conversion import converted, first_step, follow, last_step, walk
+from ._conversion import converted, first_step, follow, gives_labels, labels_of, last_step, walk
 from ._graph.builder import infer_shapes
 from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
@@ -35,7 +36,7 @@ class FittedModel:
     origins : tuple of Origin
         Of every parameter.
     classes : ndarray or None
-        The labels of a classifier.
+        The labels of a classifier; -1 and 1 of a detector of outliers.
     n_features : int
     feature_names : ndarray or None
     loss : str or Loss
@@ -80,7 +81,7 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     check_is_fitted(estimator)
     _refuse_other_kinds(estimator)
     model, watched = converted(estimator)
-    prune(model, 1 if is_classifier(estimator) else 0)
+    prune(model, 1 if gives_labels(estimator) else 0)
     keep_votes(model.graph, estimator, watched)
     infer_shapes(model)
     drop_needless_norms(model.graph)
@@ -103,7 +104,7 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
         raise ModelError(_without_gradient(estimator))
     return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
         origins=kept,
-        classes=np.asarray(estimator.classes_) if is_classifier(estimator) else None,
+        classes=labels_of(estimator) if gives_labels(estimator) else None,
         n_features=int(estimator.n_features_in_),
         feature_names=getattr(estimator, "feature_names_in_", None),
         loss=_loss_of(estimator, source),
@@ -112,10 +113,10 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
 
 def _refuse_other_kinds(estimator: Any) -> None:
     name = type(estimator).__name__
-    if not (is_classifier(estimator) or is_regressor(estimator)):
+    if not (gives_labels(estimator) or is_regressor(estimator)):
         raise ModelError(
-            f"A fitted {name} predicts neither numbers nor classes. Give a regressor, a classifier, or a pipeline that "
-            f"ends in one."
+            f"A fitted {name} predicts neither numbers nor classes{_what_else(estimator)}. Give a regressor, a "
+            f"classifier, a detector of outliers, or a pipeline that ends in one."
         )
     for part in (part for _, part in walk(estimator)):
         if any(np.asarray(known).dtype.kind in "OUS" for known in getattr(part, "categories_", ())):
@@ -124,8 +125,18 @@ def _refuse_other_kinds(estimator: Any) -> None:
                 f"such columns first, and give the model that was fitted on what comes out."
             )
     last = last_step(estimator)
+    if isinstance(last, LocalOutlierFactor) and not last.novelty:
+        raise ModelError(
+            f"This {type(last).__name__} has scores for the rows that it was fitted to alone. Fit it with novelty=True."
+        )
     if is_classifier(estimator) and _several_labels(last):
         raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
+
+
+def _what_else(estimator: Any) -> str:
+    if is_clusterer(estimator) or hasattr(estimator, "predict_proba"):  # mixtures of densities
+        return ", but clusters that it found itself"
+    return ", but transforms rows" if hasattr(estimator, "transform") else ""
 
 
 def _several_labels(classifier: Any) -> bool:
@@ -159,7 +170,7 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
 def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
     """Return what the last estimator minimises, as far as there is a loss for it here."""
     last = last_step(estimator)
-    if is_classifier(estimator):
+    if gives_labels(estimator):
         machine = last.estimators_[0] if isinstance(last, OneVsOneClassifier) else last
         return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
     name = type(last).__name__

@@ -104,7 +104,8 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
     """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
     best: tuple[float, Path, str] = (-1.0, (), "same")
     for path, numbers in _numbers(owner):
-        incidental = strict and numbers.size == 1 and "intercept" not in str(path)
+        known = "intercept" in str(path) or str(path[0]).strip("_") in role
+        incidental = strict and numbers.size == 1 and not known
         if path in used or numbers.size != array.size or incidental:
             continue
         for rank, (form, (there, _)) in enumerate(FORMS.items()):
