@@ -7,6 +7,7 @@ are for. While skl2onnx converts a model, a node of :data:`DOMAIN` stands for su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,10 @@ from sklearn.covariance import EllipticEnvelope
 from sklearn.ensemble import IsolationForest
 from sklearn.ensemble._iforest import _average_path_length
 from sklearn.linear_model import SGDOneClassSVM
+from sklearn.neighbors import LocalOutlierFactor
 
 from ._graph.builder import GraphBuilder
+from ._graph.rewrites.distances import root, squared_distances
 
 DOMAIN = "onnxtrain.sklearn"
 """Domain of the nodes that stand for estimators."""
@@ -99,7 +102,7 @@ def _isolation_forest(op: GraphBuilder, x: ir.Value, forest: IsolationForest) ->
     paths = op.emit("TreeEnsembleRegressor", x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
     paths.dtype = ir.DataType.FLOAT
     usual = len(forest.estimators_) * float(_average_path_length([forest._max_samples])[0])
-    scores = op.Neg(op.Exp(op.Mul(paths, -np.log(2) / usual)))
+    scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
     return op.Sub(scores, _parameter(op, "offset", np.ravel(forest.offset_)))
 
 
@@ -141,9 +144,49 @@ def _not_above(thresholds: np.ndarray) -> np.ndarray:
     return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
 
 
+def _local_outlier_factor(op: GraphBuilder, x: ir.Value, factor: LocalOutlierFactor) -> ir.Value:
+    """How dense it is at a row, of how dense it is at its neighbours, with the sign turned, above an offset.
+
+    A distance counts as no less than that from the neighbour to its own farthest one; density is the inverse of their
+    mean.
+    """
+    nearest, distance = _neighbours(op, x, factor)
+    usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
+    reached = op.Max(distance, op.Gather(usual, nearest, axis=0))
+    mean = op.Add(op.ReduceMean(reached, axes=[1], keepdims=True), 1e-10)
+    ratios = op.Mul(op.Gather(_parameter(op, "lrd", factor._lrd), nearest, axis=0), mean)
+    score = op.Neg(op.ReduceMean(ratios, axes=[1], keepdims=True))
+    return op.Sub(score, _parameter(op, "offset", np.ravel(factor.offset_)))
+
+
+def _neighbours(op: GraphBuilder, x: ir.Value, model: Any) -> tuple[ir.Value, ir.Value]:
+    """Return the positions of the rows that are nearest to each row, and their distances: (rows, neighbours).
+
+    Only those distances are exact, and have a gradient: they are taken of differences, not of what squares differ in.
+    """
+    fitted, euclidean = _parameter(op, "fit_X", model._fit_X), model.effective_metric_ == "euclidean"
+    rows = op.Unsqueeze(x, axes=[1])
+    if euclidean:
+        order = squared_distances(op, x, fitted, np.asarray(model._fit_X).mean(axis=0))
+    else:
+        order = op.ReduceSum(op.Abs(op.Sub(rows, fitted)), axes=[2], keepdims=False)
+    count = int(getattr(model, "n_neighbors_", model.n_neighbors))
+    nearest = op.emit("TopK", order, np.array([count]), axis=1, largest=0, outputs=2)[1]
+    nearest.dtype = ir.DataType.INT64
+    apart = op.Sub(rows, op.Gather(fitted, nearest, axis=0))
+    sizes = op.Mul(apart, apart) if euclidean else op.Abs(apart)
+    total = op.ReduceSum(sizes, axes=[2], keepdims=False)
+    return nearest, root(op, total) if euclidean else total
+
+
+def _measures_differences(model: Any) -> bool:
+    return model.effective_metric_ in ("euclidean", "manhattan") and isinstance(model._fit_X, np.ndarray)
+
+
 CONVERTERS: dict[type, Converter] = {
     EllipticEnvelope: Converter(_elliptic_envelope, lambda envelope: 1),
     IsolationForest: Converter(_isolation_forest, lambda forest: 1, lambda forest: forest._max_samples > 1),
+    LocalOutlierFactor: Converter(_local_outlier_factor, lambda factor: 1, _measures_differences),
     SGDOneClassSVM: Converter(_linear_machine, lambda machine: 1),
 }
 """The converters by class."""

@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 from sklearn.base import is_classifier
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.ensemble import IsolationForest
+from sklearn.svm import OneClassSVM
 from sklearn.utils import _safe_indexing
 
 from ._conversion import Path, follow, gives_labels
@@ -71,6 +75,11 @@ def _complete(owner: Any, path: Path) -> None:
         owner.var_ = owner.scale_**2
     if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
         _repeat_for_libsvm(owner, attribute)
+    if attribute == "precision_" and isinstance(owner, EmpiricalCovariance):
+        owner.covariance_ = linalg.pinvh(owner.precision_)
+    if attribute == "_fit_X" and getattr(owner, "_tree", None) is not None:
+        metric = {"metric": owner.effective_metric_, **owner.effective_metric_params_}
+        owner._tree = type(owner._tree)(owner._fit_X, owner.leaf_size, **metric)
 
 
 def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
@@ -82,6 +91,8 @@ def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
         vars(owner)[public] = sign * vars(owner)[private]
     else:
         vars(owner)[private] = sign * vars(owner)[public]
+    if isinstance(owner, OneClassSVM):
+        owner.offset_ = -owner.intercept_
 
 
 # Trees
@@ -102,6 +113,9 @@ def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarra
 
 def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
     """Return how to read and to write one number of one leaf."""
+    if isinstance(owner, IsolationForest):  # the path to the leaf, and those that would go on from it
+        beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
+        return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
     if hasattr(owner, "_predictors"):
         flat = [predictor for stage in owner._predictors for predictor in stage]
         nodes = flat[tree].nodes

@@ -275,15 +275,28 @@ MIXED_FRAMES = """
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> Ridge()
 """
 
+DETECTORS = """
+OneClassSVM()
+OneClassSVM(kernel='linear', nu=0.1)
+OneClassSVM(kernel='poly', nu=0.2)
+OneClassSVM(kernel='sigmoid', nu=0.2)
+SGDOneClassSVM(random_state=0)
+IsolationForest(n_estimators=3, random_state=0)
+IsolationForest(n_estimators=5, max_features=3, contamination=0.2, random_state=0)
+LocalOutlierFactor(novelty=True)
+LocalOutlierFactor(n_neighbors=5, algorithm='brute', contamination=0.2, novelty=True)
+LocalOutlierFactor(metric='manhattan', novelty=True)
+EllipticEnvelope(random_state=0)
+make_pipeline(StandardScaler(), OneClassSVM())
+make_pipeline(StandardScaler(), PCA(3), IsolationForest(n_estimators=3, random_state=0))
+"""
+
 NEITHER = """
 StandardScaler()
 KMeans(3, n_init=1, random_state=0)
 GaussianMixture(2, random_state=0)
 BayesianGaussianMixture(n_components=2, random_state=0)
-IsolationForest(n_estimators=3, random_state=0)
-LocalOutlierFactor(novelty=True)
-OneClassSVM()
-SGDOneClassSVM(random_state=0)
+LocalOutlierFactor()
 NearestNeighbors()
 """
 
@@ -384,6 +397,7 @@ def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "two numbers": np.stack([number, 0.5 - number + X[:, 1]], axis=1),
         "binary": binary,
         "three classes": three,
+        "outliers": np.where(np.abs(number) > np.quantile(np.abs(number), 0.7), -1, 1),
         "two labels": np.stack([binary, (X[:, 1] + number > 0).astype(int)], axis=1),
     }
     return data, targets
@@ -405,6 +419,7 @@ def _settings() -> list[Setting]:
     found += of(ridge, "Pipelines", "number") + of(WITH_GAPS, "Pipelines", "number", "gaps")
     found += of(WHOLE, "Pipelines", "number", "whole numbers") + of(FRAMES, "Pipelines", "number", "frame")
     found += of(MIXED_FRAMES, "Pipelines", "number", "mixed frame")
+    found += of(DETECTORS, "Detectors of outliers", "outliers")
     return found + of(NEITHER, "Others", "number")
 
 
