@@ -16,14 +16,14 @@ import numpy as np
 import onnx
 import onnx.checker
 import onnx_ir as ir
-from sklearn.base import BaseEstimator, is_classifier, is_outlier_detector
-from sklearn.compose import ColumnTransformer
+from sklearn.base import BaseEstimator, OutlierMixin, is_classifier, is_outlier_detector
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 
-from ._converters import CONVERTERS, DOMAIN, converter_of, put_in_place
+from ._converters.registry import CONVERTERS, DOMAIN, converter_of, given, put_in_place
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
 from ._repairs import repair
@@ -58,6 +58,7 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
     estimator = unwrapped(estimator)
     watched: list[Watched] = []
     kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS}
+    own = kinds & set(CONVERTERS)
     watching = _watching(get_converter, watched)
     try:
         with warnings.catch_warnings():
@@ -68,7 +69,8 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
-                custom_shape_calculators=dict.fromkeys(kinds & set(CONVERTERS), _declare_shapes),
+                custom_shape_calculators=dict.fromkeys(own, _declare_shapes),
+                custom_parsers={kind: _parsed for kind in own if not issubclass(kind, OutlierMixin)},
             )
     except Exception as error:
         raise ModelError(
@@ -171,25 +173,42 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watche
 
     def converted(scope: Any, operator: Any, container: Any) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
+        estimator = operator.raw_operator
         container.add_node = lambda *names, **attributes: add_node(
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
         try:
-            if converter_of(operator.raw_operator) is None:
+            if converter_of(estimator) is None:
+                operator.raw_operator = given(estimator)
                 theirs(operator.type)(scope, operator, container)
             else:
                 container.add_node("Estimator", operator.input_full_names, operator.output_full_names, DOMAIN, 1)
         finally:
-            container.add_node = add_node
+            container.add_node, operator.raw_operator = add_node, estimator
         watched.append(
             Watched(
-                operator.raw_operator,
+                estimator,
                 frozenset(node.name for node in container.nodes[nodes:]),
                 frozenset(tensor.name for tensor in container.initializers[initializers:]),
             )
         )
 
     return converted
+
+
+def _parsed(scope: Any, estimator: Any, inputs: list[Any], custom_parsers: Any = None) -> list[Any]:
+    """Declare the one output of what is converted here; behind a regressor of transformed targets stands that."""
+    from skl2onnx._parse import _parse_sklearn, _parse_sklearn_simple_model
+    from skl2onnx.common.data_types import FloatTensorType
+
+    if converter_of(estimator) is None:
+        return list(_parse_sklearn_simple_model(scope, estimator, inputs, custom_parsers))
+    if isinstance(estimator, TransformedTargetRegressor):
+        inputs = _parse_sklearn(scope, unwrapped(estimator.regressor_), inputs, custom_parsers)
+    operator = scope.declare_local_operator(type(estimator).__name__, estimator)
+    operator.inputs = inputs
+    operator.outputs.append(scope.declare_local_variable("variable", FloatTensorType()))
+    return list(operator.outputs)
 
 
 def _declare_shapes(operator: Any) -> None:
@@ -275,8 +294,8 @@ def last_step(estimator: Any) -> Any:
 
 
 def first_step(estimator: Any) -> Any:
-    """Return the estimator that a pipeline begins with."""
+    """Return the estimator that a pipeline begins with, that within a regressor of transformed targets too."""
     estimator = unwrapped(estimator)
-    while hasattr(estimator, "steps"):
-        estimator = unwrapped(estimator.steps[0][1])
-    return estimator
+    if hasattr(estimator, "steps"):
+        return first_step(estimator.steps[0][1])
+    return first_step(estimator.regressor_) if isinstance(estimator, TransformedTargetRegressor) else estimator

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
+from sklearn.compose import ColumnTransformer
 from sklearn.multiclass import OneVsOneClassifier
 from sklearn.neighbors import LocalOutlierFactor
+from sklearn.pipeline import FeatureUnion
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -66,7 +68,12 @@ def is_estimator(model: Any) -> bool:
 
 def takes_nan(model: Any) -> bool:
     """Whether a scikit-learn model takes missing values."""
-    return bool(get_tags(first_step(model)).input_tags.allow_nan)
+    first = first_step(model)
+    if isinstance(first, FeatureUnion):
+        return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
+    if isinstance(first, ColumnTransformer):  # which gives each its own columns
+        return any(takes_nan(part) for _, part, _ in first.transformers_ if is_estimator(part))
+    return bool(get_tags(first).input_tags.allow_nan)
 
 
 def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:

@@ -110,7 +110,7 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
             continue
         for rank, (form, (there, _)) in enumerate(FORMS.items()):
             if _equal(there, numbers, array):
-                score = _likeness(role, str(path[0])) - rank
+                score = _likeness(role, _last(path)) - rank
                 best = max(best, (score, path, form)) if best[1] else (score, path, form)
                 break
     return best[1], best[2]
@@ -138,6 +138,10 @@ def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array:
         formed = form(numbers.astype(np.float64)).astype(np.float32)
     same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
     return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
+
+
+def _last(path: Path) -> str:
+    return next(part for part in reversed(path) if isinstance(part, str))
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
 
 
 def expose_scores(model: ir.Model, estimator: Any) -> None:
-    """Let the graph of a model that gives labels end in scores, or in an activation on scores, that a loss can be taken on."""
+    """Let the graph of a model that gives labels end in scores, or in an activation on scores, for a loss."""
     if not gives_labels(estimator):
         _expose_exponential(model.graph)
         return

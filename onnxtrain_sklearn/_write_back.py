@@ -70,7 +70,7 @@ def _assign_in_tuple(owner: Any, path: Path, value: Any) -> None:
 
 def _complete(owner: Any, path: Path) -> None:
     """Bring attributes that repeat the written one into line."""
-    attribute = str(path[0]) if len(path) == 1 else ""
+    attribute = str(path[-1]) if path else ""
     if attribute == "scale_" and hasattr(owner, "var_"):
         owner.var_ = owner.scale_**2
     if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):

@@ -77,10 +77,12 @@ def outcome(setting: Setting) -> Outcome:
 
 
 def state(model: Any) -> str | bytes:
-    """Return what equals itself as long as a model is not changed; trees of neighbours count how often they are asked."""
-    model = copy.deepcopy(model)
-    for part in [part for _, part in walk(model) if getattr(part, "_tree", None) is not None]:
-        part._tree = [np.asarray(array) for array in part._tree.get_arrays()]
+    """Return what equals itself as long as a model is not changed; trees of neighbours count their queries."""
+    if any(getattr(part, "_tree", None) is not None for _, part in walk(model)):
+        model = copy.deepcopy(model)
+        for _, part in walk(model):
+            if getattr(part, "_tree", None) is not None:
+                part._tree = [np.asarray(array) for array in part._tree.get_arrays()]
     try:
         return joblib.hash(model)
     except ValueError:  # masked arrays
