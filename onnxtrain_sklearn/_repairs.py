@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import PowerTransformer
@@ -85,6 +86,23 @@ def _declare_float(node: ir.Node) -> None:
             _declare_float(user)
 
 
+def _sums_of_processes(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The kernel times ``alpha_`` is summed in float64, as its terms almost cancel."""
+    op = GraphBuilder(graph, prefix="sum", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "MatMul"]:
+        kernel, alpha = node.inputs
+        if alpha is not None and alpha.const_value is not None and alpha.const_value.size == estimator.alpha_.size:
+            exact = [op.Cast(value, to=int(ir.DataType.DOUBLE)) for value in (kernel, alpha)]
+            if estimator.alpha_.ndim > 1:
+                exact[0] = op.Unsqueeze(exact[0], axes=[2])
+            total = op.ReduceSum(op.Mul(*exact), axes=[1], keepdims=False)  # a product is fused into one of float32
+            result, old = op.Cast(total, to=int(ir.DataType.FLOAT)), node.outputs[0]
+            result.shape = old.shape
+            ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+    graph.sort()
+
+
 def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
     """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
 
@@ -120,6 +138,7 @@ def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.V
 
 
 REPAIRS: dict[type, Repair] = {
+    GaussianProcessRegressor: _sums_of_processes,
     HistGradientBoostingRegressor: _log_link_of_boosting,
     KNeighborsRegressor: _targets_of_neighbours,
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,

@@ -115,6 +115,9 @@ make_pipeline(StandardScaler(), PoissonRegressor())
 """
 
 TWO_NUMBERS = """
+GaussianProcessRegressor(alpha=0.5, random_state=0)
+KNeighborsRegressor(weights='distance')
+TransformedTargetRegressor(Ridge(), transformer=StandardScaler())
 LinearRegression()
 Ridge()
 PLSRegression()
