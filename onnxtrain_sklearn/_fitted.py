@@ -166,6 +166,8 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
     """Whether a parameter is no fitted number: what a scaler leaves out, an intercept that was not to be fitted."""
     if origin.attribute:
         owner = follow(estimator, origin.owner)
+        if origin.attribute[0] == "_y_train_mean":
+            return not owner.normalize_y
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
     if origin.role in ("base_values", "imputed"):  # leaves can say the same; a constant that the user chose
         return True

@@ -32,7 +32,7 @@ def _scaled(scale: str, shift: str) -> Inverse:
     def inverse(op: GraphBuilder, y: ir.Value, transformer: Any, name: str) -> ir.Value:
         if getattr(transformer, scale, None) is not None:
             y = op.Mul(y, parameter(op, f"{name}.{scale}", getattr(transformer, scale)))
-        if getattr(transformer, shift, None) is not None:
+        if getattr(transformer, shift, None) is not None and getattr(transformer, "with_mean", True):
             y = op.Add(y, parameter(op, f"{name}.{shift}", getattr(transformer, shift)))
         return y
 
