@@ -82,7 +82,7 @@ class TestTransformers:
     )
     def test_other_functions(self, transformer):
         model = make_pipeline(transformer, Ridge()).fit(np.abs(X), NUMBER)
-        with pytest.raises(ModelError, match="of numpy and scipy.special named absolute, arcsinh"):
+        with pytest.raises(ModelError, match=r"of numpy and scipy\.special named absolute, arcsinh"):
             tuned(OrtGradientRegressor, model, np.abs(X), NUMBER)
 
     def test_largest_number_of_a_row_whatever_its_sign(self):
@@ -227,7 +227,8 @@ class TestRegressors:
 
 DETECTORS = [
     OneClassSVM(nu=0.2), OneClassSVM(kernel="linear", nu=0.2), SGDOneClassSVM(nu=0.2, random_state=0),
-    IsolationForest(n_estimators=5, random_state=0), IsolationForest(n_estimators=5, max_features=2, contamination=0.1, random_state=0),
+    IsolationForest(n_estimators=5, random_state=0),
+    IsolationForest(n_estimators=5, max_features=2, contamination=0.1, random_state=0),
     LocalOutlierFactor(5, novelty=True), LocalOutlierFactor(metric="manhattan", contamination=0.1, novelty=True),
     EllipticEnvelope(random_state=0), make_pipeline(StandardScaler(), OneClassSVM(nu=0.2)),
 ]  # fmt: skip
