@@ -199,8 +199,11 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watche
 def _parsed(scope: Any, estimator: Any, inputs: list[Any], custom_parsers: Any = None) -> list[Any]:
     """Declare the one output of what is converted here; behind a regressor of transformed targets stands that."""
     from skl2onnx._parse import _parse_sklearn, _parse_sklearn_simple_model
+    from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common.data_types import FloatTensorType
 
+    if converter_of(estimator) is None and type(estimator) not in sklearn_operator_name_map:
+        raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
     if converter_of(estimator) is None:
         return list(_parse_sklearn_simple_model(scope, estimator, inputs, custom_parsers))
     if isinstance(estimator, TransformedTargetRegressor):

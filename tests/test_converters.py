@@ -9,12 +9,14 @@ import numpy as np
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import special
 from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.covariance import EllipticEnvelope
 from sklearn.ensemble import HistGradientBoostingRegressor, IsolationForest, VotingClassifier, VotingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
+from sklearn.kernel_approximation import AdditiveChi2Sampler, Nystroem, RBFSampler, SkewedChi2Sampler
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDOneClassSVM
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsRegressor, LocalOutlierFactor
@@ -27,6 +29,7 @@ from sklearn.preprocessing import (
     PowerTransformer,
     QuantileTransformer,
     RobustScaler,
+    SplineTransformer,
     StandardScaler,
 )
 from sklearn.svm import OneClassSVM
@@ -129,6 +132,59 @@ class TestTransformers:
         fitted_on[:, 3] = np.where(np.arange(40) < 3, X[:40, 3], np.nan)  # fewer donors than neighbours
         imputer = KNNImputer(keep_empty_features=keep_empty_features, **settings)
         assert_transforms(imputer, np.concatenate([GAPS, fitted_on]), fitted_on, tolerance=1e-5)
+
+
+    @pytest.mark.parametrize(
+        ("degree", "extrapolation"),
+        [(d, e) for d in (1, 2, 3) for e in ("constant", "linear", "continue", "periodic") if (d, e) != (1, "linear")],
+    )
+    @pytest.mark.parametrize("settings", [{}, {"knots": "quantile", "include_bias": False}], ids=str)
+    def test_splines(self, degree, extrapolation, settings):
+        rows = np.concatenate([X, 2 * X, [X.max(axis=0)], [X.min(axis=0)]]).astype(np.float32)
+        splines = SplineTransformer(n_knots=4, degree=degree, extrapolation=extrapolation, **settings)
+        assert_transforms(splines, rows, X, tolerance=2e-6)
+
+    @pytest.mark.parametrize(
+        "settings", [{"extrapolation": "error"}, {"degree": 0}, {"degree": 1, "extrapolation": "linear"}], ids=str
+    )
+    def test_other_splines(self, settings):
+        model = make_pipeline(SplineTransformer(**settings), Ridge()).fit(X, NUMBER)
+        with pytest.raises(ModelError, match=r"SplineTransformer\(.*\) has no ONNX form: other settings of it have one"):
+            tuned(OrtGradientRegressor, model, X, NUMBER)
+
+    @pytest.mark.parametrize("n_quantiles", [2, 7, 64, 80])
+    def test_quantiles_on_a_normal_scale(self, n_quantiles):
+        fitted_on = np.stack([X[:, 0], np.round(X[:, 1], 1), np.round(X[:, 2]), np.sign(X[:, 3])], axis=1)
+        rows = np.concatenate([fitted_on, fitted_on + np.float32(0.013), 2 * fitted_on])
+        transformer = QuantileTransformer(n_quantiles=n_quantiles, output_distribution="normal")
+        assert_transforms(transformer, rows, fitted_on, tolerance=2e-5)
+
+    @pytest.mark.parametrize("power", range(1, 7))
+    def test_tails_of_the_normal_scale(self, power):
+        rows = np.linspace(0, 1, 65)[:, None]
+        transformer = QuantileTransformer(n_quantiles=65, output_distribution="normal").fit(rows)
+        tails = np.array([[10.0**-power], [1 - 10.0**-power]], np.float32)
+        expected = special.ndtri(np.float64(tails))
+        assert_allclose(outputs(transformer, tails)[-1], expected, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        "transformer",
+        [
+            RBFSampler(n_components=6, random_state=0), SkewedChi2Sampler(skewedness=9, n_components=5, random_state=0),
+            Nystroem(n_components=7, random_state=0), Nystroem(kernel="linear", n_components=3, random_state=0),
+            Nystroem(kernel="poly", n_components=7, random_state=0),
+            Nystroem(kernel="poly", gamma=0.3, coef0=0.4, degree=2, n_components=7, random_state=0),
+            Nystroem(kernel="sigmoid", coef0=0, n_components=4, random_state=0),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_approximated_kernels(self, transformer):
+        assert_transforms(transformer, tolerance=1e-5)
+
+    @pytest.mark.parametrize("settings", [{}, {"sample_steps": 1}, {"sample_steps": 4, "sample_interval": 0.3}])
+    def test_additive_kernel(self, settings):
+        rows = np.maximum(X, 0)  # which leaves zeros
+        assert_transforms(AdditiveChi2Sampler(**settings), rows, rows)
 
 
 class TestRegressors:

@@ -69,6 +69,7 @@ LAYERS = (
     "_converters.converter",
     "_converters.neighbours",
     "_converters.detectors",
+    "_converters.expansions",
     "_converters.features",
     "_converters.targets",
     "_converters.registry",

@@ -12,7 +12,7 @@ from sklearn.base import is_outlier_detector
 from sklearn.ensemble import VotingClassifier, VotingRegressor
 
 from .._graph.builder import GraphBuilder
-from . import detectors, features, neighbours, targets
+from . import detectors, expansions, features, neighbours, targets
 from .converter import Converter
 
 DOMAIN = "onnxtrain.sklearn"
@@ -20,6 +20,7 @@ DOMAIN = "onnxtrain.sklearn"
 
 CONVERTERS: dict[type, Converter] = {
     **detectors.CONVERTERS,
+    **expansions.CONVERTERS,
     **features.CONVERTERS,
     **neighbours.CONVERTERS,
     **targets.CONVERTERS,
