@@ -149,7 +149,7 @@ class TestTransformers:
     )
     def test_other_splines(self, settings):
         model = make_pipeline(SplineTransformer(**settings), Ridge()).fit(X, NUMBER)
-        with pytest.raises(ModelError, match=r"SplineTransformer\(.*\) has no ONNX form: other settings of it have one"):
+        with pytest.raises(ModelError, match=r"SplineTransformer\(.*\) has no ONNX form: other settings"):
             tuned(OrtGradientRegressor, model, X, NUMBER)
 
     @pytest.mark.parametrize("n_quantiles", [2, 7, 64, 80])
