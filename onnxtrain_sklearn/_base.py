@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, clone, is_classifier, is_regressor
+from sklearn.base import BaseEstimator, clone, is_classifier, is_outlier_detector, is_regressor
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -397,10 +397,15 @@ class BaseOrtGradient(BaseEstimator, ABC):
         return source_of(self.model, self.output)
 
     def _require_own_kind(self) -> None:
-        for kind, other in ((is_classifier, "OrtGradientClassifier"), (is_regressor, "OrtGradientRegressor")):
-            if kind(self.model) and not kind(self):
-                what = "classifier" if kind is is_classifier else "regressor"
-                raise ModelError(f"{type(self.model).__name__} is a {what}: take {other} to train it.")
+        name = type(self.model).__name__
+        if is_classifier(self.model) and not is_classifier(self):
+            raise ModelError(f"{name} is a classifier: take OrtGradientClassifier to train it.")
+        if is_outlier_detector(self.model) and not is_classifier(self):
+            raise ModelError(
+                f"{name} tells outliers from inliers: take OrtGradientClassifier to train it, with -1 and 1 in y."
+            )
+        if is_regressor(self.model) and not is_regressor(self):
+            raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
 
     def _take_features(self, fitted: FittedModel) -> None:
         """Hold the data to the features that the fitted model knows."""

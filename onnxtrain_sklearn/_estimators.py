@@ -271,8 +271,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         + _PARAMETERS.format(
             loss="log_loss",
             model_extra=", and ``predict_proba`` returns what it gives",
-            kind="classifier",
-            labels=" and labels",
+            kind="classifier or detector of outliers",
+            labels=" and labels (-1 and 1 of a detector)",
             fitted_loss="the hinge loss where it gives scores without probabilities",
             class_weight="""
     class_weight : dict, "balanced" or None, default=None

@@ -10,20 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
+from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingClassifier, VotingClassifier
 from sklearn.multiclass import OneVsOneClassifier
-from sklearn.neighbors import KNeighborsClassifier, RadiusNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
+from sklearn.pipeline import FeatureUnion
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from ._conversion import converted, first_step, follow, last_step, walk
+from ._conversion import converted
 from ._graph.builder import infer_shapes
 from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
 from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes
+from ._walk import first_step, follow, gives_labels, labels_of, last_step, walk
 from .exceptions import ModelError, UnsupportedOperatorError
 from .losses import Loss, Quantile
 
@@ -37,7 +40,7 @@ class FittedModel:
     origins : tuple of Origin
         Of every parameter.
     classes : ndarray or None
-        The labels of a classifier.
+        The labels of a classifier; -1 and 1 of a detector of outliers.
     n_features : int
     feature_names : ndarray or None
     loss : str or Loss
@@ -67,7 +70,12 @@ def is_estimator(model: Any) -> bool:
 
 def takes_nan(model: Any) -> bool:
     """Whether a scikit-learn model takes missing values."""
-    return bool(get_tags(first_step(model)).input_tags.allow_nan)
+    first = first_step(model)
+    if isinstance(first, FeatureUnion):
+        return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
+    if isinstance(first, ColumnTransformer):  # which gives each its own columns
+        return any(takes_nan(part) for _, part, _ in first.transformers_ if is_estimator(part))
+    return bool(get_tags(first).input_tags.allow_nan)
 
 
 def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
@@ -82,7 +90,7 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     check_is_fitted(estimator)
     _refuse_other_kinds(estimator)
     model, watched = converted(estimator)
-    prune(model, 1 if is_classifier(estimator) else 0)
+    prune(model, 1 if gives_labels(estimator) else 0)
     keep_votes(model.graph, estimator, watched)
     infer_shapes(model)
     drop_needless_norms(model.graph)
@@ -105,7 +113,7 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
         raise ModelError(_without_gradient(estimator))
     return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
         origins=kept,
-        classes=np.asarray(estimator.classes_) if is_classifier(estimator) else None,
+        classes=labels_of(estimator) if gives_labels(estimator) else None,
         n_features=int(estimator.n_features_in_),
         feature_names=getattr(estimator, "feature_names_in_", None),
         loss=_loss_of(estimator, source),
@@ -114,10 +122,10 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
 
 def _refuse_other_kinds(estimator: Any) -> None:
     name = type(estimator).__name__
-    if not (is_classifier(estimator) or is_regressor(estimator)):
+    if not (gives_labels(estimator) or is_regressor(estimator)):
         raise ModelError(
-            f"A fitted {name} predicts neither numbers nor classes. Give a regressor, a classifier, or a pipeline that "
-            f"ends in one."
+            f"A fitted {name} predicts neither numbers nor classes{_what_else(estimator)}. Give a regressor, a "
+            f"classifier, a detector of outliers, or a pipeline that ends in one."
         )
     for part in (part for _, part in walk(estimator)):
         if any(np.asarray(known).dtype.kind in "OUS" for known in getattr(part, "categories_", ())):
@@ -132,8 +140,18 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"This {type(last).__name__} has neither predict_proba() nor decision_function(): it gives labels alone, "
             f"which have no gradient.{way}"
         )
+    if isinstance(last, LocalOutlierFactor) and not last.novelty:
+        raise ModelError(
+            f"This {type(last).__name__} has scores for the rows that it was fitted to alone. Fit it with novelty=True."
+        )
     if is_classifier(estimator) and _several_labels(last):
         raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
+
+
+def _what_else(estimator: Any) -> str:
+    if is_clusterer(estimator) or hasattr(estimator, "predict_proba"):  # mixtures of densities
+        return ", but clusters that it found itself"
+    return ", but transforms rows" if hasattr(estimator, "transform") else ""
 
 
 def _several_labels(classifier: Any) -> bool:
@@ -171,6 +189,8 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
     """Whether a parameter is no fitted number: what a scaler leaves out, an intercept that was not to be fitted."""
     if origin.attribute:
         owner = follow(estimator, origin.owner)
+        if origin.attribute[0] == "_y_train_mean":
+            return not owner.normalize_y
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
     if origin.role in ("base_values", "imputed"):  # leaves can say the same; a constant that the user chose
         return True
@@ -182,7 +202,7 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
 def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
     """Return what the last estimator minimises, as far as there is a loss for it here."""
     last = last_step(estimator)
-    if is_classifier(estimator):
+    if gives_labels(estimator):
         machine = last.estimators_[0] if isinstance(last, OneVsOneClassifier) else last
         return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
     name = type(last).__name__

@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
-from ._conversion import Path, Watched, follow, has_attributes, walk
+from ._conversion import Watched
 from ._converters.source import Known
 from ._graph.builder import GraphBuilder
+from ._walk import Path, follow, has_attributes, walk
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,13 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
     """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
     best: tuple[float, Path, str] = (-1.0, (), "same")
     for path, numbers in _numbers(owner):
-        incidental = strict and numbers.size == 1 and "intercept" not in str(path)
+        known = "intercept" in str(path) or str(path[0]).strip("_") in role
+        incidental = strict and numbers.size == 1 and not known
         if path in used or numbers.size != array.size or incidental:
             continue
         for rank, (form, (there, _)) in enumerate(FORMS.items()):
             if _equal(there, numbers, array):
-                score = _likeness(role, str(path[0])) - rank
+                score = _likeness(role, _last(path)) - rank
                 best = max(best, (score, path, form)) if best[1] else (score, path, form)
                 break
     return best[1], best[2]
@@ -149,6 +151,10 @@ def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array:
         formed = form(numbers.astype(np.float64)).astype(np.float32)
     same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
     return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
+
+
+def _last(path: Path) -> str:
+    return next(part for part in reversed(path) if isinstance(part, str))
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.ensemble._forest import ForestClassifier, ForestRegressor
 from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import PowerTransformer
@@ -120,6 +121,23 @@ def _declare_float(node: ir.Node) -> None:
             _declare_float(user)
 
 
+def _sums_of_processes(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The kernel times ``alpha_`` is summed in float64, as its terms almost cancel."""
+    op = GraphBuilder(graph, prefix="sum", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "MatMul"]:
+        kernel, alpha = node.inputs
+        if alpha is not None and alpha.const_value is not None and alpha.const_value.size == estimator.alpha_.size:
+            exact = [op.Cast(value, to=int(ir.DataType.DOUBLE)) for value in (kernel, alpha)]
+            if estimator.alpha_.ndim > 1:
+                exact[0] = op.Unsqueeze(exact[0], axes=[2])
+            total = op.ReduceSum(op.Mul(*exact), axes=[1], keepdims=False)  # a product is fused into one of float32
+            result, old = op.Cast(total, to=int(ir.DataType.FLOAT)), node.outputs[0]
+            result.shape = old.shape
+            ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+    graph.sort()
+
+
 def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
     """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
 
@@ -161,6 +179,7 @@ REPAIRS: dict[type, Repair] = {
     ForestClassifier: _missing_values_of_trees,
     ForestRegressor: _missing_values_of_trees,
     GradientBoostingClassifier: _no_start_of_boosting,
+    GaussianProcessRegressor: _sums_of_processes,
     HistGradientBoostingRegressor: _log_link_of_boosting,
     KNeighborsRegressor: _targets_of_neighbours,
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,

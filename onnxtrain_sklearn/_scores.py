@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from sklearn.base import is_classifier
 from sklearn.ensemble._forest import ForestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from ._conversion import follow, last_step
 from ._gradient.nodes import dims
 from ._graph.builder import GraphBuilder
 from ._origins import Origin
+from ._walk import follow, gives_labels, last_step
 from .exceptions import ModelError
 
 EPSILON = 1e-6
@@ -100,8 +99,8 @@ def tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
 
 
 def expose_scores(model: ir.Model, estimator: Any) -> None:
-    """Let the graph of a classifier end in scores, or in an activation on scores, that a loss can be taken on."""
-    if not is_classifier(estimator):
+    """Let the graph of a model that gives labels end in scores, or in an activation on scores, for a loss."""
+    if not gives_labels(estimator):
         _expose_exponential(model.graph)
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)

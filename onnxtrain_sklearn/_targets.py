@@ -82,7 +82,7 @@ def class_targets(y: Any, classes: np.ndarray | None) -> Targets:
     if np.any(unknown):
         raise ValueError(
             f"y contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
-            f"The classes, fixed when training began, are {known.tolist()}."
+            f"The classes, fixed by the fitted model or when training began, are {known.tolist()}."
         )
     many = len(known) > 2
     return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)

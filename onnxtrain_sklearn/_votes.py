@@ -18,8 +18,9 @@ from sklearn.model_selection._search import BaseSearchCV
 from sklearn.multiclass import OneVsOneClassifier
 from sklearn.svm import SVC, NuSVC
 
-from ._conversion import Watched, last_step
+from ._conversion import Watched
 from ._graph.builder import GraphBuilder
+from ._walk import last_step
 from .exceptions import ModelError
 
 PAIRS, CHOICE = "pairs", "choice"

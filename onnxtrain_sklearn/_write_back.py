@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 from sklearn.base import is_classifier
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.ensemble import IsolationForest
 from sklearn.ensemble._forest import ForestRegressor
 from sklearn.ensemble._gb import BaseGradientBoosting
-from sklearn.neighbors import BallTree, KDTree
+from sklearn.svm import OneClassSVM
 from sklearn.utils import _safe_indexing
 
-from ._conversion import Path, follow
 from ._origins import FORMS, Origin
 from ._votes import margins
+from ._walk import Path, follow, gives_labels
 from .exceptions import ModelError
 
 SAMPLE = 256
@@ -69,17 +72,18 @@ def _assign_in_tuple(owner: Any, path: Path, value: Any) -> None:
 
 def _complete(owner: Any, path: Path) -> None:
     """Bring attributes that repeat the written one into line."""
-    attribute = str(path[0]) if len(path) == 1 else ""
+    attribute = str(path[-1]) if path else ""
     if attribute == "scale_" and hasattr(owner, "var_"):
         owner.var_ = owner.scale_**2
     if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
         _repeat_for_libsvm(owner, attribute)
     if attribute == "y_thresholds_":
         owner._build_f(owner.X_thresholds_, owner.y_thresholds_)
-    if attribute == "_fit_X" and isinstance(getattr(owner, "_tree", None), KDTree | BallTree):
-        owner._tree = type(owner._tree)(
-            owner._fit_X, owner.leaf_size, metric=owner.effective_metric_, **owner.effective_metric_params_
-        )
+    if attribute == "precision_" and isinstance(owner, EmpiricalCovariance):
+        owner.covariance_ = linalg.pinvh(owner.precision_)
+    if attribute == "_fit_X" and getattr(owner, "_tree", None) is not None:
+        metric = {"metric": owner.effective_metric_, **owner.effective_metric_params_}
+        owner._tree = type(owner._tree)(owner._fit_X, owner.leaf_size, **metric)
 
 
 def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
@@ -91,6 +95,8 @@ def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
         vars(owner)[public] = sign * vars(owner)[private]
     else:
         vars(owner)[private] = sign * vars(owner)[public]
+    if isinstance(owner, OneClassSVM):
+        owner.offset_ = -owner.intercept_
 
 
 # Trees
@@ -118,6 +124,9 @@ def _factor(owner: Any) -> float:
 
 def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
     """Return how to read and to write one number of one leaf."""
+    if isinstance(owner, IsolationForest):  # the path to the leaf, and those that would go on from it
+        beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
+        return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
     if hasattr(owner, "_predictors"):
         flat = [predictor for stage in owner._predictors for predictor in stage]
         nodes = flat[tree].nodes
@@ -173,13 +182,13 @@ def sample_rows(X: Any) -> Any:
 def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float) -> None:
     """Raise where ``model`` predicts something else than ``ours``, by method, for the same rows."""
     for method, numbers in ours.items():
-        if method == "predict" and is_classifier(model):
+        if method == "predict" and gives_labels(model):
             continue
         expected = np.asarray(getattr(model, method)(rows), np.float64).reshape(numbers.shape)
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
             _refuse(model, what, method, float(np.abs(numbers - expected).max()))
-    if is_classifier(model):
+    if gives_labels(model):
         _require_equal_labels(model, rows, ours, what)
 
 

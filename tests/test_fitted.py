@@ -31,7 +31,10 @@ from sklearn.linear_model import (
     Ridge,
     TweedieRegressor,
 )
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
@@ -334,9 +337,11 @@ class TestRefused:
             (lambda: regressor(make_pipeline(StandardScaler(), Ridge())), NUMBER, NotFittedError, "not fitted"),
             (lambda: regressor(logistic()), NUMBER, ModelError, "OrtGradientClassifier"),
             (lambda: classifier(ridge()), BINARY, ModelError, "OrtGradientRegressor"),
-            (lambda: regressor(StandardScaler().fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
-            (lambda: regressor(KMeans(2, n_init=1).fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
-            (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
+            (lambda: regressor(StandardScaler().fit(X)), NUMBER, ModelError, "nor classes, but transforms rows"),
+            (lambda: regressor(KMeans(2, n_init=1).fit(X)), NUMBER, ModelError, "nor classes, but clusters"),
+            (lambda: regressor(GaussianMixture(2).fit(X)), NUMBER, ModelError, "nor classes, but clusters"),
+            (lambda: regressor(NearestNeighbors().fit(X)), NUMBER, ModelError, r"nor classes\. Give"),
+            (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "take OrtGradientClassifier"),
             (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
             (lambda: classifier(one_boost()), BINARY, ModelError, "no number that its output has a gradient for"),
             (

@@ -66,13 +66,21 @@ LAYERS = (
     "_gradient.tidy",
     "_gradient.portable",
     "_gradient.engine",
-    "_repairs",
+    "_walk",
     "_converters.source",
+    "_converters.neighbours",
     "_converters.calibration",
+    "_converters.detectors",
     "_converters.ensembles",
+    "_converters.expansions",
+    "_converters.features",
     "_converters.linear",
     "_converters.nearest",
     "_converters.processes",
+    "_converters.targets",
+    "_converters.registry",
+    "_embedding",
+    "_repairs",
     "_conversion",
     "_origins",
     "_votes",
@@ -196,7 +204,7 @@ def test_imports_point_upwards(module):
 
 
 @pytest.mark.parametrize(
-    ("package", "importers"), [("onnxruntime", ["_runtime"]), ("skl2onnx", ["_conversion", "export"])]
+    ("package", "importers"), [("onnxruntime", ["_runtime"]), ("skl2onnx", ["_conversion", "_embedding", "export"])]
 )
 def test_borders_alone_import_it(package, importers):
     assert [m for m in modules() if imports_package(m, package)] == importers

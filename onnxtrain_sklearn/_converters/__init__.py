@@ -1,1 +1,1 @@
-"""Converters of our own, in the place of those of skl2onnx that lose the gradient, or the model."""
+"""Converters of our own: of estimators for which skl2onnx has none, or one that loses the model or its gradient."""

@@ -93,4 +93,4 @@ def _temperature(s: Source, one: Any) -> ir.Value:
     return op.Softmax(op.Mul(logits, s.parameter(calibrator, "beta_", np.reshape(calibrator.beta_, 1))), axis=1)
 
 
-CONVERTERS: dict[type, Converter] = {CalibratedClassifierCV: _calibrated}
+CONVERTERS: dict[type, Converter] = {CalibratedClassifierCV: Converter(_calibrated)}

@@ -96,9 +96,9 @@ def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:
 
 
 CONVERTERS: dict[type, Converter] = {
-    AdaBoostClassifier: _ada_boost,
-    OneVsRestClassifier: _one_vs_rest,
-    StackingClassifier: _stack,
-    VotingClassifier: _soft_vote,
-    VotingRegressor: _mean_of_regressors,
+    AdaBoostClassifier: Converter(_ada_boost),
+    OneVsRestClassifier: Converter(_one_vs_rest),
+    StackingClassifier: Converter(_stack),
+    VotingClassifier: Converter(_soft_vote),
+    VotingRegressor: Converter(_mean_of_regressors),
 }

@@ -32,4 +32,4 @@ def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
     return op.Neg(op.Add(op.Relu(op.Neg(counted)), op.Log(op.Add(op.Exp(op.Neg(op.Abs(counted))), 1.0))))
 
 
-CONVERTERS: dict[type, Converter] = {SGDClassifier: _by_gradient_descent}
+CONVERTERS: dict[type, Converter] = {SGDClassifier: Converter(_by_gradient_descent)}

@@ -123,8 +123,8 @@ def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
 
 
 CONVERTERS: dict[type, Converter] = {
-    KNeighborsClassifier: _nearest,
-    KNeighborsRegressor: _nearest,
-    RadiusNeighborsClassifier: _within_radius,
-    RadiusNeighborsRegressor: _within_radius,
+    KNeighborsClassifier: Converter(_nearest),
+    KNeighborsRegressor: Converter(_nearest),
+    RadiusNeighborsClassifier: Converter(_within_radius),
+    RadiusNeighborsRegressor: Converter(_within_radius),
 }

@@ -19,7 +19,7 @@ from sklearn.gaussian_process import GaussianProcessClassifier, kernels
 from sklearn.gaussian_process._gpc import COEFS, LAMBDAS
 
 from .._graph.builder import GraphBuilder
-from .._graph.rewrites.distances import euclidean, squared_distances
+from .._graph.rewrites.distances import root, squared_distances
 from ..exceptions import ModelError
 from .source import Converter, Source
 
@@ -110,12 +110,12 @@ def _of_distance(op: GraphBuilder, kernel: Any, squared: ir.Value) -> ir.Value:
         inside = op.Add(op.Mul(squared, 1 / (2 * float(kernel.alpha) * float(kernel.length_scale) ** 2)), 1.0)
         return op.Exp(op.Mul(op.Log(inside), -float(kernel.alpha)))
     if isinstance(kernel, kernels.ExpSineSquared):
-        wave = op.Sin(op.Mul(euclidean(op, squared), np.pi / float(kernel.periodicity)))
+        wave = op.Sin(op.Mul(root(op, squared), np.pi / float(kernel.periodicity)))
         return op.Exp(op.Mul(op.Mul(wave, wave), -2.0 / float(kernel.length_scale) ** 2))
     nu = getattr(kernel, "nu", np.inf)
     if nu == np.inf:
         return op.Exp(op.Mul(squared, -0.5))
-    d = op.Mul(euclidean(op, squared), float(np.sqrt(2 * nu)))
+    d = op.Mul(root(op, squared), float(np.sqrt(2 * nu)))
     decay = op.Exp(op.Neg(d))
     if nu == 0.5:
         return decay
@@ -139,4 +139,4 @@ def _diagonal(op: GraphBuilder, kernel: Any, x: ir.Value) -> ir.Value:
     return op.constant(np.full((1, 1), 1.0 if value is None else getattr(kernel, value), np.float32))
 
 
-CONVERTERS: dict[type, Converter] = {GaussianProcessClassifier: _process}
+CONVERTERS: dict[type, Converter] = {GaussianProcessClassifier: Converter(_process)}

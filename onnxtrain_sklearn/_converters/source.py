@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from sklearn.base import is_outlier_detector
 
 from .._graph.builder import GraphBuilder
 
@@ -115,7 +116,49 @@ class Source:
         return op.Concat(op.Sigmoid(op.Neg(score)), op.Sigmoid(score), axis=1)
 
 
-Converter: TypeAlias = "Callable[[Source], Sequence[ir.Value] | None]"
+Emit: TypeAlias = "Callable[[Source], Sequence[ir.Value] | None]"
+
+
+@dataclass(frozen=True)
+class Converter:
+    """How one class of estimators is converted.
+
+    Attributes
+    ----------
+    emit : callable
+        ``emit(source)`` returns the outputs, or None where skl2onnx's own converter does.
+    columns : callable or None
+        The number of columns of what comes out, from the estimator; None where skl2onnx declares it.
+    takes : callable
+        Whether these settings of the estimator are converted here.
+    """
+
+    emit: Emit
+    columns: Callable[[Any], int] | None = None
+    takes: Callable[[Any], bool] = lambda estimator: True
+
+
+def of_rows(
+    emit: Callable[[GraphBuilder, ir.Value, Any], ir.Value],
+    columns: Callable[[Any], int],
+    takes: Callable[[Any], bool] = lambda estimator: True,
+) -> Converter:
+    """Return the converter by ``emit(op, x, estimator)``, which computes one output; a detector gets labels too."""
+
+    def results(source: Source) -> Sequence[ir.Value]:
+        result = emit(source.op, source.x, source.estimator)
+        return [_signs(source.op, result), result] if is_outlier_detector(source.estimator) else [result]
+
+    return Converter(results, columns, takes)
+
+
+def _signs(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    return op.Where(op.Less(scores, 0.0), np.array(-1), np.array(1))
+
+
+def parameter(op: GraphBuilder, name: str, numbers: Any) -> ir.Value:
+    """Return an initializer that is trained; the name of the attribute is in its name."""
+    return op.parameter(op.name(name), np.ascontiguousarray(numbers, np.float32))
 
 
 def labels(estimator: Any) -> np.ndarray:

@@ -8,6 +8,7 @@ trained wrongly. So no page can be written while one is.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import pickle
@@ -21,13 +22,11 @@ from typing import Any
 
 import joblib
 import numpy as np
-from sklearn.base import is_classifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.neighbors import BallTree, KDTree
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._conversion import walk
 from onnxtrain_sklearn._votes import margins
+from onnxtrain_sklearn._walk import gives_labels, walk
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 
@@ -78,9 +77,12 @@ def outcome(setting: Setting) -> Outcome:
 
 
 def state(model: Any) -> str | bytes:
-    """Return what equals itself as long as a model is not changed; trees of neighbours count who asks them."""
-    for part in [part for _, part in walk(model) if isinstance(getattr(part, "_tree", None), KDTree | BallTree)]:
-        return f"{np.asarray(part._tree.data).tobytes()}{joblib.hash({**vars(part), '_tree': None})}"
+    """Return what equals itself as long as a model is not changed; trees of neighbours count their queries."""
+    if any(getattr(part, "_tree", None) is not None for _, part in walk(model)):
+        model = copy.deepcopy(model)
+        for _, part in walk(model):
+            if getattr(part, "_tree", None) is not None:
+                part._tree = [np.asarray(array) for array in part._tree.get_arrays()]
     try:
         return joblib.hash(model)
     except ValueError:  # masked arrays
@@ -89,7 +91,7 @@ def state(model: Any) -> str | bytes:
 
 def start(model: Any, X: Any, y: np.ndarray) -> Any:
     """Return the estimator that has not moved from the fitted model yet, or the error that refuses it."""
-    kind = OrtGradientClassifier if is_classifier(model) else OrtGradientRegressor
+    kind = OrtGradientClassifier if gives_labels(model) else OrtGradientRegressor
     tuned = kind(model, learning_rate_init=0.0, max_iter=1, optimizer="adam", shuffle=False, batch_size=len(y))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -121,7 +123,7 @@ def check_names(tuned: Any) -> None:
 
 def check_predictions(tuned: Any, model: Any, X: Any, tolerance: float) -> None:
     """Assert that both predict the same, numbers within a tolerance and labels where classes are not even."""
-    if not is_classifier(model):
+    if not gives_labels(model):
         return check_numbers(tuned.predict(X), np.asarray(model.predict(X)), tolerance)
     method = "predict_proba" if hasattr(model, "predict_proba") else "decision_function"
     expected = np.asarray(getattr(model, method)(X))

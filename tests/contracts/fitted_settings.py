@@ -83,20 +83,30 @@ GaussianProcessRegressor(kernels.ExpSineSquared(), alpha=4.0, optimizer=None, ra
 GaussianProcessRegressor(kernels.Matern(), alpha=4.0, optimizer=None, random_state=0)
 KNeighborsRegressor(algorithm='brute')
 KNeighborsRegressor(weights='distance', algorithm='brute')
+KNeighborsRegressor(weights='distance', metric='manhattan')
 RadiusNeighborsRegressor(radius=5.0, algorithm='brute')
 VotingRegressor([('a', Ridge()), ('b', LinearRegression())])
 VotingRegressor([('a', Ridge()), ('b', DecisionTreeRegressor(max_depth=3, random_state=0))], weights=[1, 2])
 VotingRegressor([('a', Ridge()), ('b', DecisionTreeRegressor(max_depth=3, random_state=0))], weights=np.array([1, 2]))
+VotingRegressor([('a', Ridge()), ('b', 'drop'), ('c', DecisionTreeRegressor(max_depth=3, random_state=0))], weights=[1, 5, 2])
 StackingRegressor([('a', Ridge()), ('b', LinearSVR(random_state=0))])
+TransformedTargetRegressor(Ridge(), transformer=StandardScaler())
+TransformedTargetRegressor(make_pipeline(StandardScaler(), Ridge()), transformer=make_pipeline(MinMaxScaler(), RobustScaler()))
+TransformedTargetRegressor(HistGradientBoostingRegressor(max_iter=5), transformer=PowerTransformer())
+make_pipeline(PCA(3), TransformedTargetRegressor(Ridge(), func=np.arcsinh, inverse_func=np.sinh))
+TransformedTargetRegressor(Ridge(), transformer=QuantileTransformer(n_quantiles=10))
 StackingRegressor([('a', Ridge()), ('b', SVR())], final_estimator=LinearRegression(), passthrough=True)
 GridSearchCV(Ridge(), {'alpha': [0.1, 1.0]})
 FrozenEstimator(Ridge().fit(*DATA))
 CastRegressor(Ridge())
-"""
+"""  # noqa: E501
 
 POSITIVE = """
 PoissonRegressor()
 GammaRegressor()
+TransformedTargetRegressor(Ridge(), func=np.log, inverse_func=np.exp)
+TransformedTargetRegressor(func=np.log1p, inverse_func=np.expm1)
+TransformedTargetRegressor(Ridge(), transformer=PowerTransformer('box-cox'))
 TweedieRegressor(power=1.5)
 TweedieRegressor(power=1)
 TweedieRegressor(power=0)
@@ -105,6 +115,9 @@ make_pipeline(StandardScaler(), PoissonRegressor())
 """
 
 TWO_NUMBERS = """
+GaussianProcessRegressor(alpha=0.5, random_state=0)
+KNeighborsRegressor(weights='distance')
+TransformedTargetRegressor(Ridge(), transformer=StandardScaler())
 LinearRegression()
 Ridge()
 PLSRegression()
@@ -166,6 +179,7 @@ OneVsRestClassifier(LogisticRegression())
 OneVsRestClassifier(DecisionTreeClassifier(max_depth=3, random_state=0))
 OneVsOneClassifier(LogisticRegression())
 VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())], voting='soft', flatten_transform=False)
+VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())], voting='soft', weights=[2, 1])
 VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())])
 StackingClassifier([('a', LogisticRegression()), ('b', GaussianNB())])
 StackingClassifier([('a', LinearSVC(random_state=0)), ('b', DecisionTreeClassifier(max_depth=3, random_state=0))], passthrough=True)
@@ -218,6 +232,11 @@ PolynomialFeatures()
 PolynomialFeatures(interaction_only=True, include_bias=False)
 FunctionTransformer()
 FunctionTransformer(np.cos)
+FunctionTransformer(np.sign)
+make_pipeline(FunctionTransformer(np.abs), StandardScaler(), FunctionTransformer(np.tanh))
+make_pipeline(MinMaxScaler((0.1, 2), clip=True), FunctionTransformer(np.log1p))
+make_pipeline(MinMaxScaler((0.1, 2), clip=True), make_union(FunctionTransformer(np.log), FunctionTransformer(np.sqrt), FunctionTransformer(np.reciprocal), FunctionTransformer(np.square)))
+make_pipeline(StandardScaler(), make_union(FunctionTransformer(np.sin), FunctionTransformer(np.exp), FunctionTransformer(np.arcsinh)))
 PCA(3)
 PCA(3, whiten=True)
 IncrementalPCA(3)
@@ -238,6 +257,16 @@ RFECV(Ridge())
 VarianceThreshold()
 KMeans(3, n_init=1, random_state=0)
 MiniBatchKMeans(3, n_init=1, random_state=0)
+make_pipeline(StandardScaler(), make_union(PCA(2), KMeans(3, n_init=1, random_state=0)))
+BisectingKMeans(3, random_state=0)
+SplineTransformer(n_knots=3)
+SplineTransformer(extrapolation='error')
+make_pipeline(StandardScaler(), SplineTransformer(n_knots=4, degree=2, extrapolation='linear', include_bias=False))
+make_pipeline(StandardScaler(), QuantileTransformer(n_quantiles=10, output_distribution='normal'))
+Nystroem(n_components=5, random_state=0)
+make_pipeline(StandardScaler(), Nystroem(kernel='poly', degree=2, n_components=5, random_state=0))
+make_pipeline(StandardScaler(), RBFSampler(n_components=5, random_state=0))
+make_pipeline(MinMaxScaler(clip=True), make_union(SkewedChi2Sampler(n_components=5, random_state=0), AdditiveChi2Sampler()))
 make_union(StandardScaler(), PCA(2))
 make_union(StandardScaler(), make_pipeline(MinMaxScaler(), PolynomialFeatures()))
 make_column_transformer((StandardScaler(), [0, 1]), (MinMaxScaler(), [2, 3]))
@@ -245,7 +274,7 @@ make_column_transformer((StandardScaler(), slice(0, 3)), remainder='passthrough'
 ReplaceTransformer()
 CastTransformer()
 KNeighborsTransformer(n_neighbors=3, algorithm='brute')
-"""
+"""  # noqa: E501
 """Each stands before ``Ridge()`` in a pipeline."""
 
 WITH_GAPS = """
@@ -254,7 +283,13 @@ make_pipeline(SimpleImputer(), Ridge())
 make_pipeline(SimpleImputer(strategy='median'), StandardScaler(), Ridge())
 make_pipeline(SimpleImputer(strategy='constant', fill_value=-1.0), Ridge())
 make_pipeline(SimpleImputer(add_indicator=True), Ridge())
+make_pipeline(SimpleImputer(add_indicator=True, strategy='constant', fill_value=-1.0), StandardScaler(), Ridge())
+make_pipeline(make_union(SimpleImputer(), MissingIndicator()), Ridge())
+make_column_transformer((SimpleImputer(add_indicator=True), [0, 1]), (KNNImputer(), [2, 3, 4])) >> Ridge()
 make_pipeline(KNNImputer(), Ridge())
+make_pipeline(KNNImputer(n_neighbors=2, add_indicator=True), StandardScaler(), Ridge())
+make_pipeline(KNNImputer(weights='distance'), Ridge())
+TransformedTargetRegressor(HistGradientBoostingRegressor(max_iter=5), transformer=StandardScaler())
 """
 
 WHOLE = """
@@ -275,15 +310,28 @@ MIXED_FRAMES = """
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> Ridge()
 """
 
+DETECTORS = """
+OneClassSVM()
+OneClassSVM(kernel='linear', nu=0.1)
+OneClassSVM(kernel='poly', nu=0.2)
+OneClassSVM(kernel='sigmoid', nu=0.2)
+SGDOneClassSVM(random_state=0)
+IsolationForest(n_estimators=3, random_state=0)
+IsolationForest(n_estimators=5, max_features=3, contamination=0.2, random_state=0)
+LocalOutlierFactor(novelty=True)
+LocalOutlierFactor(n_neighbors=5, algorithm='brute', contamination=0.2, novelty=True)
+LocalOutlierFactor(metric='manhattan', novelty=True)
+EllipticEnvelope(random_state=0)
+make_pipeline(StandardScaler(), OneClassSVM())
+make_pipeline(StandardScaler(), PCA(3), IsolationForest(n_estimators=3, random_state=0))
+"""
+
 NEITHER = """
 StandardScaler()
 KMeans(3, n_init=1, random_state=0)
 GaussianMixture(2, random_state=0)
 BayesianGaussianMixture(n_components=2, random_state=0)
-IsolationForest(n_estimators=3, random_state=0)
-LocalOutlierFactor(novelty=True)
-OneClassSVM()
-SGDOneClassSVM(random_state=0)
+LocalOutlierFactor()
 NearestNeighbors()
 """
 
@@ -384,6 +432,7 @@ def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "two numbers": np.stack([number, 0.5 - number + X[:, 1]], axis=1),
         "binary": binary,
         "three classes": three,
+        "outliers": np.where(np.abs(number) > np.quantile(np.abs(number), 0.7), -1, 1),
         "two labels": np.stack([binary, (X[:, 1] + number > 0).astype(int)], axis=1),
     }
     return data, targets
@@ -405,6 +454,7 @@ def _settings() -> list[Setting]:
     found += of(ridge, "Pipelines", "number") + of(WITH_GAPS, "Pipelines", "number", "gaps")
     found += of(WHOLE, "Pipelines", "number", "whole numbers") + of(FRAMES, "Pipelines", "number", "frame")
     found += of(MIXED_FRAMES, "Pipelines", "number", "mixed frame")
+    found += of(DETECTORS, "Detectors of outliers", "outliers")
     return found + of(NEITHER, "Others", "number")
 
 

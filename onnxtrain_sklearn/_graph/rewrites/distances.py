@@ -38,13 +38,13 @@ def _cdist(r: Source) -> Sequence[Thunk]:
         constant = ir.convenience.get_const_tensor(r.input(1))
         centre = None if constant is None else constant.numpy().mean(axis=0)
         squared = squared_distances(r.op, r.matrix(0), r.matrix(1), centre)
-        return squared if metric == "sqeuclidean" else euclidean(r.op, squared)
+        return squared if metric == "sqeuclidean" else root(r.op, squared)
 
     return (distances,)
 
 
-def euclidean(op: GraphBuilder, squared: ir.Value) -> ir.Value:
-    """Return the roots of squared distances."""
+def root(op: GraphBuilder, squared: ir.Value) -> ir.Value:
+    """Return the square root of numbers that are not below zero, with the gradient zero at zero."""
     apart = op.Greater(squared, 0.0)
     return op.Where(apart, op.Sqrt(op.Where(apart, squared, 1.0)), 0.0)
 

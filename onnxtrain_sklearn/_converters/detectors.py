@@ -1,0 +1,107 @@
+"""Converters: detectors of outliers, to scores that are positive for inliers.
+
+The score and its offset are those of ``decision_function``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.covariance import EllipticEnvelope
+from sklearn.ensemble import IsolationForest
+from sklearn.ensemble._iforest import _average_path_length
+from sklearn.linear_model import SGDOneClassSVM
+from sklearn.neighbors import LocalOutlierFactor
+
+from .._graph.builder import GraphBuilder
+from .neighbours import measures_differences, neighbours
+from .source import Converter, of_rows, parameter
+
+
+def _linear_machine(op: GraphBuilder, x: ir.Value, machine: SGDOneClassSVM) -> ir.Value:
+    coef = parameter(op, "coef", np.reshape(machine.coef_, (-1, 1)))
+    return op.Sub(op.MatMul(x, coef), parameter(op, "offset", np.ravel(machine.offset_)))
+
+
+def _elliptic_envelope(op: GraphBuilder, x: ir.Value, envelope: EllipticEnvelope) -> ir.Value:
+    """The squared Mahalanobis distance, with its sign turned, above an offset."""
+    centred = op.Sub(x, parameter(op, "location", envelope.location_))
+    product = op.MatMul(centred, parameter(op, "precision", envelope.get_precision()))
+    distance = op.ReduceSum(op.Mul(product, centred), axes=[1], keepdims=True)
+    return op.Sub(op.Neg(distance), parameter(op, "offset", np.ravel(envelope.offset_)))
+
+
+def _isolation_forest(op: GraphBuilder, x: ir.Value, forest: IsolationForest) -> ir.Value:
+    """-2 ** (-length / usual length) above an offset: the path to a leaf is short where a row is alone.
+
+    The length of the path to a leaf, and of those that would go on from it, is a number of the leaf.
+    """
+    paths = op.emit("TreeEnsembleRegressor", x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
+    paths.dtype = ir.DataType.FLOAT
+    usual = len(forest.estimators_) * float(_average_path_length([forest._max_samples])[0])
+    scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
+    return op.Sub(scores, parameter(op, "offset", np.ravel(forest.offset_)))
+
+
+def _isolating_trees(forest: IsolationForest) -> dict[str, Any]:
+    """Return the attributes of the operator: its nodes, and the length of the paths to each leaf."""
+    parts = zip(
+        forest.estimators_,
+        forest.estimators_features_,
+        forest._decision_path_lengths,
+        forest._average_path_length_per_tree,
+        strict=True,
+    )
+    columns: dict[str, list[Any]] = {}
+    for i, (estimator, features, depths, beyond) in enumerate(parts):
+        tree, numbers = estimator.tree_, np.arange(estimator.tree_.node_count)
+        leaf = tree.children_left < 0
+        values = {
+            "nodes_treeids": np.full(len(numbers), i),
+            "nodes_nodeids": numbers,
+            "nodes_featureids": np.where(leaf, 0, np.asarray(features)[np.maximum(tree.feature, 0)]),
+            "nodes_values": _not_above(np.where(leaf, 0.0, tree.threshold)),
+            "nodes_modes": np.where(leaf, "LEAF", "BRANCH_LEQ"),
+            "nodes_truenodeids": np.where(leaf, 0, tree.children_left),
+            "nodes_falsenodeids": np.where(leaf, 0, tree.children_right),
+            "nodes_missing_value_tracks_true": np.asarray(tree.missing_go_to_left, int),
+            "target_treeids": np.full(leaf.sum(), i),
+            "target_nodeids": numbers[leaf],
+            "target_ids": np.zeros(leaf.sum(), int),
+            "target_weights": (depths + beyond - 1.0)[leaf],
+        }
+        for name, array in values.items():
+            columns.setdefault(name, []).extend(array.tolist())
+    return columns
+
+
+def _not_above(thresholds: np.ndarray) -> np.ndarray:
+    """Return the largest float32 that is not above each threshold: it tells the same float32 numbers apart."""
+    rounded = thresholds.astype(np.float32)
+    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+
+
+def _local_outlier_factor(op: GraphBuilder, x: ir.Value, factor: LocalOutlierFactor) -> ir.Value:
+    """How dense it is at a row, of how dense it is at its neighbours, with the sign turned, above an offset.
+
+    A distance counts as no less than that from the neighbour to its own farthest one; density is the inverse of their
+    mean.
+    """
+    nearest, distance = neighbours(op, x, factor)
+    usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
+    reached = op.Max(distance, op.Gather(usual, nearest, axis=0))
+    mean = op.Add(op.ReduceMean(reached, axes=[1], keepdims=True), 1e-10)
+    ratios = op.Mul(op.Gather(parameter(op, "lrd", factor._lrd), nearest, axis=0), mean)
+    score = op.Neg(op.ReduceMean(ratios, axes=[1], keepdims=True))
+    return op.Sub(score, parameter(op, "offset", np.ravel(factor.offset_)))
+
+
+CONVERTERS: dict[type, Converter] = {
+    EllipticEnvelope: of_rows(_elliptic_envelope, lambda envelope: 1),
+    IsolationForest: of_rows(_isolation_forest, lambda forest: 1, lambda forest: forest._max_samples > 1),
+    LocalOutlierFactor: of_rows(_local_outlier_factor, lambda factor: 1, measures_differences),
+    SGDOneClassSVM: of_rows(_linear_machine, lambda machine: 1),
+}

@@ -1,0 +1,101 @@
+"""The way through scikit-learn's models: what is within them, what they end in, and what they predict."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from sklearn.base import BaseEstimator, is_classifier, is_outlier_detector
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.semi_supervised import SelfTrainingClassifier
+
+Path: TypeAlias = "tuple[str | int, ...]"
+"""Attributes and positions that lead from a model to what is within it."""
+
+
+def walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
+    """Yield every estimator within ``root`` once, with the way that leads to it; itself first."""
+    seen: set[int] = set()
+    front: list[tuple[Path, Any]] = [((), root)]
+    while front:
+        path, value = front.pop(0)
+        if id(value) in seen or len(path) > depth:
+            continue
+        if has_attributes(value):
+            seen.add(id(value))
+            yield path, value
+            front += [((*path, name), inner) for name, inner in vars(value).items() if _may_hold(inner)]
+        elif isinstance(value, Mapping):
+            front += [((*path, key), inner) for key, inner in value.items() if _may_hold(inner)]
+        else:
+            front += [((*path, i), inner) for i, inner in enumerate(value) if _may_hold(inner)]
+
+
+def _may_hold(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype == object
+    return isinstance(value, list | tuple | dict) or has_attributes(value)
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether ``value`` is an estimator, or one of scikit-learn's objects that hold some (of calibration, of trees)."""
+    is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
+    return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
+
+
+def follow(root: Any, path: Path) -> Any:
+    """Return what attributes and positions lead to from ``root``."""
+    for part in path:
+        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
+    return root
+
+
+def last_step(estimator: Any) -> Any:
+    """Return the estimator that a pipeline ends in."""
+    estimator = unwrapped(estimator)
+    while hasattr(estimator, "steps"):
+        estimator = unwrapped(estimator.steps[-1][1])
+    return estimator
+
+
+def first_step(estimator: Any) -> Any:
+    """Return the estimator that a pipeline begins with, that within a regressor of transformed targets too."""
+    estimator = unwrapped(estimator)
+    if hasattr(estimator, "steps"):
+        return first_step(estimator.steps[0][1])
+    return first_step(estimator.regressor_) if isinstance(estimator, TransformedTargetRegressor) else estimator
+
+
+def unwrapped(estimator: Any) -> Any:
+    """Return what searches, thresholds, self-training and FrozenEstimators hold, at the steps of a pipeline too.
+
+    skl2onnx does not know all of them, and takes no threshold into account.
+    """
+    if isinstance(estimator, FrozenEstimator):
+        return unwrapped(estimator.estimator)
+    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV | SelfTrainingClassifier):
+        return unwrapped(estimator.estimator_)
+    if isinstance(estimator, BaseSearchCV) and hasattr(estimator, "best_estimator_"):
+        return unwrapped(estimator.best_estimator_)
+    if isinstance(estimator, Pipeline):
+        steps = [(name, unwrapped(step)) for name, step in estimator.steps]
+        if any(new is not old for (_, new), (_, old) in zip(steps, estimator.steps, strict=True)):
+            estimator = copy.copy(estimator)
+            estimator.steps = steps
+    return estimator
+
+
+def gives_labels(model: Any) -> bool:
+    """Whether a model predicts classes: a classifier, or a detector of outliers, whose classes are -1 and 1."""
+    return is_classifier(model) or is_outlier_detector(model)
+
+
+def labels_of(model: Any) -> np.ndarray:
+    """Return the classes that a model predicts, in the order of its scores."""
+    return np.array([-1, 1]) if is_outlier_detector(model) else np.asarray(model.classes_)

@@ -1,0 +1,367 @@
+"""Converters of our own: what their graphs compute, against scikit-learn, on rows that tell wrong ones apart.
+
+That they can be trained, with right gradients, is in contracts/test_fitted_models.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import special
+from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.covariance import EllipticEnvelope
+from sklearn.ensemble import HistGradientBoostingRegressor, IsolationForest, VotingClassifier, VotingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor, kernels
+from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
+from sklearn.kernel_approximation import AdditiveChi2Sampler, Nystroem, RBFSampler, SkewedChi2Sampler
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDOneClassSVM
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsRegressor, LocalOutlierFactor
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    SplineTransformer,
+    StandardScaler,
+)
+from sklearn.svm import OneClassSVM
+
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses
+from onnxtrain_sklearn._conversion import converted
+from onnxtrain_sklearn._converters.features import FUNCTIONS
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.model import to_proto
+from onnxtrain_sklearn.exceptions import ModelError
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(80, 4)).astype(np.float32)
+NUMBER = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.3 * rng.normal(size=80)
+OUTLIERS = np.where(np.abs(X[:, 0]) + np.abs(X[:, 1]) > 2, -1, 1)
+GAPS = np.where(rng.random(X.shape) < 0.25, np.float32(np.nan), X)
+GAPS[3], GAPS[0, 0] = np.nan, np.nan
+
+
+def outputs(model, rows):
+    """Return what the graph of a fitted model gives for rows."""
+    graph, _ = converted(model)
+    session = onnxruntime.InferenceSession(to_proto(graph).SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: rows})
+
+
+def assert_transforms(transformer, rows=X, fitted_on=X, tolerance=1e-6):
+    """Assert that the graph of a transformer gives what scikit-learn gives for rows in float64."""
+    transformer.fit(fitted_on)
+    expected = transformer.transform(np.array(rows, np.float64))
+    assert_allclose(outputs(transformer, rows)[-1], expected, rtol=tolerance, atol=tolerance)
+
+
+def tuned(kind, model, rows, y, **parameters):
+    defaults = {"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0}
+    return kind(model, **defaults | parameters).fit(rows, y)
+
+
+class TestTransformers:
+    @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+    def test_functions(self, function):
+        rows = np.abs(X) / 5 + np.float32(0.1)  # within the domains of all
+        assert_transforms(FunctionTransformer(function, validate=True), rows, rows)
+
+    def test_functions_of_negative_numbers(self):
+        chosen = make_union(*(FunctionTransformer(f) for f in (np.abs, np.square, np.sin, np.expm1, np.arcsinh)))
+        assert_transforms(chosen)
+
+    @pytest.mark.parametrize(
+        "transformer", [FunctionTransformer(np.sign), FunctionTransformer(np.log, kw_args={"where": True})]
+    )
+    def test_other_functions(self, transformer):
+        model = make_pipeline(transformer, Ridge()).fit(np.abs(X), NUMBER)
+        with pytest.raises(ModelError, match=r"of numpy and scipy\.special named absolute, arcsinh"):
+            tuned(OrtGradientRegressor, model, np.abs(X), NUMBER)
+
+    def test_largest_number_of_a_row_whatever_its_sign(self):
+        rows = np.concatenate([X, -np.abs(X[:5]), np.zeros((1, 4), np.float32)])
+        assert_transforms(Normalizer("max"), rows)
+
+    @pytest.mark.parametrize(
+        "clusters",
+        [KMeans(3, n_init=1, random_state=0), MiniBatchKMeans(3, n_init=1, random_state=0), BisectingKMeans(3)],
+    )
+    def test_distances_to_centres(self, clusters):
+        assert_transforms(clusters)
+        centres = clusters.cluster_centers_.astype(np.float32)
+        assert_array_equal(np.diag(outputs(clusters, centres)[-1]), 0.0)
+
+    @pytest.mark.parametrize("settings", [{}, {"strategy": "median"}, {"strategy": "constant", "fill_value": 2.0}])
+    @pytest.mark.parametrize("keep_empty_features", [False, True])
+    @pytest.mark.filterwarnings("ignore:Skipping features")
+    def test_indicators_beside_what_was_filled_in(self, settings, keep_empty_features):
+        fitted_on = GAPS.copy()
+        fitted_on[:, 1] = np.nan
+        fitted_on[:, 2] = X[:, 2]  # so that new gaps in it have no indicator
+        imputer = SimpleImputer(add_indicator=True, keep_empty_features=keep_empty_features, **settings)
+        assert_transforms(imputer, GAPS, fitted_on)
+
+    @pytest.mark.parametrize(
+        "imputer",
+        [SimpleImputer(missing_values=-9, add_indicator=True), MissingIndicator(missing_values=-9, features="all"),
+         KNNImputer(missing_values=-9)],
+    )  # fmt: skip
+    def test_gaps_that_a_number_stands_for(self, imputer):
+        rows = np.nan_to_num(GAPS, nan=-9)
+        assert_transforms(imputer, rows, rows)
+
+    def test_indicators_alone(self):
+        fitted_on = np.where(np.arange(4) == 2, X, GAPS)
+        assert_transforms(MissingIndicator(error_on_new=False), GAPS, fitted_on)
+
+    @pytest.mark.parametrize("settings", [{}, {"n_neighbors": 1}, {"n_neighbors": 500}, {"add_indicator": True}])
+    @pytest.mark.parametrize("keep_empty_features", [False, True])
+    def test_gaps_filled_by_neighbours(self, settings, keep_empty_features):
+        fitted_on = GAPS[:40].copy()
+        fitted_on[:, 1] = np.nan
+        fitted_on[:, 3] = np.where(np.arange(40) < 3, X[:40, 3], np.nan)  # fewer donors than neighbours
+        imputer = KNNImputer(keep_empty_features=keep_empty_features, **settings)
+        assert_transforms(imputer, np.concatenate([GAPS, fitted_on]), fitted_on, tolerance=1e-5)
+
+
+    @pytest.mark.parametrize(
+        ("degree", "extrapolation"),
+        [(d, e) for d in (1, 2, 3) for e in ("constant", "linear", "continue", "periodic") if (d, e) != (1, "linear")],
+    )
+    @pytest.mark.parametrize("settings", [{}, {"knots": "quantile", "include_bias": False}], ids=str)
+    def test_splines(self, degree, extrapolation, settings):
+        rows = np.concatenate([X, 2 * X, [X.max(axis=0)], [X.min(axis=0)]]).astype(np.float32)
+        splines = SplineTransformer(n_knots=4, degree=degree, extrapolation=extrapolation, **settings)
+        assert_transforms(splines, rows, X, tolerance=2e-6)
+
+    @pytest.mark.parametrize(
+        "settings", [{"extrapolation": "error"}, {"degree": 0}, {"degree": 1, "extrapolation": "linear"}], ids=str
+    )
+    def test_other_splines(self, settings):
+        model = make_pipeline(SplineTransformer(**settings), Ridge()).fit(X, NUMBER)
+        with pytest.raises(ModelError, match=r"SplineTransformer\(.*\) has no ONNX form: other settings"):
+            tuned(OrtGradientRegressor, model, X, NUMBER)
+
+    @pytest.mark.parametrize("n_quantiles", [2, 7, 64, 80])
+    def test_quantiles_on_a_normal_scale(self, n_quantiles):
+        fitted_on = np.stack([X[:, 0], np.round(X[:, 1], 1), np.round(X[:, 2]), np.sign(X[:, 3])], axis=1)
+        rows = np.concatenate([fitted_on, fitted_on + np.float32(0.013), 2 * fitted_on])
+        transformer = QuantileTransformer(n_quantiles=n_quantiles, output_distribution="normal")
+        assert_transforms(transformer, rows, fitted_on, tolerance=2e-5)
+
+    @pytest.mark.parametrize("power", range(1, 7))
+    def test_tails_of_the_normal_scale(self, power):
+        rows = np.linspace(0, 1, 65)[:, None]
+        transformer = QuantileTransformer(n_quantiles=65, output_distribution="normal").fit(rows)
+        tails = np.array([[10.0**-power], [1 - 10.0**-power]], np.float32)
+        expected = special.ndtri(np.float64(tails))
+        assert_allclose(outputs(transformer, tails)[-1], expected, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        "transformer",
+        [
+            RBFSampler(n_components=6, random_state=0), SkewedChi2Sampler(skewedness=9, n_components=5, random_state=0),
+            Nystroem(n_components=7, random_state=0), Nystroem(kernel="linear", n_components=3, random_state=0),
+            Nystroem(kernel="poly", n_components=7, random_state=0),
+            Nystroem(kernel="poly", gamma=0.3, coef0=0.4, degree=2, n_components=7, random_state=0),
+            Nystroem(kernel="sigmoid", coef0=0, n_components=4, random_state=0),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_approximated_kernels(self, transformer):
+        assert_transforms(transformer, tolerance=1e-5)
+
+    @pytest.mark.parametrize("settings", [{}, {"sample_steps": 1}, {"sample_steps": 4, "sample_interval": 0.3}])
+    def test_additive_kernel(self, settings):
+        rows = np.maximum(X, 0)  # which leaves zeros
+        assert_transforms(AdditiveChi2Sampler(**settings), rows, rows)
+
+
+class TestRegressors:
+    @pytest.mark.parametrize("metric", ["minkowski", "manhattan"])
+    @pytest.mark.parametrize("y", [NUMBER, np.stack([NUMBER, X[:, 0]], axis=1)], ids=["one", "two"])
+    @pytest.mark.parametrize("algorithm", ["brute", "kd_tree"])
+    def test_neighbours_at_no_distance_count_alone(self, metric, y, algorithm):
+        rows = np.concatenate([X, X[:5]])  # five rows twice, with other targets
+        model = KNeighborsRegressor(3, weights="distance", metric=metric, algorithm=algorithm)
+        model.fit(rows, np.concatenate([y, y[5:10]]))
+        assert_allclose(outputs(model, X)[0].reshape(y.shape), model.predict(X), rtol=1e-6)
+        assert_allclose(outputs(model, X[:1])[0].ravel(), np.ravel(y[0] + y[5]) / 2, rtol=1e-6)
+        model.fit(X, y)  # without ties
+        assert_allclose(outputs(model, X / 2)[0].reshape(y.shape), model.predict(X / 2), rtol=1e-4, atol=1e-5)
+
+    def test_written_back_neighbours_are_found_again(self):
+        model = KNeighborsRegressor(3, weights="distance", algorithm="kd_tree").fit(X[:40], NUMBER[:40])
+        after = tuned(OrtGradientRegressor, model, X[40:], NUMBER[40:], learning_rate_init=0.1, max_iter=20)
+        back = after.to_sklearn()
+        assert np.abs(back._fit_X - model._fit_X).max() > 0.5
+        assert_array_equal(np.asarray(back._tree.data), back._fit_X)
+        assert_allclose(back.predict(X), after.predict(X), rtol=1e-4, atol=1e-4)
+
+    def test_weights_of_votes(self):
+        parts = [("a", Ridge()), ("b", "drop"), ("c", KNeighborsRegressor())]
+        model = VotingRegressor(parts, weights=[1, 7, 4]).fit(X, NUMBER)
+        given = model.weights
+        assert_allclose(outputs(model, X)[0].ravel(), model.predict(X), rtol=1e-5, atol=1e-5)
+        assert model.weights is given
+
+    def test_soft_votes_have_probabilities_however_they_are_transformed(self):
+        y = NUMBER > 0
+        parts = [("a", LogisticRegression()), ("b", GaussianNB())]
+        model = VotingClassifier(parts, voting="soft", weights=[3, 1]).fit(X, y)
+        assert model.flatten_transform
+        after = tuned(OrtGradientClassifier, model, X, y, learning_rate_init=0.0)
+        assert_allclose(after.predict_proba(X), model.predict_proba(X), atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "transformer",
+        [
+            StandardScaler(), StandardScaler(with_mean=False), StandardScaler(with_std=False), MinMaxScaler((-2, 1)),
+            MaxAbsScaler(), RobustScaler(), RobustScaler(with_centering=False), PowerTransformer(),
+            PowerTransformer(standardize=False), make_pipeline(RobustScaler(), MinMaxScaler()),
+            FunctionTransformer(np.sinh, np.arcsinh),
+        ],
+        ids=str,
+    )  # fmt: skip
+    @pytest.mark.parametrize("outputs_of", [1, 2])
+    def test_transformed_targets(self, transformer, outputs_of):
+        y = np.stack([NUMBER, 3 - X[:, 0]], axis=1)[:, :outputs_of].squeeze()
+        model = TransformedTargetRegressor(LinearRegression(), transformer=transformer, check_inverse=False).fit(X, y)
+        expected = model.predict(X)
+        assert_allclose(outputs(model, X)[0].reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+    @pytest.mark.parametrize("method", ["yeo-johnson", "box-cox"])
+    def test_powers_of_targets(self, method, shift):
+        y = np.exp(NUMBER / 3) if method == "box-cox" else NUMBER + shift
+        model = TransformedTargetRegressor(Ridge(), transformer=PowerTransformer(method)).fit(X, y)
+        assert_allclose(outputs(model, X)[0].ravel(), model.predict(X), rtol=1e-4, atol=1e-4)
+
+    def test_transformed_targets_of_rows_with_gaps(self):
+        inner = HistGradientBoostingRegressor(max_iter=3)
+        model = TransformedTargetRegressor(inner, func=np.log, inverse_func=np.exp).fit(GAPS, np.exp(NUMBER))
+        after = tuned(OrtGradientRegressor, model, GAPS, np.exp(NUMBER), max_iter=2)
+        assert_allclose(after.to_sklearn().predict(GAPS), after.predict(GAPS), rtol=1e-4)
+
+    def test_scale_of_targets_is_written_back_with_its_variance(self):
+        model = TransformedTargetRegressor(Ridge(), transformer=StandardScaler()).fit(X, 5 * NUMBER)
+        after = tuned(OrtGradientRegressor, model, X, NUMBER, trainable="*.transformer.*", learning_rate_init=0.1)
+        scaler = after.to_sklearn().transformer_
+        assert scaler.scale_ < model.transformer_.scale_ - 0.1
+        assert_allclose(scaler.var_, scaler.scale_**2)
+        assert_array_equal(after.to_sklearn().regressor_.coef_, model.regressor_.coef_)
+
+    @pytest.mark.parametrize(
+        ("settings", "text"),
+        [
+            ({"transformer": QuantileTransformer(n_quantiles=5)}, "inverse of QuantileTransformer"),
+            ({"func": np.copy, "inverse_func": np.copy}, "func='copy'"),
+        ],
+    )
+    def test_other_transformations_of_targets(self, settings, text):
+        model = TransformedTargetRegressor(Ridge(), **settings).fit(X, NUMBER)
+        with pytest.raises(ModelError, match=text):
+            tuned(OrtGradientRegressor, model, X, NUMBER)
+
+    def test_processes_are_summed_exactly(self):
+        for targets in (NUMBER, np.stack([NUMBER, -NUMBER], axis=1)):
+            model = GaussianProcessRegressor(2.0 * kernels.RBF(1e8), alpha=1.0, optimizer=None).fit(X, targets)
+            model.alpha_[:] = np.resize([1e6, -1e6], (80, 1)).reshape(80, *[1] * (targets.ndim - 1))
+            model.alpha_[50:52] = [[0.01], [0.0]] if targets.ndim > 1 else [0.01, 0.0]
+            assert_allclose(outputs(model, X)[0], 0.02, rtol=1e-5)
+
+
+DETECTORS = [
+    OneClassSVM(nu=0.2), OneClassSVM(kernel="linear", nu=0.2), SGDOneClassSVM(nu=0.2, random_state=0),
+    IsolationForest(n_estimators=5, random_state=0),
+    IsolationForest(n_estimators=5, max_features=2, contamination=0.1, random_state=0),
+    LocalOutlierFactor(5, novelty=True), LocalOutlierFactor(metric="manhattan", contamination=0.1, novelty=True),
+    EllipticEnvelope(random_state=0), make_pipeline(StandardScaler(), OneClassSVM(nu=0.2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", DETECTORS, ids=str)
+class TestDetectors:
+    @pytest.mark.parametrize("engine", available_engines())
+    def test_start_and_come_back(self, model, engine):
+        model.fit(X[:60])
+        start = tuned(OrtGradientClassifier, model, X, OUTLIERS, learning_rate_init=0.0, max_iter=1, engine=engine)
+        assert type(start._run.step.settings.loss) is losses.Hinge
+        assert_array_equal(start.classes_, [-1, 1])
+        assert_allclose(start.decision_function(X), model.decision_function(X), rtol=1e-4, atol=1e-5)
+        clear = np.abs(model.decision_function(X)) > 1e-6
+        assert_array_equal(start.predict(X)[clear], model.predict(X)[clear])
+        assert not hasattr(start, "predict_proba")
+        after = tuned(OrtGradientClassifier, model, X, OUTLIERS, engine=engine)
+        assert after.loss_ < start.loss_
+        back = after.to_sklearn()
+        assert type(back) is type(model)
+        assert_allclose(back.decision_function(X), after.decision_function(X), rtol=1e-4, atol=1e-4)
+        assert np.abs(back.decision_function(X) - model.decision_function(X)).max() > 1e-3
+        assert_allclose(back.score_samples(X) - offset(back), back.decision_function(X), rtol=1e-6, atol=1e-6)
+
+    def test_graph_gives_labels_and_scores(self, model):
+        model.fit(X[:60])
+        label, scores = outputs(model, X)
+        assert_array_equal(label.ravel(), model.predict(X))
+        assert_allclose(scores.ravel(), model.decision_function(X), rtol=1e-4, atol=1e-5)
+
+    def test_other_labels(self, model):
+        with pytest.raises(ValueError, match=r"\[0\].* are \[-1, 1\]"):
+            tuned(OrtGradientClassifier, model.fit(X), X, (OUTLIERS > 0).astype(int))
+
+    def test_are_no_regressors(self, model):
+        with pytest.raises(ModelError, match="take OrtGradientClassifier to train it, with -1 and 1 in y"):
+            tuned(OrtGradientRegressor, model.fit(X), X, OUTLIERS)
+
+
+def offset(model):
+    return (model[-1] if hasattr(model, "steps") else model).offset_
+
+
+class TestSingleDetectors:
+    def test_rows_of_one_kind(self):
+        after = tuned(OrtGradientClassifier, OneClassSVM().fit(X), X, np.ones(80))
+        assert_array_equal(after.classes_, [-1, 1])
+
+    def test_forest_takes_gaps_and_numbers_on_a_threshold(self):
+        rows = np.round(GAPS, 1)
+        model = IsolationForest(n_estimators=20, random_state=0).fit(rows)
+        thresholds = [np.float32(t) for tree in model.estimators_ for t in tree.tree_.threshold[:3]]
+        rows = np.concatenate([rows, np.resize(thresholds, (20, 4)).astype(np.float32)])
+        assert_allclose(outputs(model, rows)[1].ravel(), model.decision_function(rows), atol=1e-6)
+
+    def test_lengths_of_paths_are_written_into_the_forest(self):
+        model = IsolationForest(n_estimators=3, random_state=0).fit(X)
+        after = tuned(OrtGradientClassifier, model, X, OUTLIERS, trainable="*.leaf_values")
+        back = after.to_sklearn()
+        assert back.offset_ == model.offset_
+        changed = [a != b for a, b in zip(*(m._average_path_length_per_tree for m in (back, model)), strict=True)]
+        for where, tree in zip(changed, model.estimators_, strict=True):
+            assert where[tree.tree_.children_left < 0].any()
+            assert not where[tree.tree_.children_left >= 0].any()
+
+    def test_covariance_follows_precision(self):
+        model = EllipticEnvelope(random_state=0).fit(X)
+        back = tuned(OrtGradientClassifier, model, X, OUTLIERS).to_sklearn()
+        assert_allclose(back.covariance_ @ back.precision_, np.eye(4), atol=1e-6)
+
+    def test_precision_that_is_not_kept(self):
+        model = EllipticEnvelope(random_state=0, store_precision=False).fit(X)
+        after = tuned(OrtGradientClassifier, model, X, OUTLIERS)
+        assert set(after.weights_) == {"ellipticenvelope.location", "ellipticenvelope.offset"}
+        assert_allclose(after.to_sklearn().decision_function(X), after.decision_function(X), rtol=1e-4, atol=1e-4)
+
+    def test_no_novelty(self):
+        with pytest.raises(ModelError, match="novelty=True"):
+            tuned(OrtGradientClassifier, LocalOutlierFactor().fit(X), X, OUTLIERS)
