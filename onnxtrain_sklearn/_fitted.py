@@ -13,9 +13,10 @@ import numpy as np
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingClassifier, VotingClassifier
-from sklearn.multiclass import OneVsOneClassifier
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
 from sklearn.pipeline import FeatureUnion
+from sklearn.svm import SVC, NuSVC
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -144,6 +145,14 @@ def _refuse_other_kinds(estimator: Any) -> None:
         raise ModelError(
             f"This {type(last).__name__} has scores for the rows that it was fitted to alone. Fit it with novelty=True."
         )
+    if isinstance(last, OneVsRestClassifier) and len(last.estimators_) > 1 and not last.multilabel_:
+        inner = type(last_step(last.estimators_[0]))
+        if inner in (SVC, NuSVC) and hasattr(last, "predict_proba"):
+            raise ModelError(
+                f"This OneVsRestClassifier chooses labels by the decision functions of its {inner.__name__}, which the "
+                f"probabilities that are trained need not agree with. Fit it with probability=False, or give "
+                f"{inner.__name__}(probability=True) alone."
+            )
     if is_classifier(estimator) and _several_labels(last):
         raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
 

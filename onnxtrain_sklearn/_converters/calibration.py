@@ -61,7 +61,7 @@ def _scores(s: Source, one: Any) -> ir.Value:
 def _calibrated_column(s: Source, calibrator: Any, score: ir.Value) -> ir.Value:
     if hasattr(calibrator, "y_thresholds_"):
         return _interpolated(s, calibrator, score)
-    a, b = (s.parameter(calibrator, name, np.reshape(getattr(calibrator, name), 1)) for name in ("a_", "b_"))
+    a, b = (s.parameter(calibrator, name) for name in ("a_", "b_"))
     return s.op.Sigmoid(s.op.Neg(s.op.Add(s.op.Mul(score, a), b)))
 
 
@@ -70,7 +70,7 @@ def _interpolated(s: Source, calibrator: Any, score: ir.Value) -> ir.Value:
     op = s.op
     x = np.asarray(calibrator.X_thresholds_, np.float64)
     p = np.clip(calibrator.y_thresholds_, EPSILON, 1 - EPSILON)
-    w = s.parameter(calibrator, "y_thresholds_", p[:, np.newaxis], form="probability")
+    w = s.parameter(calibrator, "y_thresholds_", p, shape=(-1, 1), form="probability")
     size = op.Abs(w)
     y = op.Div(size, op.Add(size, op.Abs(op.Sub(1.0, w))))  # a probability wherever training moves w
     first = op.Slice(y, [0], [1], [0])
@@ -90,7 +90,7 @@ def _temperature(s: Source, one: Any) -> ir.Value:
     else:
         p = op.Concat(op.Sub(1.0, given), given, axis=1) if len(one.classes) == 2 else given
         logits = op.Log(op.Add(p, 1e-12))
-    return op.Softmax(op.Mul(logits, s.parameter(calibrator, "beta_", np.reshape(calibrator.beta_, 1))), axis=1)
+    return op.Softmax(op.Mul(logits, s.parameter(calibrator, "beta_")), axis=1)
 
 
 CONVERTERS: dict[type, Converter] = {CalibratedClassifierCV: Converter(_calibrated)}

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.linear_model import SGDClassifier
 
-from .source import Converter, Source
+from .source import FLOAT, Converter, Source
 
-NOTHING = np.float32(-745.1)
-"""Where the sigmoid becomes zero in float64: scikit-learn gives rows even probabilities where all of theirs are."""
+FAR = 1e9
+"""How far below zero the logarithm of nothing is."""
 
 
 def _by_gradient_descent(s: Source) -> Sequence[ir.Value] | None:
@@ -28,7 +28,10 @@ def _by_gradient_descent(s: Source) -> Sequence[ir.Value] | None:
 
 
 def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
-    op, counted = s.op, s.op.Max(scores, NOTHING)
+    """Where scikit-learn's sigmoid is zero, this is the same far away: rows with zeros alone are even."""
+    op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
+    counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
+    counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), FAR))
     return op.Neg(op.Add(op.Relu(op.Neg(counted)), op.Log(op.Add(op.Exp(op.Neg(op.Abs(counted))), 1.0))))
 
 

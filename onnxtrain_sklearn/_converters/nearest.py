@@ -43,7 +43,7 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     op, model = s.op, s.estimator
     if not _is_weighted(s):
         return None
-    points = s.parameter(model, "_fit_X", model._fit_X[np.newaxis])
+    points = s.parameter(model, "_fit_X", shape=(1, *model._fit_X.shape))
     distances = _distances(op, s.x, points, _power(s))
     near = op.Cast(op.LessOrEqual(distances, float(model.radius)), to=FLOAT)
     weights = _inverse(op, distances, near)
@@ -105,7 +105,7 @@ def _targets(s: Source) -> ir.Value:
     model = s.estimator
     if is_classifier(model):
         return s.op.constant(np.eye(len(model.classes_), dtype=np.float32)[np.ravel(model._y)])
-    return s.parameter(model, "_y", np.reshape(model._y, (len(model._y), -1)))
+    return s.parameter(model, "_y", shape=(len(model._y), -1))
 
 
 def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:

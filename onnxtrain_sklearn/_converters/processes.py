@@ -49,16 +49,13 @@ def _probability(s: Source, owner: Any, prefix: str, process: Any) -> ir.Value:
     op = s.op
     points = s.parameter(owner, f"{prefix}X_train_")
     k = _kernel(op, process.kernel_, s.x, points, process.X_train_)
-    right = op.Sub(process.y_train_.astype(np.float32)[:, np.newaxis], _column(s, owner, f"{prefix}pi_", process.pi_))
+    expected = s.parameter(owner, f"{prefix}pi_", shape=(-1, 1))
+    right = op.Sub(process.y_train_.astype(np.float32)[:, np.newaxis], expected)
     mean = op.MatMul(k, right)
     solved = solve_triangular(process.L_, np.diag(process.W_sr_), lower=True)
     v = op.MatMul(k, solved.T.astype(np.float32))
     explained = op.ReduceSum(op.Mul(v, v), axes=[1], keepdims=True)
     return _squashed(op, mean, op.Relu(op.Sub(_diagonal(op, process.kernel_, s.x), explained)))
-
-
-def _column(s: Source, owner: Any, attribute: str, numbers: np.ndarray) -> ir.Value:
-    return s.parameter(owner, attribute, numbers[:, np.newaxis])
 
 
 def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:

@@ -72,16 +72,22 @@ class Source:
     within: Callable[[Any, ir.Value, bool], Sequence[ir.Value]]
     known: list[Known] = field(default_factory=list)
 
-    def parameter(self, owner: Any, attribute: str, array: Any = None, *, form: str = "same") -> ir.Value:
-        """Return a new initializer for the numbers of an attribute, which may be trained."""
+    def parameter(
+        self, owner: Any, attribute: str, array: Any = None, *, shape: Sequence[int] | None = None, form: str = "same"
+    ) -> ir.Value:
+        """Return the numbers of an attribute, or others for them, in a new initializer, which may be trained.
+
+        It has the shape of the attribute, or one axis for a single number; ``shape`` is what it is needed in.
+        """
         path: Path = tuple(attribute.split("."))
-        if array is None:
-            array = owner
-            for part in path:
-                array = getattr(array, str(part))
+        held = owner
+        for part in path:
+            held = getattr(held, str(part))
         name = self.op.name(attribute)
         self.known.append(Known(name, owner, path, form))
-        return self.op.parameter(name, np.ascontiguousarray(array, np.float32))
+        numbers = np.asarray(held if array is None else array, np.float32).reshape(np.shape(held) or (1,))
+        value = self.op.parameter(name, np.ascontiguousarray(numbers))
+        return value if shape is None else self.op.Reshape(value, np.array(shape))
 
     def number(self, estimator: Any) -> ir.Value:
         """Return what a regressor predicts, (rows, outputs)."""
