@@ -261,6 +261,12 @@ class TestRegressors:
         assert_allclose(scaler.var_, scaler.scale_**2)
         assert_array_equal(after.to_sklearn().regressor_.coef_, model.regressor_.coef_)
 
+    def test_scale_is_told_from_a_variance_of_one(self):
+        model = TransformedTargetRegressor(Ridge(), transformer=StandardScaler()).fit(X, np.resize([1.0, -1.0], 80))
+        assert model.transformer_.scale_ == model.transformer_.var_ == 1
+        after = tuned(OrtGradientRegressor, model, X, NUMBER, trainable="*.scale")
+        assert after.to_sklearn().transformer_.scale_ != 1
+
     @pytest.mark.parametrize(
         ("settings", "text"),
         [
@@ -333,6 +339,10 @@ class TestSingleDetectors:
     def test_rows_of_one_kind(self):
         after = tuned(OrtGradientClassifier, OneClassSVM().fit(X), X, np.ones(80))
         assert_array_equal(after.classes_, [-1, 1])
+
+    def test_offset_follows_intercept(self):
+        back = tuned(OrtGradientClassifier, OneClassSVM().fit(X), X, OUTLIERS).to_sklearn()
+        assert_array_equal(back.offset_, -back.intercept_)
 
     def test_forest_takes_gaps_and_numbers_on_a_threshold(self):
         rows = np.round(GAPS, 1)
