@@ -13,10 +13,12 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import PowerTransformer
 
+from . import _runtime
 from ._graph.builder import GraphBuilder
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
@@ -119,7 +121,22 @@ def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.V
     return op.Sub(beyond_one(above, power), beyond_one(below, op.Sub(2.0, power)))
 
 
+def _words_of_texts(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
+    locale = _runtime.text_locale()
+    for node in nodes:
+        if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:
+            node.attributes["tokenexp"] = ir.AttrString("tokenexp", r"[\p{L}\p{N}_]+")
+            node.attributes["mincharnum"] = ir.AttrInt64("mincharnum", 2)
+        if node.op_type == "StringNormalizer" and locale is not None:
+            node.attributes["locale"] = ir.AttrString("locale", locale)
+
+
+WORDS = r"(?u)\b\w\w+\b"
+"""What scikit-learn takes for a word by default."""
+
 REPAIRS: dict[type, Repair] = {
+    CountVectorizer: _words_of_texts,
     HistGradientBoostingRegressor: _log_link_of_boosting,
     KNeighborsRegressor: _targets_of_neighbours,
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,
