@@ -26,7 +26,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
 from ._data import Column, dict_columns, shaped
-from ._fitted import FittedModel, is_estimator, takes_nan
+from ._encoding import Columns, Specs, as_trained, table_columns
+from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
 from ._gradient.engine import available_engines, choose_engine
 from ._graph.model import TensorSpec, TrainableModel, to_proto
 from ._inference import Form, Head, inference_model
@@ -42,6 +43,7 @@ from ._run import (
     source_of,
     start,
 )
+from ._tables import holds_text
 from ._targets import Targets, row_weights
 from ._trainer import Trainer, TrainerSettings
 from ._training_graph import StepSettings
@@ -57,8 +59,6 @@ AUTO_BATCH = 200
 
 LBFGS_PIECE = 4096
 """Rows of the pieces that the full batch of L-BFGS is accumulated from."""
-
-Columns = dict[str, Column]
 
 
 class BaseOrtGradient(BaseEstimator, ABC):
@@ -135,7 +135,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         ----------
         X : array-like or sparse matrix of shape (n_samples, n_features), or dict of str to array-like
             Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
-            several inputs takes a dict of arrays by input name.
+            several inputs takes a dict of arrays by input name, a fitted model that encodes text what it was fitted on.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -167,7 +167,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     def _exported(self, form: Form) -> onnx.ModelProto:
         check_is_fitted(self)
-        return to_proto(inference_model(self._run.source, self._run.weights(), self._run.head, form=form))
+        return to_proto(inference_model(self._run.deployed, self._run.weights(), self._run.head, form=form))
 
     def to_sklearn(self) -> Any:
         """Return the fitted scikit-learn model that was given, with the trained numbers written back.
@@ -335,10 +335,11 @@ class BaseOrtGradient(BaseEstimator, ABC):
         trainer_settings = self._trainer_settings()
         old: Run | None = getattr(self, "_run", None) if resume else None
         rng = check_random_state(self.random_state) if old is None else old.rng
-        source, fitted = self._known_source(old)
+        source, fitted = self._known_source(old, X)
         if old is None and fitted is not None:
             self._take_features(fitted)
-        columns = self._columns(X, None if source is None else source.inputs, reset=old is None and fitted is None)
+        specs = None if source is None else source.inputs
+        columns = as_trained(self._columns(X, specs, fitted, reset=old is None and fitted is None), fitted, specs)
         known = classes if fitted is None else fitted.known_classes(classes)
         targets = self._encode(y, known if old is None else old.head.classes)
         _check_rows(columns, len(targets.values), "y")
@@ -349,8 +350,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             source, columns = self._built(columns, targets, rng)
         run, settings = self._run_for(old, source, fitted, columns, targets, rng)
         if old is None and fitted is not None:
-            run.sample = sample_rows(X)
-            self._require_equal_start(run)
+            self._require_equal_start(run, X, fitted)
         rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
         limit = self._batch_limit(settings.optimizer)
         shuffle = bool(self.shuffle) and not isinstance(settings.optimizer, LBFGS)
@@ -386,7 +386,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             verbose=bool(self.verbose),
         )
 
-    def _known_source(self, old: Run | None) -> tuple[TrainableModel | None, FittedModel | None]:
+    def _known_source(self, old: Run | None, X: Any) -> tuple[TrainableModel | None, FittedModel | None]:
         """Return the graph where it is known before the data are: given, or trained before."""
         if old is not None:
             return old.given, old.fitted
@@ -394,7 +394,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             return None, None
         if is_estimator(self.model):
             self._require_own_kind()
-        return source_of(self.model, self.output)
+        return source_of(self.model, self.output, has_text=holds_text(X))
 
     def _require_own_kind(self) -> None:
         name = type(self.model).__name__
@@ -409,20 +409,24 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     def _take_features(self, fitted: FittedModel) -> None:
         """Hold the data to the features that the fitted model knows."""
-        self.n_features_in_ = fitted.n_features
-        self.__dict__.pop("feature_names_in_", None)
-        if fitted.feature_names is not None:
-            self.feature_names_in_ = fitted.feature_names
+        self._forget_features()
+        self.__dict__.update(fitted.features)
 
-    def _require_equal_start(self, run: Run) -> None:
-        """Raise where the graph does not predict what the fitted model predicts."""
+    def _forget_features(self) -> None:
+        for name in FEATURES:
+            self.__dict__.pop(name, None)
+
+    def _require_equal_start(self, run: Run, X: Any, fitted: FittedModel) -> None:
+        """Raise where the graph does not predict what the fitted model predicts; words may differ in every row."""
+        run.sample = X if fitted.table is not None and fitted.table.takes_words else sample_rows(X)
         what = "It is refused, as training would begin from another model: its ONNX form"
         require_equal(self.model, run.sample, self._on_sample(run), what=what, tolerance=1e-4)
+        run.sample = sample_rows(X)
         run.predictors.clear()  # they hold the weights of now
 
     def _on_sample(self, run: Run) -> dict[str, np.ndarray]:
         """Return what the graph predicts for the sample of a run, by the method of scikit-learn."""
-        columns = self._columns(run.sample, run.source.inputs, reset=False)
+        columns = self._columns(run.sample, run.source.inputs, run.fitted, reset=False)
         results = {"predict": run.predictor().run(columns)}
         if run.head.has_probabilities:
             results["predict_proba"] = run.predictor().run(columns, output=1)
@@ -513,7 +517,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """Return the function that scores the parameters while they are trained."""
         if given is not None:
             X, y, sample_weight = given
-            columns = self._columns(X, run.source.inputs, reset=False)
+            columns = self._columns(X, run.source.inputs, run.fitted, reset=False)
+            columns = as_trained(columns, run.fitted, run.source.inputs)
             targets = self._encode(y, run.head.classes)
             _check_rows(columns, len(targets.values), "y_val")
             _check_kind(targets, run.head, "y_val")
@@ -527,12 +532,13 @@ class BaseOrtGradient(BaseEstimator, ABC):
         live = {spec.name: columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
         return lambda: self._score(predictor.run(live, split), held, held_weights)
 
-    def _columns(self, X: Any, specs: tuple[TensorSpec, ...] | None, *, reset: bool) -> Columns:
+    def _columns(self, X: Any, specs: Specs, fitted: FittedModel | None, *, reset: bool) -> Columns:
         """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""
+        if fitted is not None and fitted.table is not None:
+            return table_columns(self, X, fitted.table)
         if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
             if reset:
-                self.__dict__.pop("n_features_in_", None)
-                self.__dict__.pop("feature_names_in_", None)
+                self._forget_features()
             return dict_columns(X, specs)
         if specs is not None and len(specs) > 1:
             raise TypeError(
@@ -565,7 +571,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     def _predict(self, X: Any, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         check_is_fitted(self)
-        columns = self._columns(X, self._run.source.inputs, reset=False)
+        columns = self._columns(X, self._run.source.inputs, self._run.fitted, reset=False)
         return self._run.predictor(with_scores=with_scores).run(columns, output=output)
 
 

@@ -1,13 +1,15 @@
 """Fitted scikit-learn models as ONNX graphs, by skl2onnx's converters, each of which is watched.
 
 What a converter adds to the graph is noted with the estimator that it converted: so each number in the graph is known
-by its owner. The graph has one input, a matrix of numbers, whether the model takes columns by name or not.
+by its owner. The graph has one input, a matrix of numbers, whether the model takes columns by name or not; where some
+of them hold text, it has one for each column.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +18,13 @@ import onnx
 import onnx.checker
 import onnx_ir as ir
 from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder
 
 from ._converters.registry import CONVERTERS
 from ._converters.source import Known
 from ._embedding import OPSET, convert, parsers, shape_calculators
-from ._graph.builder import GraphBuilder
+from ._graph.columns import join_columns, name_inputs
 from ._graph.model import load, to_proto
 from ._repairs import repair
 from ._walk import last_step, unwrapped, walk
@@ -40,8 +44,11 @@ class Watched:
     known: tuple[Known, ...] = ()
 
 
-def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
+def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tuple[ir.Model, list[Watched]]:
     """Return a fitted model as a graph, and what each converter added to it.
+
+    The graph takes one matrix of numbers; or, given ``columns``, one input for each of them by its name, of text where
+    that is said to be so.
 
     Raises
     ------
@@ -59,9 +66,10 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
+            warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # what may not work is compared
             proto = skl2onnx.convert_sklearn(
                 estimator,
-                initial_types=_inputs(estimator),
+                initial_types=_inputs(estimator, columns),
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
@@ -75,16 +83,22 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
             f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
         ) from error
     model = _stamped(load(proto))
-    _join_inputs(model.graph)
+    if columns is not None:
+        name_inputs(model.graph, list(columns))
+    elif len(model.graph.inputs) > 1:
+        join_columns(model.graph, list(model.graph.inputs))
     for one in watched:
         repair(model.graph, one.estimator, one.nodes)
     return model, watched
 
 
-def _inputs(estimator: Any) -> list[tuple[str, Any]]:
+def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
     """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
-    from skl2onnx.common.data_types import FloatTensorType
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 
+    if columns is not None:
+        kinds = {True: StringTensorType, False: FloatTensorType}
+        return [(name, kinds[is_text]([None, 1])) for name, is_text in columns.items()]
     if not any(_takes_names(part) for part in _parts(estimator)):
         return [("X", FloatTensorType([None, estimator.n_features_in_]))]
     return [(str(name), FloatTensorType([None, 1])) for name in estimator.feature_names_in_]
@@ -96,26 +110,6 @@ def _takes_names(part: Any) -> bool:
     return any(isinstance(name, str) for _, _, columns in part.transformers_ for name in np.ravel(columns))
 
 
-def _join_inputs(graph: ir.Graph) -> None:
-    """Make the inputs of one column each those of a single matrix."""
-    columns = list(graph.inputs)
-    if len(columns) == 1:
-        return
-    X = ir.Value(name=_unused("X", graph), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None, len(columns)]))
-    graph.inputs[:] = [X]
-    op = GraphBuilder(graph, prefix="column", constant_nodes=True)
-    for i, column in enumerate(columns):
-        ir.convenience.replace_all_uses_with(column, op.Gather(X, np.array([i]), axis=1))
-    graph.sort()
-
-
-def _unused(name: str, graph: ir.Graph) -> str:
-    taken = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
-    while name in taken:
-        name += "_"
-    return name
-
-
 def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common._registration import get_converter
@@ -125,6 +119,22 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
         return {}
     known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
     return {id(last): {"zipmap": False}} if "zipmap" in known else {}
+
+
+def _convertible(estimator: Any) -> Any:
+    """Return an estimator with the settings of the same meaning that skl2onnx knows.
+
+    It imputes text only where that is missing by a text of its own, and takes no rare categories for a reason to let
+    unknown ones be.
+    """
+    changed: dict[str, str] = {}
+    if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
+        changed = {"missing_values": str(estimator.missing_values)}
+    if isinstance(estimator, OneHotEncoder) and estimator.handle_unknown in ("infrequent_if_exist", "warn"):
+        changed = {} if estimator._infrequent_enabled else {"handle_unknown": "ignore"}
+    twin = copy.copy(estimator) if changed else estimator
+    vars(twin).update(changed)
+    return twin
 
 
 def _parts(root: Any) -> Iterator[Any]:
@@ -159,6 +169,7 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watche
         try:
             known = convert(scope, operator, container)
             if known is None:
+                operator.raw_operator = _convertible(estimator)
                 theirs(operator.type)(scope, operator, container)
         finally:
             container.add_node, operator.raw_operator = add_node, estimator

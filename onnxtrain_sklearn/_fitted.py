@@ -6,6 +6,7 @@ Its numbers are named by where they come from, and its outputs brought into a fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,20 +17,25 @@ from sklearn.ensemble import BaggingClassifier, VotingClassifier
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
 from sklearn.pipeline import FeatureUnion
+from sklearn.preprocessing import OrdinalEncoder
 from sklearn.svm import SVC, NuSVC
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from ._conversion import converted
 from ._graph.builder import infer_shapes
+from ._graph.columns import Parts, in_parts
 from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
+from ._tables import Table, table_of
 from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes
-from ._walk import first_step, follow, gives_labels, labels_of, last_step, walk
+from ._walk import first_step, follow, gives_labels, labels_of, last_step
 from .exceptions import ModelError, UnsupportedOperatorError
 from .losses import Loss, Quantile
+
+FEATURES = ("n_features_in_", "feature_names_in_")
 
 
 @dataclass(frozen=True)
@@ -42,17 +48,22 @@ class FittedModel:
         Of every parameter.
     classes : ndarray or None
         The labels of a classifier; -1 and 1 of a detector of outliers.
-    n_features : int
-    feature_names : ndarray or None
+    features : dict
+        What scikit-learn's checks of the data go by: ``n_features_in_`` and ``feature_names_in_``, where there are.
     loss : str or Loss
         What is minimised where the user has not said.
+    table : Table or None
+        The columns of a model that takes text.
+    parts : Parts or None
+        Its graph with an input for each column, and what comes before the part of it that is trained.
     """
 
     origins: tuple[Origin, ...]
     classes: np.ndarray | None
-    n_features: int
-    feature_names: np.ndarray | None
+    features: Mapping[str, Any]
     loss: str | Loss
+    table: Table | None = None
+    parts: Parts | None = None
 
     def known_classes(self, classes: Any) -> Any:
         """Return the labels that rows may have; those that the user names must be the model's own."""
@@ -79,8 +90,10 @@ def takes_nan(model: Any) -> bool:
     return bool(get_tags(first).input_tags.allow_nan)
 
 
-def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
+def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
     """Return a fitted model as a trainable graph, and what else is known of it.
+
+    ``has_text`` says whether the data have columns that are no numbers.
 
     Raises
     ------
@@ -90,7 +103,8 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     """
     check_is_fitted(estimator)
     _refuse_other_kinds(estimator)
-    model, watched = converted(estimator)
+    table = table_of(estimator, has_text=has_text)
+    model, watched = converted(estimator, None if table is None else table.texts)
     prune(model, 1 if gives_labels(estimator) else 0)
     keep_votes(model.graph, estimator, watched)
     infer_shapes(model)
@@ -110,14 +124,17 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     except ModelError as error:
         raise ModelError(_without_gradient(estimator)) from error
     kept = tuple(o for o in origins if o.name in source.parameters and not _is_setting(o, source, estimator))
-    if not kept:
+    whole = replace(source, parameters=tuple(origin.name for origin in kept))
+    source, parts = (whole, None) if table is None else in_parts(whole)
+    if not source.parameters:
         raise ModelError(_without_gradient(estimator))
-    return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
-        origins=kept,
+    return source, FittedModel(
+        origins=tuple(origin for origin in kept if origin.name in source.parameters),
         classes=labels_of(estimator) if gives_labels(estimator) else None,
-        n_features=int(estimator.n_features_in_),
-        feature_names=getattr(estimator, "feature_names_in_", None),
+        features={name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)},
         loss=_loss_of(estimator, source),
+        table=table,
+        parts=parts,
     )
 
 
@@ -128,12 +145,6 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"A fitted {name} predicts neither numbers nor classes{_what_else(estimator)}. Give a regressor, a "
             f"classifier, a detector of outliers, or a pipeline that ends in one."
         )
-    for part in (part for _, part in walk(estimator)):
-        if any(np.asarray(known).dtype.kind in "OUS" for known in getattr(part, "categories_", ())):
-            raise ModelError(
-                f"{type(part).__name__} encodes text, and the graph that is trained takes a matrix of numbers. Encode "
-                f"such columns first, and give the model that was fitted on what comes out."
-            )
     last = last_step(estimator)
     if is_classifier(estimator) and not (hasattr(last, "predict_proba") or hasattr(last, "decision_function")):
         way = " Fit it with voting='soft'." if isinstance(last, VotingClassifier) else ""
@@ -196,8 +207,10 @@ def _without_gradient(estimator: Any) -> str:
 
 def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
     """Whether a parameter is no fitted number: what a scaler leaves out, an intercept that was not to be fitted."""
+    owner = follow(estimator, origin.owner)
+    if isinstance(owner, OrdinalEncoder) or (origin.role == "default" and len(getattr(owner, "categories_", ())) > 1):
+        return True  # one mean for what several columns do not know
     if origin.attribute:
-        owner = follow(estimator, origin.owner)
         if origin.attribute[0] == "_y_train_mean":
             return not owner.normalize_y
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False

@@ -124,6 +124,8 @@ class Predictor:
     session_options : mapping or None
     live : FlatParameters, optional
         Parameters that are read from their vector on every run, instead of from the graph: for scores in between.
+    width : int, default=1
+        Numbers of a row inside the graph, where they are more than those that it takes.
     """
 
     def __init__(
@@ -132,7 +134,10 @@ class Predictor:
         device: _runtime.Device,
         session_options: Mapping[str, Any] | None,
         live: FlatParameters | None = None,
+        *,
+        width: int = 1,
     ) -> None:
+        self._width = width
         self._live = {} if live is None else live.views()
         if self._live:
             model = model.clone()
@@ -147,7 +152,7 @@ class Predictor:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
         if rows is None:
             rows = np.arange(len(next(iter(columns.values()))))
-        width = max(1, *(math.prod(column.shape[1:]) for column in columns.values()))
+        width = max(self._width, *(math.prod(column.shape[1:]) for column in columns.values()))
         size = max(1, min(CHUNK, CHUNK_NUMBERS // width))
         return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
 

@@ -15,12 +15,14 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.ensemble._forest import ForestClassifier, ForestRegressor
 from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import PowerTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
+from . import _runtime
 from ._graph.builder import GraphBuilder
 from .exceptions import ModelError
 
@@ -172,6 +174,20 @@ def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.V
     return op.Sub(beyond_one(above, power), beyond_one(below, op.Sub(2.0, power)))
 
 
+def _words_of_texts(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
+    locale = _runtime.text_locale()
+    for node in nodes:
+        if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:
+            node.attributes["tokenexp"] = ir.AttrString("tokenexp", r"[\p{L}\p{N}_]+")
+            node.attributes["mincharnum"] = ir.AttrInt64("mincharnum", 2)
+        if node.op_type == "StringNormalizer" and locale is not None:
+            node.attributes["locale"] = ir.AttrString("locale", locale)
+
+
+WORDS = r"(?u)\b\w\w+\b"
+"""What scikit-learn takes for a word by default."""
+
 REPAIRS: dict[type, Repair] = {
     BaseHistGradientBoosting: _categories_of_boosting,
     DecisionTreeClassifier: _missing_values_of_trees,
@@ -180,6 +196,7 @@ REPAIRS: dict[type, Repair] = {
     ForestRegressor: _missing_values_of_trees,
     GradientBoostingClassifier: _no_start_of_boosting,
     GaussianProcessRegressor: _sums_of_processes,
+    CountVectorizer: _words_of_texts,
     HistGradientBoostingRegressor: _log_link_of_boosting,
     KNeighborsRegressor: _targets_of_neighbours,
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,

@@ -6,6 +6,7 @@ caches of a run; they are left out of pickles and rebuilt on first use. Nothing 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,6 +86,14 @@ class Run:
         scores, link, log_output = self.activation
         return replace(self.source, scores=scores, link=link, log_output=log_output)
 
+    @property
+    def deployed(self) -> TrainableModel:
+        """The graph that predicts and is given away: of a table it takes each column."""
+        if self.fitted is None or self.fitted.parts is None:
+            return self.source
+        whole = self.fitted.parts.whole
+        return replace(self.source, model=whole.model, inputs=whole.inputs)
+
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic, in the graph's order and type."""
         current = {**self.frozen, **self.parameters.weights()}
@@ -94,8 +103,9 @@ class Run:
         """Return the session that predicts with the current weights; the scores can be its last output."""
         key = "scores" if with_scores else "predict"
         if key not in self.predictors:
-            graph = inference_model(self.source, self.weights(), self.head, with_scores=with_scores)
-            self.predictors[key] = Predictor(graph, self.device, self.session_options)
+            graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
+            width = sum(math.prod(n or 1 for n in spec.shape[1:]) for spec in self.model.inputs)
+            self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width)
         return self.predictors[key]
 
     def live_predictor(self) -> Predictor:
@@ -104,12 +114,17 @@ class Run:
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
 
 
-def source_of(model: Any, output: str | None) -> tuple[TrainableModel, FittedModel | None]:
-    """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it."""
+def source_of(
+    model: Any, output: str | None, *, has_text: bool = False
+) -> tuple[TrainableModel, FittedModel | None]:
+    """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it.
+
+    ``has_text`` says whether the data have columns that are no numbers.
+    """
     if is_estimator(model):
         if output is not None:
             raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
-        return fitted_model(model)
+        return fitted_model(model, has_text=has_text)
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise TypeError(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "

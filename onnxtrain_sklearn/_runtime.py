@@ -125,10 +125,27 @@ def _newest(oldest: int, accepts: Callable[[int], bool]) -> int:
 
 def _loads(*, opset: int = 18, ml_opset: int = 3, ir_version: int = 8) -> bool:
     x = ir.val("x", ir.DataType.FLOAT, (1,))
-    node = ir.node("Relu", [x], name="relu")
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", x.type, x.shape
     imports = {"": opset, "ai.onnx.ml": ml_opset}
-    model = ir.Model(ir.Graph([x], node.outputs, nodes=[node], opset_imports=imports, name="g"), ir_version=ir_version)
+    return _runs(ir.node("Relu", [x], name="relu"), imports, ir_version)
+
+
+@cache
+def text_locale() -> str | None:
+    """Return the locale of this machine that texts can be written small in; None for the one that onnxruntime takes."""
+    for locale in (None, "C.UTF-8"):
+        settings = {"case_change_action": "LOWER"} | ({} if locale is None else {"locale": locale})
+        text = ir.val("x", ir.DataType.STRING, (1,))
+        if _runs(ir.node("StringNormalizer", [text], settings, name="lower"), {"": 18}, 8):
+            return locale
+    return None
+
+
+def _runs(node: ir.Node, imports: dict[str, int], ir_version: int) -> bool:
+    """Whether the installed onnxruntime takes a graph of this node, whose output is like its input."""
+    (x,), (y,) = node.inputs, node.outputs
+    assert x is not None
+    y.name, y.type, y.shape = "y", x.type, x.shape
+    model = ir.Model(ir.Graph([x], [y], nodes=[node], opset_imports=imports, name="g"), ir_version=ir_version)
     try:
         create_session(ir.to_proto(model).SerializeToString(), resolve_device())
     except Exception:  # each release has another class for it

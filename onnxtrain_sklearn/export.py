@@ -24,6 +24,7 @@ from ._graph.builder import GraphBuilder, infer_shapes
 from ._graph.model import to_proto
 from ._graph.versions import reason
 from ._inference import Form, Head, inference_model
+from ._tables import Table
 from .exceptions import ModelError
 
 CLASSIFIER_OPTIONS = {
@@ -40,6 +41,7 @@ _TYPES = {
     "Int64TensorType": ir.DataType.INT64,
     "Int32TensorType": ir.DataType.INT32,
     "BooleanTensorType": ir.DataType.BOOL,
+    "StringTensorType": ir.DataType.STRING,
 }
 
 
@@ -81,16 +83,18 @@ def _regressor_types(operator: Any) -> None:
 
 def _number_type(operator: Any) -> Any:
     """Return skl2onnx's type of the numbers that come out; what goes in is checked before."""
-    from skl2onnx.common.data_types import guess_tensor_type
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType, guess_tensor_type
 
     name = type(operator.raw_operator).__name__
+    if _table(operator.raw_operator) is not None:
+        return FloatTensorType
     if len(operator.inputs) != 1:
         raise ModelError(
             f"{name} takes one matrix, got {len(operator.inputs)} inputs: declare one initial type, or put a "
             f"ColumnTransformer before it."
         )
     kind = operator.inputs[0].type
-    if type(kind).__name__ not in _TYPES:
+    if type(kind).__name__ not in _TYPES or isinstance(kind, StringTensorType):
         raise ModelError(f"{name} takes numbers, got a {type(kind).__name__}: encode it in a step before.")
     return type(guess_tensor_type(kind))
 
@@ -105,12 +109,12 @@ def _convert_classifier(scope: Any, operator: Any, container: Any) -> None:
             f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
         )
     form = Form(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)
-    _embed(inference_model(estimator._run.source, estimator.weights_, head, form=form), scope, operator, container)
+    _embed(inference_model(estimator._run.deployed, estimator.weights_, head, form=form), scope, operator, container)
 
 
 def _convert_regressor(scope: Any, operator: Any, container: Any) -> None:
     estimator = operator.raw_operator
-    model = inference_model(estimator._run.source, estimator.weights_, estimator._run.head)
+    model = inference_model(estimator._run.deployed, estimator.weights_, estimator._run.head)
     _embed(model, scope, operator, container)
 
 
@@ -133,9 +137,9 @@ def _classes(head: Head) -> np.ndarray:
 def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
     """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
     model = _in_opset(model, container.target_opset_any_domain(""))
-    _connect(model.graph, operator)
+    variables = _connect(model.graph, operator)
     proto = to_proto(model)
-    ends = zip((*proto.graph.input, *proto.graph.output), (*operator.inputs, *operator.outputs), strict=True)
+    ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
     names = {value.name: variable.full_name for value, variable in ends}
     for tensor in proto.graph.initializer:  # not by the container's method: it ties equal weights to each other
         names[tensor.name] = scope.get_unique_variable_name(tensor.name)
@@ -154,16 +158,22 @@ def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
         container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
 
 
-def _connect(graph: ir.Graph, operator: Any) -> None:
-    """Exchange the graph's input and outputs for such as the operator declares, by casts and reshapes."""
+def _connect(graph: ir.Graph, operator: Any) -> list[Any]:
+    """Exchange the graph's inputs and outputs for such as the operator declares, by casts and reshapes.
+
+    Returns the variables that the inputs are.
+    """
     estimator = operator.raw_operator
     _refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
-    row, own = _row_shape(estimator), graph.inputs[0]
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
-    given = ir.val(op.name("input"), _TYPES[type(operator.inputs[0].type).__name__], ("N", None))
-    value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
-    ir.convenience.replace_all_uses_with(own, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
-    graph.inputs[0] = given
+    table = _table(estimator)
+    variables = list(operator.inputs) if table is None else _columns(operator, table, graph)
+    row = _row_shape(estimator) if table is None else (1,)
+    for i, (own, variable) in enumerate(zip(list(graph.inputs), variables, strict=True)):
+        given = ir.val(op.name("input"), _TYPES[type(variable.type).__name__], ("N", None))
+        value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
+        ir.convenience.replace_all_uses_with(own, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
+        graph.inputs[i] = given
     for i, variable in enumerate(operator.outputs):
         final = graph.outputs[i]
         rank = None if final.shape is None else len(final.shape)
@@ -171,6 +181,32 @@ def _connect(graph: ir.Graph, operator: Any) -> None:
             final = op.Reshape(final, shape=[-1, estimator.n_outputs_])
         wanted = _TYPES.get(type(variable.type).__name__)
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
+    return variables
+
+
+def _table(estimator: BaseOrtGradient) -> Table | None:
+    fitted = estimator._run.fitted
+    return None if fitted is None else fitted.table
+
+
+def _columns(operator: Any, table: Table, graph: ir.Graph) -> list[Any]:
+    """Return the variables that are the columns of a table that the graph reads, in its order."""
+    name, given = type(operator.raw_operator).__name__, operator.inputs
+    shapes = ([1], []) if table.documents else ([1],)
+    if len(given) != len(table.columns) or any(list(variable.type.shape[1:]) not in shapes for variable in given):
+        raise ModelError(
+            f"{name} was trained on a table of {len(table.columns)} columns, some of them text: declare an initial "
+            f"type of shape [None, 1] for each, got {[(v.raw_name, v.type.shape) for v in given]}. In a pipeline it "
+            f"must come first."
+        )
+    for column, variable in zip(table.columns, given, strict=True):
+        kind = type(variable.type).__name__
+        if column.kind != "unused" and (kind == "StringTensorType") != (column.kind == "text"):
+            raise ModelError(f"{name} takes {column.kind} in column {column.name!r}, which is declared a {kind}.")
+        if column.kind != "unused" and kind not in _TYPES:
+            raise ModelError(f"{name} takes no {kind}, which column {column.name!r} is declared as.")
+    by_name = dict(zip((column.name for column in table.columns), given, strict=True))
+    return [by_name[str(value.name)] for value in graph.inputs]
 
 
 def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:

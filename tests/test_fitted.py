@@ -36,7 +36,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 from sklearn.tree import DecisionTreeRegressor
 
@@ -196,13 +196,6 @@ class TestFeatures:
         tuned = regressor(model, max_iter=1, learning_rate_init=0.0).fit(frame, NUMBER)
         assert_allclose(tuned.predict(frame), model.predict(frame), rtol=1e-4, atol=1e-5)
         assert set(tuned.weights_) >= {"columntransformer.standardscaler.mean", "ridge.coef"}
-
-    def test_strings_are_refused(self):
-        frame = pd.DataFrame({"a": X[:, 0], "kind": np.where(X[:, 1] > 0, "up", "down")})
-        columns = make_column_transformer((OneHotEncoder(), ["kind"]), (StandardScaler(), ["a"]))
-        model = make_pipeline(columns, Ridge()).fit(frame, NUMBER)
-        with pytest.raises(ModelError, match="text"):
-            regressor(model).fit(frame, NUMBER)
 
     def test_missing_values(self):
         gaps = np.where(rng.random(X.shape) < 0.2, np.nan, X)

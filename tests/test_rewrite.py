@@ -246,7 +246,7 @@ for kind in (np.int64, np.float32, np.float64):
     case("OneHotEncoder", x=values, cats_int64s=[5, 1, -6, 2], zeros=1)
 case("OneHotEncoder", x=np.array([1, 3, 2]), cats_int64s=[1, 2, 3])
 case("OneHotEncoder", x=np.array([1, 3, 2]), cats_int64s=[1, 2, 3, 1])
-case("OneHotEncoder", x=np.array([["a", "c"], ["b", "a"]], object), cats_strings=["c", "a"], zeros=1)
+case("OneHotEncoder", x=np.array([["a", "c"], ["b", "a"]], object), cats_strings=["c", "a"], zeros=1, stays=True)
 case("ArrayFeatureExtractor", x=X, y=np.array([2, 0, 2]), initializers=("y",))
 case("ArrayFeatureExtractor", x=X, y=np.array([[1]]), initializers=("y",))
 case("ArrayFeatureExtractor", x=X[0], y=np.array([[2], [0]]), initializers=("x",))

@@ -222,7 +222,7 @@ def trainable_model(
         )
     return TrainableModel(
         model=model,
-        inputs=tuple(_spec(v) for v in graph.inputs),
+        inputs=tuple(spec_of(v) for v in graph.inputs),
         output=final.name or "",
         scores=scores.name or "",
         link=ACTIVATIONS.get(activation, None if pairs is None else "votes"),
@@ -567,7 +567,8 @@ def _common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
     return dtypes.pop()
 
 
-def _spec(value: ir.Value) -> TensorSpec:
+def spec_of(value: ir.Value) -> TensorSpec:
+    """Return name, type and shape of a graph input, whose first axis is the batch."""
     if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None or not len(value.shape):
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)

@@ -40,7 +40,7 @@ ORDER = [REFUSED, TRAINED, BACK]
 ROWS = slice(FITTED_ON, None)
 RATES = (1e-3, 1e-4, 1e-5)
 STEPS = (3e-2, 3e-3, 1e-1, 1e-2, 1e-3, 1e-4)
-READABLE = re.compile(r"[a-z0-9_]+(\.(?!\w*cst)[A-Za-z0-9_]+)+")
+READABLE = re.compile(r"[a-z0-9_]+(\.(?!\w*cst)[A-Za-z0-9_-]+)+")
 
 
 @dataclass(frozen=True)

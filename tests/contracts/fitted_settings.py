@@ -341,6 +341,29 @@ make_column_transformer((StandardScaler(), ['c', 'a']), remainder='passthrough')
 
 MIXED_FRAMES = """
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> Ridge()
+make_column_transformer((OneHotEncoder(handle_unknown='ignore'), ['kind']), remainder='drop') >> Ridge()
+make_column_transformer((OneHotEncoder(drop='first'), ['kind', 'size']), (MinMaxScaler(), ['a'])) >> Ridge()
+make_column_transformer((make_pipeline(SimpleImputer(strategy='most_frequent'), OneHotEncoder()), ['size', 'kind']), (make_pipeline(SimpleImputer(), StandardScaler()), ['a', 'b'])) >> Ridge()
+make_column_transformer((make_pipeline(SimpleImputer(strategy='constant', fill_value='?'), OrdinalEncoder()), ['size']), (StandardScaler(), ['a', 'b'])) >> Ridge()
+make_column_transformer((OrdinalEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> HistGradientBoostingRegressor(max_iter=3)
+make_column_transformer((TargetEncoder(random_state=0), ['kind', 'size']), (StandardScaler(), ['a', 'b'])) >> Ridge()
+make_column_transformer((OneHotEncoder(), ['kind']), (PCA(1), ['a', 'b'])) >> MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
+make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> SVR()
+make_column_transformer((StandardScaler(), ['a', 'b'])) >> Ridge()
+VotingRegressor([('a', make_pipeline(make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a'])), Ridge()))])
+"""  # noqa: E501
+
+MIXED_CLASSES = """
+make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> LogisticRegression()
+make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> RandomForestClassifier(5, max_depth=4, random_state=0)
+make_column_transformer((OneHotEncoder(sparse_output=False), ['kind']), remainder='drop') >> GaussianNB()
+"""  # noqa: E501
+
+TEXTS = """
+make_pipeline(TfidfVectorizer(), Ridge())
+make_pipeline(CountVectorizer(), TfidfTransformer(), Ridge())
+make_pipeline(CountVectorizer(ngram_range=(1, 2)), Ridge())
+make_pipeline(HashingVectorizer(n_features=16), Ridge())
 """
 
 DETECTORS = """
@@ -369,14 +392,11 @@ NearestNeighbors()
 """
 
 NOT_IN_MODELS = {
-    "CountVectorizer": "takes texts",
     "DictVectorizer": "takes dictionaries",
     "FeatureHasher": "takes dictionaries",
     "KernelCenterer": "is a part of kernel methods",
     "LabelBinarizer": "takes targets",
     "LabelEncoder": "takes targets",
-    "TfidfTransformer": "takes counts of words",
-    "TfidfVectorizer": "takes texts",
     "_ConstantPredictor": "is a part of one vs rest",
 }
 """Classes with a converter that no setting names, and why."""
@@ -450,6 +470,8 @@ def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     counts = np.clip(np.round(X + 2), 0, 4)
     frame = pd.DataFrame(X[:, :4], columns=list("abcd"))
     kinds = np.array(["red", "green", "blue"])[whole[:, 0].astype(int)]
+    sizes = np.array(["small", "large", np.nan], object)[whole[:, 1].astype(int)]
+    weights = np.where(X[:, 0] > 0, "light", "heavy")
     data = {
         "numbers": X,
         "small": X / 10,
@@ -457,7 +479,8 @@ def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "gaps": gaps,
         "whole numbers": whole,
         "frame": frame,
-        "mixed frame": frame[["a", "b"]].assign(kind=kinds),
+        "mixed frame": frame[["a", "b"]].assign(kind=kinds, size=sizes),
+        "texts": [f"A {size} {kind} box, {weight}" for size, kind, weight in zip(sizes, kinds, weights, strict=True)],
     }
     targets = {
         "number": number,
@@ -487,7 +510,10 @@ def _settings() -> list[Setting]:
     found += of(BINARY, "Classifiers", "binary") + of(TWO_LABELS, "Classifiers", "two labels")
     found += of(ridge, "Pipelines", "number") + of(WITH_GAPS, "Pipelines", "number", "gaps")
     found += of(WHOLE, "Pipelines", "number", "whole numbers") + of(FRAMES, "Pipelines", "number", "frame")
-    found += of(MIXED_FRAMES, "Pipelines", "number", "mixed frame")
+    found += of(MIXED_FRAMES, "Tables with text", "number", "mixed frame")
+    for targets in ("binary", "three classes"):
+        found += of(MIXED_CLASSES, "Tables with text", targets, "mixed frame")
+    found += of(TEXTS, "Tables with text", "number", "texts")
     found += of(DETECTORS, "Detectors of outliers", "outliers")
     return found + of(NEITHER, "Others", "number")
 

@@ -84,16 +84,19 @@ def _binarizer(r: Source) -> Sequence[Thunk]:
     return (lambda: r.op.Cast(r.op.Greater(r.float_input(), threshold), to=FLOAT),)
 
 
-def _one_hot_encoder(r: Source) -> Sequence[Thunk]:
-    """Numbers lose their fraction, as in onnxruntime; what is no category gives zeros, whatever ``zeros`` says."""
-    strings = list(r.attribute("cats_strings", ()))
-    categories = np.arange(len(strings)) if strings else r.ints("cats_int64s")
+def _one_hot_encoder(r: Source) -> Sequence[Thunk | None]:
+    """Numbers lose their fraction, as in onnxruntime; what is no category gives zeros, whatever ``zeros`` says.
+
+    An encoder of text stays: there is nothing to train before it, and what is no category may be an error.
+    """
+    if "cats_strings" in r.node.attributes:
+        return (None,)
+    categories = r.ints("cats_int64s")
     if not categories.size:
         r.refuse("it has no categories")
 
     def encoded() -> ir.Value:
-        x = r.input()
-        found = _positions(r, x, strings, len(strings)) if strings else r.op.Cast(x, to=INT64)
+        found = r.op.Cast(r.input(), to=INT64)
         return r.op.Cast(r.op.Equal(r.op.Unsqueeze(found, axes=[-1]), _last_only(categories)), to=FLOAT)
 
     return (encoded,)

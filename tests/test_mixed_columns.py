@@ -1,0 +1,533 @@
+"""Fitted models of tables with text: trained behind their encoders, from data frames, arrays of objects and documents.
+
+Central differences of such models are in contracts/test_fitted_models.py, beside those of all others.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import skl2onnx
+from numpy.testing import assert_allclose, assert_array_equal
+from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+from sklearn.base import clone
+from sklearn.compose import make_column_selector, make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor, VotingRegressor
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
+
+import onnxtrain_sklearn._encoding as encoding
+import onnxtrain_sklearn._inference as inference
+from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn.exceptions import ModelError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore:.*TargetEncoder.random_state:FutureWarning"),
+]
+
+rng = np.random.default_rng(0)
+N, OLD, NEW = 120, slice(0, 60), slice(60, None)
+KINDS, SIZES = rng.choice(["red", "green", "blue"], N), rng.choice(["S", "M", "L"], N)
+FRAME = pd.DataFrame(
+    {
+        "a": rng.normal(size=N),
+        "kind": KINDS,
+        "b": rng.normal(size=N),
+        "size": np.where(rng.random(N) < 0.2, np.nan, SIZES.astype(object)),
+        "count": rng.integers(0, 4, N),
+        "old": rng.random(N) < 0.5,
+        "day": pd.date_range("2020-01-01", periods=N),
+        "note": [f"The {kind.upper()} box, naïve {size * 2} {kind}" for kind, size in zip(KINDS, SIZES, strict=True)],
+    }
+)
+NUMBER = np.array(FRAME["a"] - 2 * FRAME["b"] + 1.5 * (KINDS == "red") - (SIZES == "M") + 0.3 * rng.normal(size=N))
+BINARY = np.where(NUMBER > 0, "yes", "no")
+THREE = np.digitize(NUMBER, [-1.0, 1.0])
+OPSETS = {"": 18, "ai.onnx.ml": 3}
+
+
+def columns(*transformers, **parameters):
+    return make_column_transformer(*transformers, **parameters)
+
+
+def encoded(encoder=None, names=("kind",)):
+    encoder = OneHotEncoder(handle_unknown="ignore") if encoder is None else encoder
+    return columns((encoder, list(names)), (StandardScaler(), ["a", "b"]))
+
+
+def fitted(*steps, y=NUMBER, X=FRAME, last=None):
+    return make_pipeline(*steps, Ridge() if last is None else last).fit(X[OLD], y[OLD])
+
+
+def regressor(model, **parameters):
+    return OrtGradientRegressor(model, **{"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0} | parameters)
+
+
+def classifier(model, **parameters):
+    return OrtGradientClassifier(model, **{"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0} | parameters)
+
+
+def session_results(proto, X=FRAME):
+    """Return what a bare session gives for a frame: a column of text or float32 for each input."""
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    kinds = {"tensor(float)": np.float32, "tensor(string)": object}
+    feeds = {}
+    for given in session.get_inputs():
+        assert given.shape[1] == 1
+        values = X[[given.name]].to_numpy()
+        text = values.astype(str) if given.type == "tensor(string)" else values
+        feeds[given.name] = text.astype(kinds[given.type])
+    return session.run(None, feeds)
+
+
+def with_value(name, value, row=70):
+    frame = FRAME.astype({name: object})
+    frame.loc[row, name] = value
+    return frame
+
+
+TRANSFORMERS = {
+    "one-hot": encoded(),
+    "one-hot of two": encoded(OneHotEncoder(drop="first"), ["size", "kind"]),
+    "one-hot of rare ones": encoded(OneHotEncoder(max_categories=2), ["kind", "size"]),
+    "one-hot to integers": encoded(OneHotEncoder(dtype=np.int64, sparse_output=False)),
+    "text and numbers": encoded(OneHotEncoder(), ["kind", "count", "old"]),
+    "ordinal": encoded(OrdinalEncoder(), ["kind"]),
+    "ordinal, missing": encoded(OrdinalEncoder(encoded_missing_value=-2), ["size"]),
+    "target": encoded(TargetEncoder(random_state=0), ["kind", "size"]),
+    "imputed": columns(
+        (make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder()), ["size"]),
+        (make_pipeline(SimpleImputer(), StandardScaler()), ["a", "b"]),
+    ),
+    "imputed by a constant": columns(
+        (make_pipeline(SimpleImputer(strategy="constant", fill_value="?"), OneHotEncoder()), ["size", "kind"]),
+        ("passthrough", ["a", "b"]),
+    ),
+    "selected": columns(
+        (OneHotEncoder(), make_column_selector(pattern="kind|size")),
+        (StandardScaler(), make_column_selector(dtype_include=float)),
+    ),
+    "passed on": columns((OneHotEncoder(), ["kind"]), ("drop", ["size", "day", "note"]), remainder="passthrough"),
+    "by position": columns((OneHotEncoder(), [1]), (StandardScaler(), slice(2, 3))),
+    "text alone": columns((OneHotEncoder(), ["kind", "size"])),
+    "numbers alone": columns((StandardScaler(), ["a", "b"])),
+    "union": columns((make_union(OneHotEncoder(), OrdinalEncoder()), ["kind"]), (StandardScaler(), ["a", "b"])),
+    "nested": columns((encoded(), ["kind", "a", "b"]), (OneHotEncoder(), ["size"])),
+    "words": columns((TfidfVectorizer(), "note"), (OneHotEncoder(), ["kind"]), (StandardScaler(), ["a", "b"])),
+}
+
+
+class TestTransformers:
+    @pytest.mark.parametrize("name", TRANSFORMERS)
+    def test_starts_trains_and_goes_back(self, name):
+        model = fitted(clone(TRANSFORMERS[name]))
+        start = regressor(model, learning_rate_init=0.0, max_iter=1).fit(FRAME, NUMBER)
+        assert_allclose(start.predict(FRAME), model.predict(FRAME), rtol=1e-4, atol=1e-4)
+        tuned = regressor(model).fit(FRAME[NEW], NUMBER[NEW])
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        assert np.abs(tuned.predict(FRAME) - model.predict(FRAME)).max() > 1e-3
+        assert_allclose(tuned.to_sklearn().predict(FRAME), tuned.predict(FRAME), rtol=1e-4, atol=1e-5)
+        assert_array_equal(session_results(tuned.to_onnx())[0].ravel(), tuned.predict(FRAME))
+
+    @pytest.mark.parametrize("name", TRANSFORMERS)
+    def test_loss_and_gradient_are_those_of_scikit_learn(self, name):
+        model = fitted(clone(TRANSFORMERS[name]))
+        once = {"optimizer": SGD(momentum=0.0), "learning_rate_init": 1.0, "max_iter": 1, "batch_size": N}
+        tuned = regressor(model, trainable=["ridge.*"], **once).fit(FRAME, NUMBER)
+        Z, error = model[:-1].transform(FRAME), model.predict(FRAME) - NUMBER
+        Z = (Z.toarray() if hasattr(Z, "toarray") else Z).astype(np.float64)
+        assert tuned.loss_ == pytest.approx((error**2).mean(), rel=1e-5)
+        gradient = model[-1].coef_.ravel() - tuned.weights_["ridge.coef"].ravel().astype(np.float64)
+        assert_allclose(gradient, 2 / N * Z.T @ error, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("engine", available_engines())
+    @pytest.mark.parametrize("y", [BINARY, THREE], ids=["binary", "three"])
+    def test_classifiers(self, engine, y):
+        model = fitted(encoded(), y=y, last=LogisticRegression())
+        tuned = classifier(model, engine=engine).fit(FRAME[NEW], y[NEW])
+        assert tuned.engine_ == engine
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        labels, probabilities = session_results(tuned.to_onnx())
+        assert_array_equal(labels, tuned.predict(FRAME))
+        assert_array_equal(probabilities, tuned.predict_proba(FRAME))
+        assert_allclose(tuned.to_sklearn().predict_proba(FRAME), probabilities, rtol=1e-4, atol=1e-5)
+
+    def test_ensembles(self):
+        parts = [(name, make_pipeline(encoded(), Ridge(alpha))) for name, alpha in (("p", 1.0), ("q", 9.0))]
+        model = VotingRegressor(parts).fit(FRAME[OLD], NUMBER[OLD])
+        tuned = regressor(model).fit(FRAME[NEW], NUMBER[NEW])
+        assert_allclose(tuned.to_sklearn().predict(FRAME), tuned.predict(FRAME), rtol=1e-4, atol=1e-5)
+
+    def test_engines_agree(self):
+        tuned = [
+            regressor(fitted(clone(TRANSFORMERS["words"])), engine=engine).fit(FRAME[NEW], NUMBER[NEW])
+            for engine in available_engines()
+        ]
+        for other in tuned[1:]:
+            assert_allclose(other.predict(FRAME), tuned[0].predict(FRAME), rtol=1e-4, atol=1e-5)
+
+
+class TestGraph:
+    def test_inputs_are_the_columns_that_are_read(self):
+        tuned = regressor(fitted(encoded(OneHotEncoder(), ["size", "kind"]))).fit(FRAME, NUMBER)
+        inputs = tuned.to_onnx().graph.input
+        assert [value.name for value in inputs] == ["a", "kind", "b", "size"]
+        assert [value.type.tensor_type.elem_type for value in inputs] == [1, 8, 1, 8]
+
+    def test_numbers_alone_stay_one_matrix(self):
+        numbers = FRAME[["a", "b", "count"]]
+        model = make_pipeline(columns((StandardScaler(), ["a", "b"])), Ridge()).fit(numbers, NUMBER)
+        assert [value.name for value in regressor(model).fit(numbers, NUMBER).to_onnx().graph.input] == ["X"]
+
+    def test_column_under_the_name_of_an_output(self):
+        frame = FRAME.rename(columns={"a": "variable", "kind": "X", "b": "label"})
+        model = make_pipeline(columns((OneHotEncoder(), ["X"]), ("passthrough", ["variable", "label"])), Ridge())
+        tuned = regressor(model.fit(frame, NUMBER)).fit(frame, NUMBER)
+        assert_array_equal(session_results(tuned.to_onnx(), frame)[0].ravel(), tuned.predict(frame))
+
+    def test_what_is_trained(self):
+        tuned = regressor(fitted(clone(TRANSFORMERS["words"]))).fit(FRAME, NUMBER)
+        names = ("tfidfvectorizer.tfidf.idf", "standardscaler.mean", "standardscaler.scale")
+        assert set(tuned.weights_) == {f"columntransformer.{n}" for n in names} | {"ridge.coef", "ridge.intercept"}
+        given = regressor(fitted(clone(TRANSFORMERS["words"])), learning_rate_init=0.0, max_iter=1).fit(FRAME, NUMBER)
+        assert all((array != given.weights_[name]).any() for name, array in tuned.weights_.items())
+
+    def test_targets_by_category_are_trained(self):
+        model = fitted(encoded(TargetEncoder(random_state=0), ["kind"]))
+        tuned = regressor(model, trainable=["*.encodings.*"], alpha=0).fit(FRAME[NEW], NUMBER[NEW])
+        back = tuned.to_sklearn()[0].named_transformers_["targetencoder"]
+        assert (back.encodings_[0] != model[0].named_transformers_["targetencoder"].encodings_[0]).all()
+
+    def test_large_encodings_are_kept_sparse(self, monkeypatch):
+        model = fitted(encoded())
+        dense = regressor(model).fit(FRAME, NUMBER)
+        monkeypatch.setattr(encoding, "COPY_LIMIT", 0)
+        monkeypatch.setattr(encoding, "CHUNK", 50)
+        stacked = encoding._stacked
+        monkeypatch.setattr(encoding, "_stacked", lambda pieces: seen.append(stacked(pieces)) or seen[-1])
+        seen = []
+        sparse = regressor(model).fit(FRAME, NUMBER)
+        assert [type(made).__name__ for made in seen] == ["csr_matrix"]
+        assert_array_equal(sparse.predict(FRAME), dense.predict(FRAME))
+
+
+class TestData:
+    @pytest.mark.parametrize("kind", [object, "str", "string", "category"])
+    def test_types_of_text(self, kind):
+        model = fitted(encoded())
+        expected = regressor(model).fit(FRAME, NUMBER).predict(FRAME)
+        frame = FRAME.astype({"kind": kind})
+        assert_array_equal(regressor(model).fit(frame, NUMBER).predict(frame), expected)
+
+    def test_array_of_objects(self):
+        X = FRAME[["a", "kind", "b", "note"]].to_numpy(object)
+        model = make_pipeline(columns((OneHotEncoder(), [1]), (StandardScaler(), [0, 2])), Ridge()).fit(X, NUMBER)
+        tuned = regressor(model).fit(X, NUMBER)
+        assert [value.name for value in tuned.to_onnx().graph.input] == ["x0", "x1", "x2"]
+        assert_allclose(tuned.to_sklearn().predict(X), tuned.predict(X), rtol=1e-4, atol=1e-5)
+        assert tuned.n_features_in_ == 4
+        with pytest.raises(ValueError, match="3 features, but OrtGradientRegressor is expecting 4"):
+            tuned.predict(X[:, :3])
+
+    def test_names(self):
+        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        assert_array_equal(tuned.feature_names_in_, FRAME.columns)
+        with pytest.raises(ValueError, match="same order"):
+            tuned.predict(FRAME[["kind", "a", *FRAME.columns[2:]]])
+        with pytest.raises(ValueError, match="missing:\n- kind"):
+            tuned.predict(FRAME.drop(columns="kind"))
+
+    @pytest.mark.parametrize(("X", "error", "match"), [
+        ({"a": FRAME["a"]}, TypeError, "takes a data frame or an array, got a dict"),
+        (FRAME.assign(a="x"), ValueError, "could not convert string"),
+        (FRAME.assign(a=np.inf), ValueError, "infinity"),
+        (FRAME.assign(a=np.nan), ValueError, "NaN"),
+        (with_value("kind", 3), ValueError, "takes text in column 'kind' of X, got int"),
+        (with_value("kind", pd.NA), ValueError, "got NAType"),
+    ])  # fmt: skip
+    def test_wrong_data(self, X, error, match):
+        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        with pytest.raises(error, match=match):
+            tuned.predict(X)
+
+    def test_dropped_columns_may_hold_anything(self):
+        model = fitted(encoded())
+        odd = FRAME.assign(note=[{"x": i} for i in range(N)], day=None)
+        expected = regressor(model).fit(FRAME, NUMBER).predict(FRAME)
+        assert_array_equal(regressor(model).fit(odd, NUMBER).predict(odd), expected)
+
+    def test_many_rows_come_in_chunks(self, monkeypatch):
+        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        expected, chunk, sizes = tuned.predict(FRAME), inference.Predictor._chunk, []
+
+        def noted(self, data, rows, output):
+            sizes.append(len(rows))
+            return chunk(self, data, rows, output)
+
+        monkeypatch.setattr(inference.Predictor, "_chunk", noted)
+        assert_array_equal(tuned.predict(pd.concat([FRAME] * 100))[-N:], expected)
+        assert len(sizes) == 2
+        sizes.clear()
+        monkeypatch.setattr(inference, "CHUNK_NUMBERS", 50)
+        assert_array_equal(tuned.predict(FRAME), expected)
+        assert sizes == [10] * 12  # two numbers and three columns of a kind
+
+    def test_no_rows(self):
+        for model in (fitted(encoded()), fitted(columns((OneHotEncoder(), ["kind"])))):
+            with pytest.raises(ValueError, match="is required"):
+                regressor(model).fit(FRAME, NUMBER).predict(FRAME[:0])
+
+    def test_row_weights_count_as_rows(self):
+        model, counts = fitted(encoded()), rng.integers(0, 3, N)
+        tuned = regressor(model, shuffle=False, batch_size=N).fit(FRAME, NUMBER, sample_weight=counts)
+        rows = np.repeat(np.arange(N), counts)
+        repeated = regressor(model, shuffle=False, batch_size=len(rows)).fit(FRAME.iloc[rows], NUMBER[rows])
+        assert_allclose(tuned.predict(FRAME), repeated.predict(FRAME), rtol=1e-4, atol=1e-5)
+
+
+class TestUnknownAndMissing:
+    def test_unknown_gives_zeros(self):
+        tuned = regressor(fitted(encoded())).fit(with_value("kind", "violet"), NUMBER)
+        odd = with_value("kind", "violet", row=0)
+        assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
+        assert_array_equal(session_results(tuned.to_onnx(), odd)[0].ravel(), tuned.predict(odd))
+        assert tuned.predict(odd)[0] != tuned.predict(FRAME)[0]
+
+    @pytest.mark.parametrize("encoder", [
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1), TargetEncoder(random_state=0),
+        OneHotEncoder(handle_unknown="infrequent_if_exist"),
+    ], ids=["ordinal", "target", "one-hot"])  # fmt: skip
+    def test_unknown_has_a_number(self, encoder):
+        tuned = regressor(fitted(encoded(encoder, ["kind"]))).fit(FRAME, NUMBER)
+        odd = with_value("kind", "violet", row=0)
+        assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
+        assert tuned.predict(odd)[0] != tuned.predict(FRAME)[0]
+
+    @pytest.mark.parametrize(("name", "value", "shown"), [
+        ("kind", "violet", r"\['violet'\] in column 'kind'"), ("kind", np.nan, r"\['nan'\] in column 'kind'"),
+        ("kind", None, r"\['None'\] in column 'kind'"), ("count", 9, r"\[9.0\] in column 'count'"),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()], ids=["one-hot", "ordinal"])
+    def test_unknown_is_an_error_as_in_scikit_learn(self, encoder, name, value, shown):
+        model = fitted(encoded(encoder, ["kind", "count"]))
+        odd = with_value(name, value)
+        with pytest.raises(ValueError, match="Found unknown categories"):
+            model.predict(odd)
+        tuned = regressor(model)
+        with pytest.raises(ValueError, match=f"Found unknown categories {shown}"):
+            tuned.fit(odd, NUMBER)
+        assert not hasattr(tuned, "_run")
+        tuned.fit(FRAME, NUMBER)
+        before, weights = dict(vars(tuned)), tuned.weights_
+        for method in (tuned.fit, tuned.partial_fit):
+            with pytest.raises(ValueError, match="Found unknown"):
+                method(odd, NUMBER)
+            assert vars(tuned) == before
+        with pytest.raises(ValueError, match="Found unknown"):
+            tuned.predict(odd)
+        assert all((array == weights[name]).all() for name, array in tuned.weights_.items())
+
+    def test_exported_encoder_refuses_what_it_does_not_know(self):
+        proto = regressor(fitted(encoded(OneHotEncoder()))).fit(FRAME, NUMBER).to_onnx()
+        with pytest.raises(Exception, match="Unknown Category"):
+            session_results(proto, with_value("kind", "violet"))
+
+    def test_missing_text_is_a_category(self):
+        model = fitted(encoded(OneHotEncoder(), ["size"]))
+        assert FRAME["size"].isna().any()
+        tuned = regressor(model).fit(FRAME, NUMBER)
+        assert_allclose(tuned.predict(FRAME), tuned.to_sklearn().predict(FRAME), rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["one-hot of two", "imputed"])
+    def test_text_that_stands_for_missing_text(self, name):
+        tuned = regressor(fitted(clone(TRANSFORMERS[name]))).fit(FRAME, NUMBER)
+        with pytest.raises(ValueError, match="'nan' in column 'size' of X cannot be told from missing text"):
+            tuned.predict(with_value("size", "nan"))
+
+    def test_missing_text_that_stands_for_text(self):
+        frame = with_value("kind", "nan", row=0)
+        model = make_pipeline(encoded(), Ridge()).fit(frame, NUMBER)
+        with pytest.raises(ValueError, match="cannot be told from missing text"):
+            regressor(model).fit(with_value("kind", np.nan), NUMBER)
+
+    def test_both_among_the_categories(self):
+        frame = with_value("size", "nan", row=0)
+        model = make_pipeline(encoded(names=["size"]), Ridge()).fit(frame, NUMBER)
+        with pytest.raises(ModelError, match="two categories of column 'size', and the same in ONNX"):
+            regressor(model).fit(frame, NUMBER)
+
+    def test_ordinal_without_a_number_for_missing_text(self):
+        model = fitted(encoded(OrdinalEncoder(), ["size"]), last=HistGradientBoostingRegressor(max_iter=3))
+        with pytest.raises(ValueError, match="Text is missing in column 'size'"):
+            regressor(model).fit(FRAME, NUMBER)
+
+    def test_missing_numbers(self):
+        frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
+        tuned = regressor(fitted(clone(TRANSFORMERS["imputed"]), X=frame)).fit(frame, NUMBER)
+        assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-5, atol=1e-5)
+
+
+class TestDocuments:
+    def model(self, vectorizer=None, y=BINARY):
+        vectorizer = TfidfVectorizer() if vectorizer is None else vectorizer
+        return make_pipeline(vectorizer, LogisticRegression()).fit(FRAME["note"][OLD], y[OLD])
+
+    @pytest.mark.parametrize("kind", [list, np.array, pd.Series])
+    def test_train(self, kind):
+        notes = kind(FRAME["note"].tolist())
+        tuned = classifier(self.model()).fit(notes, BINARY)
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        assert "tfidfvectorizer.tfidf.idf" in tuned.weights_
+        assert_allclose(tuned.to_sklearn().predict_proba(notes), tuned.predict_proba(notes), rtol=1e-4, atol=1e-5)
+        (given,) = tuned.to_onnx().graph.input
+        session = onnxruntime.InferenceSession(tuned.to_onnx().SerializeToString())
+        results = session.run(None, {given.name: FRAME[["note"]].to_numpy(object)})
+        assert_array_equal(results[1], tuned.predict_proba(notes))
+
+    @pytest.mark.parametrize("vectorizer", [
+        CountVectorizer(), CountVectorizer(ngram_range=(1, 2)), TfidfVectorizer(ngram_range=(2, 2)),
+        TfidfVectorizer(lowercase=False), CountVectorizer(stop_words="english"), CountVectorizer(analyzer="char"),
+    ])  # fmt: skip
+    def test_words_are_those_of_scikit_learn(self, vectorizer):
+        documents = ["The naïve ÉTÉ 日本語 a b c", "x² Ωmega_3 don't I am", "the RED box, the red box", "", "red 42"]
+        documents *= 4
+        y = np.arange(20) % 5 > 1
+        model = make_pipeline(clone(vectorizer), LogisticRegression()).fit(documents, y)
+        tuned = classifier(model, max_iter=2).fit(documents, y)
+        others = ["", "The a RED box", "ÉTÉ naïve x² red", "unheard of"]
+        back = tuned.to_sklearn()
+        for rows in (documents, others, others[:1]):
+            assert_allclose(back.predict_proba(rows), tuned.predict_proba(rows), rtol=1e-5, atol=1e-6)
+
+    def test_every_document_is_compared(self):
+        plain = ["red box", "blue bag"] * 300
+        vectorizer = TfidfVectorizer(stop_words=["the"], ngram_range=(1, 2))  # skl2onnx keeps such words between others
+        model = make_pipeline(vectorizer, LogisticRegression()).fit([*plain, "red bag"], [0, 1] * 300 + [1])
+        documents = [*plain, "red the bag", *plain]
+        y = np.arange(len(documents)) % 2
+        with pytest.raises(ModelError, match="differ"):
+            classifier(model).fit(documents, y)
+        classifier(model).fit(plain, y[:600])
+
+    @pytest.mark.parametrize(("vectorizer", "match"), [
+        (TfidfVectorizer(token_pattern=r"(?u)\b\w+\b"), "cannot run what makes numbers of the model's text"),
+        (CountVectorizer(strip_accents="unicode"), "skl2onnx cannot convert"),
+    ])  # fmt: skip
+    def test_refused(self, vectorizer, match):
+        with pytest.raises(ModelError, match=match):
+            classifier(self.model(vectorizer)).fit(FRAME["note"], BINARY)
+
+    @pytest.mark.parametrize(("X", "match"), [
+        (FRAME[["note"]], "a sequence of texts, got DataFrame of 2 axes"), ("a box", "a sequence of texts, got str"),
+        (["a box", None], "Text is missing"), (["a box", 3], "takes text in column 'text' of X, got int"),
+    ])  # fmt: skip
+    def test_wrong_data(self, X, match):
+        tuned = classifier(self.model()).fit(FRAME["note"], BINARY)
+        with pytest.raises(ValueError, match=match):
+            tuned.predict(X)
+
+
+class TestTools:
+    def test_partial_fit_and_warm_start(self):
+        model = fitted(encoded())
+        twice = regressor(model, shuffle=False, warm_start=True, max_iter=1)
+        passes = regressor(model, shuffle=False)
+        for _ in range(2):
+            twice.fit(FRAME, NUMBER)
+            passes.partial_fit(FRAME, NUMBER)
+        assert_array_equal(twice.predict(FRAME), passes.predict(FRAME))
+        assert twice.n_iter_ == 2
+
+    def test_pickle_goes_on(self):
+        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        copy = pickle.loads(pickle.dumps(tuned))
+        assert_array_equal(copy.predict(FRAME), tuned.predict(FRAME))
+        assert copy.to_onnx() == tuned.to_onnx()
+        expected = tuned.partial_fit(FRAME, NUMBER).predict(FRAME)
+        assert_array_equal(copy.partial_fit(FRAME, NUMBER).predict(FRAME), expected)
+
+    def test_validation(self):
+        model = fitted(encoded())
+        tuned = regressor(model, max_iter=3).fit(FRAME[OLD], NUMBER[OLD], X_val=FRAME[NEW], y_val=NUMBER[NEW])
+        assert tuned.validation_scores_[-1] == pytest.approx(tuned.score(FRAME[NEW], NUMBER[NEW]), rel=1e-5)
+        stopped = regressor(model, early_stopping=True, max_iter=3).fit(FRAME, NUMBER)
+        assert len(stopped.validation_scores_) == 3
+
+    def test_search_and_scores(self):
+        model = fitted(encoded())
+        search = GridSearchCV(regressor(model, max_iter=1), {"learning_rate_init": [1.0, 1e-4]}, cv=3)
+        assert search.fit(FRAME, NUMBER).best_params_ == {"learning_rate_init": 1e-4}
+        scores = cross_val_score(regressor(model, max_iter=1, learning_rate_init=1e-4), FRAME, NUMBER, cv=3)
+        assert scores.mean() == pytest.approx(search.best_score_)
+
+    def test_model_is_left_as_it_is(self):
+        model = fitted(clone(TRANSFORMERS["imputed"]))
+        before = pickle.dumps(model)
+        regressor(model).fit(FRAME, NUMBER).to_sklearn()
+        assert pickle.dumps(model) == before
+
+    def test_encoder_behind_other_steps(self):
+        first = columns(("passthrough", ["kind", "size"]))
+        model = make_pipeline(first, OneHotEncoder(handle_unknown="ignore"), Ridge()).fit(FRAME[OLD], NUMBER[OLD])
+        with pytest.raises(ModelError, match="OneHotEncoder encodes text, but is not the first"):
+            regressor(model).fit(FRAME, NUMBER)
+
+    def test_boosting_with_categories_of_its_own(self):
+        frame = FRAME[["a", "kind"]].astype({"kind": "category"})
+        model = HistGradientBoostingRegressor(max_iter=3, categorical_features="from_dtype").fit(frame, NUMBER)
+        with pytest.raises(ModelError, match="OrdinalEncoder encodes text"):
+            regressor(model).fit(frame, NUMBER)
+
+
+class TestSkl2onnx:
+    def test_columns_become_inputs(self):
+        X = FRAME[["a", "kind", "b", "size", "count"]]
+        model = fitted(encoded(OneHotEncoder(), ["kind", "count"]), X=X, y=BINARY, last=LogisticRegression())
+        tuned = classifier(model).fit(X, BINARY)
+        for estimator in (tuned, make_pipeline(tuned)):
+            proto = skl2onnx.to_onnx(estimator, X[:1], target_opset=OPSETS, options={id(tuned): {"zipmap": False}})
+            assert [value.name for value in proto.graph.input] == list(X)
+            session = onnxruntime.InferenceSession(proto.SerializeToString())
+            kinds = {"a": float, "b": float, "count": int}
+            feeds = {name: X[[name]].to_numpy().astype(kinds.get(name, str)) for name in X}
+            feeds = {n: v.astype(object) if v.dtype.kind == "U" else v for n, v in feeds.items()}
+            labels, probabilities = session.run(None, feeds)
+            assert_array_equal(labels, tuned.predict(X))
+            assert_array_equal(probabilities, tuned.predict_proba(X))
+
+    def test_documents(self):
+        notes = FRAME["note"]
+        tuned = regressor(make_pipeline(TfidfVectorizer(), Ridge()).fit(notes, NUMBER)).fit(notes, NUMBER)
+        types = [("note", StringTensorType([None, 1]))]
+        proto = skl2onnx.convert_sklearn(tuned, initial_types=types, target_opset=OPSETS)
+        assert_array_equal(session_results(proto)[0].ravel(), tuned.predict(notes))
+
+    @pytest.mark.parametrize(("types", "match"), [
+        ([("X", FloatTensorType([None, 3]))], "on a table of 3 columns, some of them text: declare"),
+        ([("a", FloatTensorType([None, 1])), ("kind", FloatTensorType([None, 1])), ("b", FloatTensorType([None, 1]))],
+         "takes text in column 'kind', which is declared a FloatTensorType"),
+        ([("a", StringTensorType([None, 1])), ("kind", StringTensorType([None, 1])), ("b", FloatTensorType([None, 1]))],
+         "takes number in column 'a', which is declared a StringTensorType"),
+    ])  # fmt: skip
+    def test_other_types(self, types, match):
+        X = FRAME[["a", "kind", "b"]]
+        tuned = regressor(fitted(encoded(), X=X)).fit(X, NUMBER)
+        with pytest.raises(ModelError, match=match):
+            skl2onnx.convert_sklearn(tuned, initial_types=types, target_opset=OPSETS)
+
+
+def test_no_warnings_about_text():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor(fitted(encoded()), learning_rate_init=0.001, max_iter=200).fit(FRAME, NUMBER)
