@@ -21,10 +21,12 @@ from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
+from ._outputs import is_estimator_an_output, own_converter
 from ._repairs import repair
 from .exceptions import ModelError
 
@@ -54,7 +56,7 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common._registration import get_converter
 
-    estimator = unwrapped(estimator)
+    estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[Watched] = []
     kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
     watching = _watching(get_converter, watched)
@@ -98,6 +100,17 @@ def unwrapped(estimator: Any) -> Any:
     return estimator
 
 
+def _with_counted_classes(estimator: Any) -> Any:
+    """Return a model that ends in an estimator an output with numbers for classes: skl2onnx mixes no types of them."""
+    if isinstance(estimator, MultiOutputClassifier):
+        estimator = copy.copy(estimator)
+        estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
+    elif isinstance(estimator, Pipeline):
+        (name, last), estimator = estimator.steps[-1], copy.copy(estimator)
+        estimator.steps = [*estimator.steps[:-1], (name, _with_counted_classes(last))]
+    return estimator
+
+
 def _inputs(estimator: Any) -> list[tuple[str, Any]]:
     """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
     from skl2onnx.common.data_types import FloatTensorType
@@ -138,12 +151,15 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     from skl2onnx.common._registration import get_converter
 
     last = last_step(estimator)
-    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
-    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
+    ends = [last, *map(last_step, last.estimators_)] if is_estimator_an_output(last) else [last]
+    names = {id(end): sklearn_operator_name_map.get(type(end)) for end in ends}
+    known = {key: get_converter(name).get_allowed_options() or {} for key, name in names.items() if name}
+    return {key: {"zipmap": False} for key, options in known.items() if "zipmap" in options}
 
 
 def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:
     """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
+    from skl2onnx._parse import _parse_sklearn
 
     def converted(scope: Any, operator: Any, container: Any) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
@@ -151,7 +167,9 @@ def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
         try:
-            converter_of(operator.type)(scope, operator, container)
+            container.initializers_strings.clear()  # it would let equal numbers of several estimators be one
+            convert = own_converter(operator.raw_operator, _parse_sklearn) or converter_of(operator.type)
+            convert(scope, operator, container)
         finally:
             container.add_node = add_node
         watched.append(
@@ -213,8 +231,12 @@ def _stamped(model: ir.Model) -> ir.Model:
     """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
     newer = model.clone()
     newer.graph.opset_imports[""] = OPSET
+    checked = newer.clone()
+    for output in checked.graph.outputs:  # what is declared of several labels a row is often wrong
+        output.type = output.shape = None
+    checked.graph.outputs.clear()
     try:
-        onnx.checker.check_model(to_proto(newer), full_check=True)
+        onnx.checker.check_model(to_proto(checked), full_check=True)
     except onnx.checker.ValidationError:
         return model
     except Exception:  # inference fails on operators of other domains

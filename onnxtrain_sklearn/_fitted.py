@@ -19,6 +19,7 @@ from ._conversion import converted, first_step, follow, last_step, walk
 from ._graph.builder import infer_shapes
 from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
+from ._labels import are_indicators, classes_of_outputs, expose_labels, keep_votes_of_labels
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
 from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes
@@ -34,28 +35,48 @@ class FittedModel:
     ----------
     origins : tuple of Origin
         Of every parameter.
-    classes : ndarray or None
-        The labels of a classifier.
+    classes : ndarray, list of ndarray or None
+        The labels of a classifier; a list where it predicts several a row that are not all 0 or 1.
     n_features : int
     feature_names : ndarray or None
     loss : str or Loss
         What is minimised where the user has not said.
+    n_labels : int or None
+        Labels that a classifier predicts for a row, where it predicts several.
     """
 
     origins: tuple[Origin, ...]
-    classes: np.ndarray | None
+    classes: np.ndarray | list[np.ndarray] | None
     n_features: int
     feature_names: np.ndarray | None
     loss: str | Loss
+    n_labels: int | None = None
 
-    def known_classes(self, classes: Any) -> Any:
-        """Return the labels that rows may have; those that the user names must be the model's own."""
+    def known_classes(self, classes: Any, y: Any) -> Any:
+        """Return the labels that rows may have; those that the user names, and ``y``, must be of the model's kind."""
         if self.classes is None:
             return classes
-        if classes is not None and not np.array_equal(classes, self.classes):
-            given, known = np.asarray(classes).tolist(), self.classes.tolist()
+        self._require_labels(np.shape(y))
+        given, known = listed(classes), listed(self.classes)
+        if classes is not None and given != known:
             raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
         return self.classes
+
+    def _require_labels(self, shape: tuple[int, ...]) -> None:
+        given = shape[1] if len(shape) > 1 else 1
+        if self.n_labels is not None and given != self.n_labels:
+            raise ValueError(
+                f"The fitted model predicts {self.n_labels} labels a row, and y has {given}, being of shape {shape}. "
+                f"Give a matrix with a column for each label."
+            )
+        if self.n_labels is None and given > 1:
+            raise ValueError(f"The fitted model predicts one label a row, and y has {given}, being of shape {shape}.")
+
+
+def listed(classes: Any) -> Any:
+    """Return classes as a list, or those of several labels as a list of lists."""
+    several = isinstance(classes, list | tuple) and any(np.ndim(known) for known in classes)
+    return [np.asarray(known).tolist() for known in classes] if several else np.asarray(classes).tolist()
 
 
 def is_estimator(model: Any) -> bool:
@@ -79,17 +100,22 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
     """
     check_is_fitted(estimator)
     _refuse_other_kinds(estimator)
+    outputs = classes_of_outputs(estimator) if is_classifier(estimator) else None
     model, watched = converted(estimator)
     prune(model, 1 if is_classifier(estimator) else 0)
     keep_votes(model.graph, estimator, watched)
+    keep_votes_of_labels(model.graph, estimator, watched)
     infer_shapes(model)
     drop_needless_norms(model.graph)
     rewritten = rewrite(model)
     origins = named(rewritten.model, rewritten.roles, watched, estimator)
     origins = [as_probabilities(rewritten.model, one, estimator) for one in origins]
     for origin in origins:
-        tie_normal_density(rewritten.model, origin, estimator)
-    expose_scores(rewritten.model, estimator)
+        tie_normal_density(rewritten.model, origin, estimator, watched)
+    if outputs is None:
+        expose_scores(rewritten.model, estimator)
+    else:
+        expose_labels(rewritten.model, estimator, outputs)
     keep_threshold(rewritten.model.graph, estimator)
     special = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in rewritten.model.graph.outputs}}
     try:
@@ -103,7 +129,8 @@ def fitted_model(estimator: Any) -> tuple[TrainableModel, FittedModel]:
         raise ModelError(_without_gradient(estimator))
     return replace(source, parameters=tuple(origin.name for origin in kept)), FittedModel(
         origins=kept,
-        classes=np.asarray(estimator.classes_) if is_classifier(estimator) else None,
+        classes=_classes(estimator, outputs),
+        n_labels=None if outputs is None else len(outputs),
         n_features=int(estimator.n_features_in_),
         feature_names=getattr(estimator, "feature_names_in_", None),
         loss=_loss_of(estimator, source),
@@ -123,18 +150,12 @@ def _refuse_other_kinds(estimator: Any) -> None:
                 f"{type(part).__name__} encodes text, and the graph that is trained takes a matrix of numbers. Encode "
                 f"such columns first, and give the model that was fitted on what comes out."
             )
-    last = last_step(estimator)
-    if is_classifier(estimator) and _several_labels(last):
-        raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
 
 
-def _several_labels(classifier: Any) -> bool:
-    binarizer = getattr(classifier, "_label_binarizer", None)
-    return (
-        isinstance(getattr(classifier, "classes_", None), list)
-        or bool(getattr(classifier, "multilabel_", False))
-        or getattr(binarizer, "y_type_", "").startswith("multilabel")
-    )
+def _classes(estimator: Any, outputs: list[np.ndarray] | None) -> np.ndarray | list[np.ndarray] | None:
+    if outputs is not None:
+        return np.arange(len(outputs)) if are_indicators(outputs) else outputs
+    return np.asarray(estimator.classes_) if is_classifier(estimator) else None
 
 
 def _without_gradient(estimator: Any) -> str:

@@ -1,0 +1,121 @@
+"""Converters for skl2onnx of our own: of models for which its own give nothing that can be trained.
+
+A converter adds the nodes of one estimator to skl2onnx's container. Here are classifiers of several outputs a row:
+trees, whose leaves hold a probability for each class of each output, and one estimator for each output, whatever it
+is. The labels that they give are stand-ins: labels are made of the scores where predictions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
+
+Converter = Callable[[Any, Any, Any], None]
+Parser = Callable[[Any, Any, Any], Any]
+
+INT64 = 7  # as TensorProto numbers it
+
+
+def own_converter(estimator: Any, parse: Parser) -> Converter | None:
+    """Return the converter that stands in for skl2onnx's, if there is one; ``parse`` is its parser of estimators."""
+    if type(estimator) in TREES and estimator.n_outputs_ > 1:
+        return _trees_of_several_outputs
+    if is_estimator_an_output(estimator):
+        return lambda scope, operator, container: _estimator_an_output(scope, operator, container, parse)
+    return None
+
+
+def is_estimator_an_output(estimator: Any) -> bool:
+    """Whether a classifier holds a fitted estimator for each of its outputs."""
+    several = isinstance(estimator, OneVsRestClassifier) and bool(getattr(estimator, "multilabel_", False))
+    return several or isinstance(estimator, MultiOutputClassifier)
+
+
+def _estimator_an_output(scope: Any, operator: Any, container: Any, parse: Parser) -> None:
+    owner = operator.raw_operator
+    parts = [parse(scope, one, operator.inputs)[-1].full_name for one in owner.estimators_]
+    joined = operator.outputs[1].full_name
+    if isinstance(owner, MultiOutputClassifier):
+        container.add_node("SequenceConstruct", parts, [joined], op_version=11, name=_name(scope, "SequenceConstruct"))
+    else:
+        container.add_node("Concat", parts, [joined], op_version=13, name=_name(scope, "Concat"), axis=1)
+    _stand_in(scope, operator, container, parts[0])
+
+
+def _trees_of_several_outputs(scope: Any, operator: Any, container: Any) -> None:
+    owner, probabilities = operator.raw_operator, operator.outputs[1].full_name
+    trees = [one.tree_ for one in getattr(owner, "estimators_", [owner])]
+    attributes = _nodes(trees) | _leaves(trees, np.asarray(owner.n_classes_))
+    container.add_node(
+        "TreeEnsembleRegressor",
+        [operator.inputs[0].full_name],
+        [probabilities],
+        op_domain="ai.onnx.ml",
+        op_version=3,
+        name=_name(scope, "TreeEnsembleRegressor"),
+        **attributes,
+    )
+    _stand_in(scope, operator, container, probabilities)
+
+
+def _stand_in(scope: Any, operator: Any, container: Any, numbers: str) -> None:
+    label = operator.outputs[0].full_name
+    container.add_node("Cast", [numbers], [label], op_version=13, name=_name(scope, "Cast"), to=INT64)
+
+
+def _name(scope: Any, operator: str) -> str:
+    return str(scope.get_unique_operator_name(operator))
+
+
+def _nodes(trees: Sequence[Any]) -> dict[str, Any]:
+    counts = [tree.node_count for tree in trees]
+    columns = {
+        "featureids": [np.maximum(tree.feature, 0) for tree in trees],
+        "values": [_threshold(tree) for tree in trees],
+        "truenodeids": [np.maximum(tree.children_left, 0) for tree in trees],
+        "falsenodeids": [np.maximum(tree.children_right, 0) for tree in trees],
+        "missing_value_tracks_true": [np.asarray(tree.missing_go_to_left) for tree in trees],
+        "treeids": [np.full(count, i) for i, count in enumerate(counts)],
+        "nodeids": [np.arange(count) for count in counts],
+    }
+    nodes = {f"nodes_{name}": np.concatenate(parts).tolist() for name, parts in columns.items()}
+    nodes["nodes_missing_value_tracks_true"] = [int(x) for x in nodes["nodes_missing_value_tracks_true"]]
+    nodes["nodes_modes"] = ["LEAF" if end else "BRANCH_LEQ" for tree in trees for end in tree.children_left < 0]
+    return nodes
+
+
+def _threshold(tree: Any) -> np.ndarray:
+    """Return the largest float32 that no threshold is below: what is compared with it is float32 too."""
+    exact = np.where(tree.children_left < 0, 0.0, tree.threshold)
+    rounded = exact.astype(np.float32)
+    return np.where(rounded > exact, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+
+
+def _leaves(trees: Sequence[Any], n_classes: np.ndarray) -> dict[str, Any]:
+    """Return the probabilities in the leaves, of one tree its share among all: the classes of each output in turn."""
+    ends = [np.flatnonzero(tree.children_left < 0) for tree in trees]
+    columns, count = int(n_classes.sum()), sum(map(len, ends))
+    weights = [probabilities(tree, n_classes)[own] / len(trees) for tree, own in zip(trees, ends, strict=True)]
+    return {
+        "n_targets": columns,
+        "target_treeids": np.repeat(np.arange(len(trees)), [len(own) * columns for own in ends]).tolist(),
+        "target_nodeids": np.repeat(np.concatenate(ends), columns).tolist(),
+        "target_ids": np.tile(np.arange(columns), count).tolist(),
+        "target_weights": np.concatenate(weights).ravel().astype(np.float32).tolist(),
+    }
+
+
+def probabilities(tree: Any, n_classes: np.ndarray) -> np.ndarray:
+    """Return what each node of a tree holds for the classes of each output in turn; they add up to one an output."""
+    parts = [tree.value[:, i, :n] for i, n in enumerate(n_classes)]
+    return np.concatenate([part / part.sum(axis=1, keepdims=True) for part in parts], axis=1)
+
+
+TREES = frozenset({DecisionTreeClassifier, ExtraTreeClassifier, ExtraTreesClassifier, RandomForestClassifier})
+"""Classes whose trees hold several outputs."""
