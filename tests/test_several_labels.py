@@ -176,7 +176,7 @@ class TestYesOrNo:
         twice = YES[:, [0, 0]]
         model = MultiOutputClassifier(GaussianNB()).fit(X[OLD], twice[OLD])
         tuned = classifier(model).fit(X[NEW], np.stack([YES[NEW, 0], 1 - YES[NEW, 0]], axis=1))
-        first, second = (tuned.weights_[f"estimators.{i}.class_prior"] for i in range(2))
+        first, second = (tuned.weights_[f"estimators.{i}.log_class_prior"] for i in range(2))
         assert not np.allclose(first, second, atol=1e-4)
         assert_allclose(positive(tuned.to_sklearn()), tuned.predict_proba(X), atol=1e-5)
 
