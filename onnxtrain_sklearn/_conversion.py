@@ -21,12 +21,12 @@ from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
-from sklearn.multioutput import MultiOutputClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 
 from ._graph.builder import GraphBuilder
 from ._graph.model import load, to_proto
-from ._outputs import is_estimator_an_output, own_converter
+from ._outputs import is_estimator_an_output, own_converter, shapes_of_chain
 from ._repairs import repair
 from .exceptions import ModelError
 
@@ -58,7 +58,7 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
 
     estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[Watched] = []
-    kinds = {type(part) for part in _parts(estimator)} & set(sklearn_operator_name_map)
+    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, ClassifierChain}
     watching = _watching(get_converter, watched)
     try:
         with warnings.catch_warnings():
@@ -69,6 +69,7 @@ def converted(estimator: Any) -> tuple[ir.Model, list[Watched]]:
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
+                custom_shape_calculators={ClassifierChain: shapes_of_chain},
             )
     except Exception as error:
         raise ModelError(
@@ -153,8 +154,8 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     last = last_step(estimator)
     ends = [last, *map(last_step, last.estimators_)] if is_estimator_an_output(last) else [last]
     names = {id(end): sklearn_operator_name_map.get(type(end)) for end in ends}
-    known = {key: get_converter(name).get_allowed_options() or {} for key, name in names.items() if name}
-    return {key: {"zipmap": False} for key, options in known.items() if "zipmap" in options}
+    known = {key: get_converter(name).get_allowed_options() or {} if name else {} for key, name in names.items()}
+    return {key: {"zipmap": False} if "zipmap" in options else {} for key, options in known.items()}
 
 
 def _watching(converter_of: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+from sklearn.multioutput import ClassifierChain
 from sklearn.svm import SVC, NuSVC
 
 from ._conversion import Watched, last_step, unwrapped
 from ._gradient.nodes import attribute, constant
 from ._graph.builder import GraphBuilder
-from ._outputs import is_estimator_an_output
+from ._outputs import in_order_of_labels, is_estimator_an_output
 from ._scores import EPSILON, ends_in
 from ._votes import CHOICE, add_output, chosen_index, margins
 from .exceptions import ModelError
@@ -45,7 +46,7 @@ def are_indicators(classes: Sequence[np.ndarray]) -> bool:
 def keep_votes_of_labels(graph: ir.Graph, estimator: Any, watched: Sequence[Watched]) -> None:
     """Make an output of the classes that machines with probabilities choose by votes, a column a label."""
     last = last_step(estimator)
-    parts = [last_step(one) for one in last.estimators_] if is_estimator_an_output(last) else []
+    parts = in_order_of_labels(last, [last_step(e) for e in last.estimators_]) if is_estimator_an_output(last) else []
     machines = [one for one in parts if isinstance(one, SVC | NuSVC) and hasattr(one, "predict_proba")]
     if not machines:
         return
@@ -73,7 +74,8 @@ def margins_of_labels(model: Any, rows: Any, scores: np.ndarray, method: str) ->
     else:
         parts = np.split(scores, np.cumsum([len(known) for known in outputs])[:-1], axis=1)
     rows, last = before_last(model, rows)
-    owners = last.estimators_ if is_estimator_an_output(last) else [last] * len(parts)
+    alone = is_estimator_an_output(last) and not isinstance(last, ClassifierChain)
+    owners = last.estimators_ if alone else [last] * len(parts)
     found = [margins(owner, rows, part) for owner, part in zip(owners, parts, strict=True)]
     return np.stack(found, axis=1)
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.multioutput import MultiOutputClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
 Converter = Callable[[Any, Any, Any], None]
 Parser = Callable[[Any, Any, Any], Any]
 
-INT64 = 7  # as TensorProto numbers it
+FLOAT, INT64 = 1, 7  # as TensorProto numbers them
 
 
 def own_converter(estimator: Any, parse: Parser) -> Converter | None:
@@ -34,18 +34,65 @@ def own_converter(estimator: Any, parse: Parser) -> Converter | None:
 def is_estimator_an_output(estimator: Any) -> bool:
     """Whether a classifier holds a fitted estimator for each of its outputs."""
     several = isinstance(estimator, OneVsRestClassifier) and bool(getattr(estimator, "multilabel_", False))
-    return several or isinstance(estimator, MultiOutputClassifier)
+    return several or isinstance(estimator, MultiOutputClassifier | ClassifierChain)
+
+
+def in_order_of_labels(estimator: Any, parts: Sequence[Any]) -> list[Any]:
+    """Return what there is of each estimator an output in the order of the labels, not of a chain."""
+    return [parts[i] for i in np.argsort(estimator.order_)] if hasattr(estimator, "order_") else list(parts)
 
 
 def _estimator_an_output(scope: Any, operator: Any, container: Any, parse: Parser) -> None:
     owner = operator.raw_operator
-    parts = [parse(scope, one, operator.inputs)[-1].full_name for one in owner.estimators_]
+    if isinstance(owner, ClassifierChain):
+        parts = in_order_of_labels(owner, _links_of_chain(scope, operator, container, parse))
+    else:
+        parts = [parse(scope, one, operator.inputs)[-1].full_name for one in owner.estimators_]
     joined = operator.outputs[1].full_name
     if isinstance(owner, MultiOutputClassifier):
         container.add_node("SequenceConstruct", parts, [joined], op_version=11, name=_name(scope, "SequenceConstruct"))
     else:
         container.add_node("Concat", parts, [joined], op_version=13, name=_name(scope, "Concat"), axis=1)
     _stand_in(scope, operator, container, parts[0])
+
+
+def shapes_of_chain(operator: Any) -> None:
+    """Declare the outputs of a chain, which skl2onnx does not know."""
+    for variable in operator.outputs:
+        variable.type.shape = [None, len(operator.raw_operator.estimators_)]
+
+
+def _links_of_chain(scope: Any, operator: Any, container: Any, parse: Parser) -> list[str]:
+    """Return the probabilities or scores of the estimators of a chain: each is given what those before it predict."""
+    owner, (rows,) = operator.raw_operator, operator.inputs
+    method = getattr(owner, "chain_method_", "predict")
+    if method not in ("predict", "predict_proba"):
+        raise ValueError(f"its chain_method is {method!r}; those that can be trained are 'predict' and 'predict_proba'")
+    if any(list(known) != [0, 1] for known in owner.classes_):
+        raise ValueError("not all of its labels are 0 or 1")
+    given, parts = [rows.full_name], list[str]()
+    for one in owner.estimators_:
+        augmented = scope.declare_local_variable("rows", type(rows.type)([None, one.n_features_in_]))
+        container.add_node("Concat", given, [augmented.full_name], op_version=13, name=_name(scope, "Concat"), axis=1)
+        label, numbers = (variable.full_name for variable in parse(scope, one, [augmented]))
+        parts.append(numbers)
+        given = [*given, _link(scope, container, label if method == "predict" else numbers, method)]
+    return parts
+
+
+def _link(scope: Any, container: Any, value: str, method: str) -> str:
+    """Return the column that an estimator of a chain hands to the next ones: its label, or the probability of it."""
+    column, cast = (scope.get_unique_variable_name(name) for name in ("column", "cast"))
+    if method == "predict":
+        shape = scope.get_unique_variable_name("shape")
+        container.add_initializer(shape, INT64, [2], [-1, 1])
+        container.add_node("Cast", [value], [cast], op_version=13, name=_name(scope, "Cast"), to=FLOAT)
+        container.add_node("Reshape", [cast, shape], [column], op_version=13, name=_name(scope, "Reshape"))
+        return str(column)
+    second = scope.get_unique_variable_name("second")
+    container.add_initializer(second, INT64, [1], [1])
+    container.add_node("Gather", [value, second], [column], op_version=13, name=_name(scope, "Gather"), axis=1)
+    return str(column)
 
 
 def _trees_of_several_outputs(scope: Any, operator: Any, container: Any) -> None:

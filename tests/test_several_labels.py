@@ -23,7 +23,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClas
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.multioutput import MultiOutputClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -205,6 +205,26 @@ class TestYesOrNo:
         assert_array_equal(run(tuned.to_onnx())[0], tuned.predict(X))
         tuned = classifier(model, max_iter=10).fit(X[NEW], y[NEW])
         assert_array_equal(tuned.to_sklearn().predict(X), tuned.predict(X))
+
+    @pytest.mark.parametrize("method", ["predict", "predict_proba"])
+    @pytest.mark.parametrize("order", [None, [2, 0, 1]], ids=["given", "other"])
+    def test_chains(self, method, order):
+        model = fitted(ClassifierChain(LogisticRegression(), order=order, chain_method=method))
+        tuned = unmoved(model)
+        assert_allclose(tuned.predict_proba(X), model.predict_proba(X), atol=5e-6)
+        assert_allclose(tuned.decision_function(X), model.decision_function(X), rtol=1e-4, atol=1e-4)
+        assert_array_equal(tuned.predict(X), model.predict(X))
+        tuned = classifier(model, max_iter=20).fit(X[NEW], YES[NEW])
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
+
+    def test_chains_that_are_not_converted(self):
+        for model, y, text in (
+            (ClassifierChain(LogisticRegression(), chain_method="decision_function"), YES, "'decision_function'"),
+            (ClassifierChain(LogisticRegression()), CODES, "not all of its labels are 0 or 1"),
+        ):
+            with pytest.raises(ModelError, match=text):
+                classifier(fitted(model, y)).fit(X, y)
 
     @pytest.mark.parametrize("kind", [bool, float])
     def test_types(self, kind):
