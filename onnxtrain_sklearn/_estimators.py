@@ -522,6 +522,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
+        tags.target_tags.multi_output = True
         return tags
 
     def _known_classes(self, y: Any, classes: Any) -> Classes:

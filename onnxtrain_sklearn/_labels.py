@@ -39,8 +39,8 @@ def classes_of_outputs(estimator: Any) -> list[np.ndarray] | None:
 
 
 def are_indicators(classes: Sequence[np.ndarray]) -> bool:
-    """Whether each label says yes or no: its classes are 0 and 1."""
-    return all(known.dtype.kind in "biuf" and np.array_equal(known, [0, 1]) for known in classes)
+    """Whether each of several labels says yes or no: its classes are 0 and 1."""
+    return len(classes) > 1 and all(known.dtype.kind in "biuf" and np.array_equal(known, [0, 1]) for known in classes)
 
 
 def keep_votes_of_labels(graph: ir.Graph, estimator: Any, watched: Sequence[Watched]) -> None:

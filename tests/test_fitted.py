@@ -341,8 +341,6 @@ class TestRefused:
             (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "neither numbers nor classes"),
             (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
             (lambda: classifier(isotonic()), BINARY, ModelError, "no number that its output has a gradient for"),
-            (
-            ),
         ],
     )
     def test_says_why_and_leaves_the_estimator(self, estimator, y, error, text):

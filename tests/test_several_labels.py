@@ -380,6 +380,12 @@ class TestSeveralClasses:
         with pytest.raises(ModelError, match=f"zipmap={zipmap!r} is for one label a row, and here are 3"):
             tuned.to_onnx(zipmap=zipmap)
 
+    def test_one_label_in_a_column(self):
+        model = MultiOutputClassifier(LogisticRegression()).fit(X[OLD], YES[OLD, :1])
+        tuned = classifier(model).fit(X[NEW], YES[NEW, :1])
+        assert_array_equal(tuned.predict(X), tuned.to_sklearn().predict(X))
+        assert [p.shape for p in tuned.predict_proba(X)] == [(120, 2)]
+
     def test_score(self):
         model = fitted(OF_KINDS["estimator-an-output"], KINDS)
         tuned = unmoved(model, KINDS)
