@@ -132,7 +132,7 @@ def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Val
 def _places(op: GraphBuilder, estimator: Any, classes: Sequence[np.ndarray]) -> list[Place]:
     """Return where the numbers of each output are."""
     values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in classes]
-    if len(values) == len(sizes) > 1:
+    if len(values) == len(sizes):
         return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
     (value,) = values
     maker = value.producer()
