@@ -340,7 +340,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             self._take_features(fitted)
         specs = None if source is None else source.inputs
         columns = as_trained(self._columns(X, specs, fitted, reset=old is None and fitted is None), fitted, specs)
-        known = classes if fitted is None else fitted.known_classes(classes)
+        known = classes if fitted is None else fitted.known_classes(classes, y)
         targets = self._encode(y, known if old is None else old.head.classes)
         _check_rows(columns, len(targets.values), "y")
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
@@ -470,6 +470,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             task=head.task,
             link=head.link,
             n_outputs=n_columns,
+            groups=head.groups,
             optimizer=optimizer,
             alpha=float(self.alpha),
             l1_ratio=float(self.l1_ratio),

@@ -19,6 +19,8 @@ import onnx.checker
 import onnx_ir as ir
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from ._converters.registry import CONVERTERS
@@ -26,6 +28,7 @@ from ._converters.source import Known
 from ._embedding import OPSET, convert, parsers, shape_calculators
 from ._graph.columns import join_columns, name_inputs
 from ._graph.model import load, to_proto
+from ._outputs import is_estimator_an_output, own_converter, shapes_of_chain
 from ._repairs import repair
 from ._walk import last_step, unwrapped, walk
 from .exceptions import ModelError
@@ -59,9 +62,9 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common._registration import get_converter
 
-    estimator = unwrapped(estimator)
+    estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[Watched] = []
-    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS}
+    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS, ClassifierChain}
     watching = _watching(get_converter, watched)
     try:
         with warnings.catch_warnings():
@@ -73,7 +76,7 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
-                custom_shape_calculators=shape_calculators(),
+                custom_shape_calculators={**shape_calculators(), ClassifierChain: shapes_of_chain},
                 custom_parsers=parsers(),
             )
     except ModelError:
@@ -90,6 +93,17 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
     for one in watched:
         repair(model.graph, one.estimator, one.nodes)
     return model, watched
+
+
+def _with_counted_classes(estimator: Any) -> Any:
+    """Return a model that ends in an estimator an output with numbers for classes: skl2onnx mixes no types of them."""
+    if isinstance(estimator, MultiOutputClassifier):
+        estimator = copy.copy(estimator)
+        estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
+    elif isinstance(estimator, Pipeline):
+        (name, last), estimator = estimator.steps[-1], copy.copy(estimator)
+        estimator.steps = [*estimator.steps[:-1], (name, _with_counted_classes(last))]
+    return estimator
 
 
 def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
@@ -115,10 +129,10 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     from skl2onnx.common._registration import get_converter
 
     last = last_step(estimator)
-    if type(last) not in sklearn_operator_name_map:
-        return {}
-    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
-    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
+    ends = [last, *map(last_step, last.estimators_)] if is_estimator_an_output(last) else [last]
+    names = {id(end): sklearn_operator_name_map.get(type(end)) for end in ends}
+    known = {key: get_converter(name).get_allowed_options() or {} if name else {} for key, name in names.items()}
+    return {key: {"zipmap": False} for key, options in known.items() if "zipmap" in options}
 
 
 def _convertible(estimator: Any) -> Any:
@@ -147,8 +161,12 @@ def _stamped(model: ir.Model) -> ir.Model:
     """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
     newer = model.clone()
     newer.graph.opset_imports[""] = OPSET
+    checked = newer.clone()
+    for output in checked.graph.outputs:  # what is declared of several labels a row is often wrong
+        output.type = output.shape = None
+    checked.graph.outputs.clear()
     try:
-        onnx.checker.check_model(to_proto(newer), full_check=True)
+        onnx.checker.check_model(to_proto(checked), full_check=True)
     except onnx.checker.ValidationError:
         return model
     except Exception:  # inference fails on operators of other domains
@@ -158,6 +176,7 @@ def _stamped(model: ir.Model) -> ir.Model:
 
 def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:
     """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
+    from skl2onnx._parse import _parse_sklearn
 
     def converted(scope: Any, operator: Any, container: Any) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
@@ -170,7 +189,8 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watche
             known = convert(scope, operator, container)
             if known is None:
                 operator.raw_operator = _convertible(estimator)
-                theirs(operator.type)(scope, operator, container)
+                convert_it = own_converter(estimator, _parse_sklearn) or theirs(operator.type)
+                convert_it(scope, operator, container)
         finally:
             container.add_node, operator.raw_operator = add_node, estimator
         watched.append(

@@ -15,12 +15,13 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
+from sklearn.utils.validation import check_is_fitted
 
 from ._base import BaseOrtGradient
-from ._fitted import is_estimator
+from ._fitted import is_estimator, listed
 from ._inference import Form
 from ._run import Run
-from ._targets import Targets, class_targets, regression_targets
+from ._targets import Classes, Targets, class_targets, labels_of, regression_targets
 from .losses import LOSSES, Loss
 from .optimizers import LBFGS, BaseOptimizer
 from .schedules import Schedule
@@ -49,6 +50,13 @@ def _links_classes(loss: Any) -> bool:
     """Whether ``loss`` gives probabilities; of what is no loss, ``fit`` will tell what is wrong with it."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
+
+
+def _decisions(scores: np.ndarray) -> np.ndarray:
+    """Return the scores of one label; those of two classes as one."""
+    if scores.shape[1] == 1:
+        return scores.ravel()
+    return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
 
 def _takes_negative_numbers(loss: Any) -> bool:
@@ -282,8 +290,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         )
         + _ATTRIBUTES.format(
             classes="""
-    classes_ : ndarray of shape (n_classes,)
-        Sorted labels; for several labels a row, their indices.""",
+    classes_ : ndarray of shape (n_classes,), or list of them
+        Sorted labels; for several labels a row that are 0 or 1, their indices, for others the classes of each.""",
             score="Accuracy",
         )
         + """
@@ -373,9 +381,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ----------
         X, y, sample_weight
             As in :meth:`fit`.
-        classes : array-like of shape (n_classes,), default=None
+        classes : array-like of shape (n_classes,), or list of them, default=None
             All labels that any call will bring; needed at the first call, may be left out later. A fitted model knows
-            its own.
+            its own. A list for several labels a row: the classes of each.
 
         Returns
         -------
@@ -399,13 +407,16 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Returns
         -------
-        ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators
+        ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators or labels
         """
         labels = self._predict(X)
-        return labels if labels.ndim == 2 else np.asarray(labels).astype(self.classes_.dtype)
+        if self._run.head.task == "multilabel":
+            return labels
+        classes = self.classes_[0] if isinstance(self.classes_, list) else self.classes_
+        return np.asarray(labels).astype(classes.dtype)
 
     @available_if(_gives_probabilities)
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Any) -> np.ndarray | list[np.ndarray]:
         """Predict probabilities.
 
         Parameters
@@ -414,12 +425,13 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Returns
         -------
-        ndarray of shape (n_samples, n_classes)
-            In the order of ``classes_``; for several labels a row, the probability of each.
+        ndarray of shape (n_samples, n_classes), or a list of them
+            In the order of ``classes_``. Of several labels a row that are 0 or 1 the probability that each is 1, a
+            column a label, for every model; of other labels a list with an array for each.
         """
-        return self._predict(X, output=1)
+        return self._by_label(self._predict(X, output=1))
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: Any) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
 
         Parameters
@@ -428,13 +440,38 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Returns
         -------
-        ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes)
+        ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
+            A list where a row has several labels that are not 0 or 1.
         """
-        scores = self._predict(X, output=-1, with_scores=True)
-        if scores.shape[1] == 1:
-            return scores.ravel()
-        multilabel = self._run.head.task == "multilabel"
-        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 and not multilabel else scores
+        scores = self._by_label(self._predict(X, output=-1, with_scores=True))
+        if isinstance(scores, list):
+            share = 1.0 if self._run.head.has_probabilities else 0.5  # the margins of two classes are -s and s
+            return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
+        return scores if self._run.head.task == "multilabel" else _decisions(scores)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            The share of rows whose label is right; of several labels a row, all of them.
+        """
+        check_is_fitted(self)
+        if self._run.head.task != "multioutput":
+            return float(super().score(X, y, sample_weight))
+        right = (self.predict(X) == np.asarray(y)).all(axis=1)
+        return float(np.average(right, weights=sample_weight))
+
+    def _by_label(self, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
+        """Return the columns of each of several labels apart."""
+        groups = self._run.head.groups
+        return np.split(numbers, np.cumsum(groups)[:-1], axis=1) if groups else numbers
 
     def to_onnx(self, *, zipmap: bool | str = False, raw_scores: bool = False) -> onnx.ModelProto:
         """Return the trained inference graph.
@@ -485,27 +522,34 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
+        tags.target_tags.multi_output = True
         return tags
 
-    def _known_classes(self, y: Any, classes: Any) -> np.ndarray | None:
+    def _known_classes(self, y: Any, classes: Any) -> Classes:
+        given: Classes = None
+        if classes is not None:
+            several = isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes)
+            given = [np.unique(known) for known in classes] if several else np.unique(classes)
         if hasattr(self, "_run"):
-            if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            if given is not None and listed(given) != listed(self.classes_):
                 raise ValueError(
-                    f"classes={np.unique(classes).tolist()} is not the same as on the last call, "
-                    f"{self.classes_.tolist()}."
+                    f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}."
                 )
             return None
-        if classes is None and not is_estimator(self.model) and type_of_target(y) != "multilabel-indicator":
+        if given is None and not is_estimator(self.model) and type_of_target(y) != "multilabel-indicator":
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels that any call will bring."
             )
-        return None if classes is None else np.unique(classes)
+        return given
 
     def _encode(self, y: Any, classes: Any) -> Targets:
         return class_targets(y, classes)
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         truth = targets.values
+        if isinstance(targets.classes, list):
+            right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
+            return float(np.average(right, weights=weights))
         if targets.classes is not None and targets.task != "multilabel":
             truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
         return float(accuracy_score(truth.astype(predicted.dtype), predicted, sample_weight=weights))

@@ -27,6 +27,7 @@ from ._graph.builder import infer_shapes
 from ._graph.columns import Parts, in_parts
 from ._graph.model import TrainableModel, trainable_model
 from ._graph.rewrite import rewrite
+from ._labels import are_indicators, classes_of_outputs, expose_labels, keep_votes_of_labels
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
 from ._tables import Table, table_of
@@ -46,12 +47,15 @@ class FittedModel:
     ----------
     origins : tuple of Origin
         Of every parameter.
-    classes : ndarray or None
-        The labels of a classifier; -1 and 1 of a detector of outliers.
+    classes : ndarray, list of ndarray or None
+        The labels of a classifier, a list where it predicts several a row that are not all 0 or 1; -1 and 1 of a
+        detector of outliers.
     features : dict
         What scikit-learn's checks of the data go by: ``n_features_in_`` and ``feature_names_in_``, where there are.
     loss : str or Loss
         What is minimised where the user has not said.
+    n_labels : int or None
+        Labels that a classifier predicts for a row, where it predicts several.
     table : Table or None
         The columns of a model that takes text.
     parts : Parts or None
@@ -59,20 +63,38 @@ class FittedModel:
     """
 
     origins: tuple[Origin, ...]
-    classes: np.ndarray | None
+    classes: np.ndarray | list[np.ndarray] | None
     features: Mapping[str, Any]
     loss: str | Loss
+    n_labels: int | None = None
     table: Table | None = None
     parts: Parts | None = None
 
-    def known_classes(self, classes: Any) -> Any:
-        """Return the labels that rows may have; those that the user names must be the model's own."""
+    def known_classes(self, classes: Any, y: Any) -> Any:
+        """Return the labels that rows may have; those that the user names, and ``y``, must be of the model's kind."""
         if self.classes is None:
             return classes
-        if classes is not None and not np.array_equal(classes, self.classes):
-            given, known = np.asarray(classes).tolist(), self.classes.tolist()
+        self._require_labels(np.shape(y))
+        given, known = listed(classes), listed(self.classes)
+        if classes is not None and given != known:
             raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
         return self.classes
+
+    def _require_labels(self, shape: tuple[int, ...]) -> None:
+        given = shape[1] if len(shape) > 1 else 1
+        if self.n_labels is not None and given != self.n_labels:
+            raise ValueError(
+                f"The fitted model predicts {self.n_labels} labels a row, and y has {given}, being of shape {shape}. "
+                f"Give a matrix with a column for each label."
+            )
+        if self.n_labels is None and given > 1:
+            raise ValueError(f"The fitted model predicts one label a row, and y has {given}, being of shape {shape}.")
+
+
+def listed(classes: Any) -> Any:
+    """Return classes as a list, or those of several labels as a list of lists."""
+    several = isinstance(classes, list | tuple) and any(np.ndim(known) for known in classes)
+    return [np.asarray(known).tolist() for known in classes] if several else np.asarray(classes).tolist()
 
 
 def is_estimator(model: Any) -> bool:
@@ -103,18 +125,23 @@ def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableMo
     """
     check_is_fitted(estimator)
     _refuse_other_kinds(estimator)
+    outputs = classes_of_outputs(estimator) if is_classifier(estimator) else None
     table = table_of(estimator, has_text=has_text)
     model, watched = converted(estimator, None if table is None else table.texts)
     prune(model, 1 if gives_labels(estimator) else 0)
     keep_votes(model.graph, estimator, watched)
+    keep_votes_of_labels(model.graph, estimator, watched)
     infer_shapes(model)
     drop_needless_norms(model.graph)
     rewritten = rewrite(model)
     origins = named(rewritten.model, rewritten.roles, watched, estimator)
     origins = [as_probabilities(rewritten.model, one, estimator) for one in origins]
     for origin in origins:
-        tie_normal_density(rewritten.model, origin, estimator)
-    expose_scores(rewritten.model, estimator)
+        tie_normal_density(rewritten.model, origin, estimator, watched)
+    if outputs is None:
+        expose_scores(rewritten.model, estimator)
+    else:
+        expose_labels(rewritten.model, estimator, outputs)
     keep_threshold(rewritten.model.graph, estimator)
     special = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in rewritten.model.graph.outputs}}
     try:
@@ -130,7 +157,8 @@ def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableMo
         raise ModelError(_without_gradient(estimator))
     return source, FittedModel(
         origins=tuple(origin for origin in kept if origin.name in source.parameters),
-        classes=labels_of(estimator) if gives_labels(estimator) else None,
+        classes=_classes(estimator, outputs),
+        n_labels=None if outputs is None else len(outputs),
         features={name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)},
         loss=_loss_of(estimator, source),
         table=table,
@@ -146,7 +174,8 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"classifier, a detector of outliers, or a pipeline that ends in one."
         )
     last = last_step(estimator)
-    if is_classifier(estimator) and not (hasattr(last, "predict_proba") or hasattr(last, "decision_function")):
+    alone = is_classifier(estimator) and classes_of_outputs(estimator) is None
+    if alone and not (hasattr(last, "predict_proba") or hasattr(last, "decision_function")):
         way = " Fit it with voting='soft'." if isinstance(last, VotingClassifier) else ""
         raise ModelError(
             f"This {type(last).__name__} has neither predict_proba() nor decision_function(): it gives labels alone, "
@@ -164,8 +193,6 @@ def _refuse_other_kinds(estimator: Any) -> None:
                 f"probabilities that are trained need not agree with. Fit it with probability=False, or give "
                 f"{inner.__name__}(probability=True) alone."
             )
-    if is_classifier(estimator) and _several_labels(last):
-        raise ModelError(f"This {name} predicts several labels a row, which are not trained. Give one for each label.")
 
 
 def _what_else(estimator: Any) -> str:
@@ -174,13 +201,10 @@ def _what_else(estimator: Any) -> str:
     return ", but transforms rows" if hasattr(estimator, "transform") else ""
 
 
-def _several_labels(classifier: Any) -> bool:
-    binarizer = getattr(classifier, "_label_binarizer", None)
-    return (
-        isinstance(getattr(classifier, "classes_", None), list)
-        or bool(getattr(classifier, "multilabel_", False))
-        or getattr(binarizer, "y_type_", "").startswith("multilabel")
-    )
+def _classes(estimator: Any, outputs: list[np.ndarray] | None) -> np.ndarray | list[np.ndarray] | None:
+    if outputs is not None:
+        return np.arange(len(outputs)) if are_indicators(outputs) else outputs
+    return labels_of(estimator) if gives_labels(estimator) else None
 
 
 _COUNTS = {

@@ -22,7 +22,7 @@ from ._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
 from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers, to_proto
 from ._parameters import FlatParameters
 from .exceptions import ModelError
-from .losses import Link, Task, apply_link
+from .losses import Link, Task, apply_link, split_columns
 
 CHUNK = 8192
 """Rows predicted at a time: bounds the memory that activations take."""
@@ -37,19 +37,24 @@ class Head:
 
     Attributes
     ----------
-    task : {"regression", "binary", "multiclass", "multilabel"}
+    task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
     link : str
         The function from scores to predictions or probabilities.
     n_outputs : int
         Columns of the scores.
-    classes : ndarray or None
-        Labels that the label indices stand for.
+    classes : ndarray, list of ndarray or None
+        Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
     """
 
     task: Task
     link: Link
     n_outputs: int
-    classes: np.ndarray | None = None
+    classes: np.ndarray | list[np.ndarray] | None = None
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Columns of the scores that belong to each of several labels."""
+        return tuple(map(len, self.classes)) if isinstance(self.classes, list) else ()
 
     @property
     def has_probabilities(self) -> bool:
@@ -109,6 +114,8 @@ def inference_model(
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
+    for node in (node for node in graph if head.groups and node.op_type == "SequenceConstruct"):
+        node.outputs[0].type = ir.SequenceType(ir.TensorType(op.dtype))  # which inference takes away
     if form.zipmap is True:
         _zip(op, head)
     return result
@@ -158,7 +165,8 @@ class Predictor:
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items()}
-        result = np.asarray(self._session.run([self.outputs[output]], feeds | self._live)[0])
+        found = self._session.run([self.outputs[output]], feeds | self._live)[0]
+        result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
         if result.shape[:1] != (len(rows),):
             found = f"{len(result)} output rows" if result.ndim else "a single number"
             raise ModelError(
@@ -176,6 +184,9 @@ def _columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 def _label(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
     if head.task == "multilabel":
         return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
+    if isinstance(head.classes, list):
+        parts = split_columns(op, scores, head.groups)
+        return _named(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
     if head.task == "binary":
         index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
     else:
@@ -184,7 +195,13 @@ def _label(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
 
 
 def _named(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
-    """Return the labels of class indices."""
+    """Return the labels of class indices, a column for each of several labels."""
+    if head.task == "multilabel":
+        return index
+    if isinstance(head.classes, list):
+        columns = split_columns(op, index, [1] * len(head.groups))
+        named = zip(_class_constants(head.classes), columns, strict=True)
+        return op.Concat(*(op.Gather(known, own) for known, own in named), axis=1)
     assert head.classes is not None
     return op.Gather(_class_constant(head.classes), index)
 
@@ -200,9 +217,18 @@ def _class_constant(classes: np.ndarray) -> np.ndarray:
     raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
 
 
+def _class_constants(classes: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the classes of several labels as constants of one type."""
+    constants = [_class_constant(known) for known in classes]
+    kind = np.result_type(*constants) if all(known.dtype.kind in "if" for known in constants) else None
+    return constants if kind is None else [known.astype(kind) for known in constants]
+
+
 def _values(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: Form) -> dict[str, ir.Value]:
     """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
     name = "probabilities" if head.has_probabilities else "scores"
+    if head.groups:
+        return {name: _sequence(op, scores, head, form)}
     if head.has_probabilities and not form.raw_scores:
         values = _probabilities(op, scores, own, head)
     else:
@@ -211,7 +237,7 @@ def _values(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head
         _require_column_per_class(op, values, head)
     if form.zipmap != "columns":
         return {name: values}
-    assert head.classes is not None
+    assert isinstance(head.classes, np.ndarray)
     prefix = "i" if head.classes.dtype.kind in "iub" else "s"
     return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(_class_constant(head.classes))}
 
@@ -225,6 +251,27 @@ def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) ->
         )
 
 
+def _sequence(op: GraphBuilder, scores: ir.Value, head: Head, form: Form) -> ir.Value:
+    """Return the probabilities, or the scores, of each of several labels, in a sequence."""
+    if form.zipmap:
+        raise ModelError(f"zipmap={form.zipmap!r} is for one label a row, and here are {len(head.groups)}: leave it.")
+    parts = split_columns(op, scores, head.groups)
+    if head.has_probabilities and not form.raw_scores:
+        parts = [apply_link(op, head.link, part) for part in parts]
+    elif form.raw_scores:
+        parts = [_decisions_of_label(op, part, n, head) for part, n in zip(parts, head.groups, strict=True)]
+    return op.SequenceConstruct(*parts)
+
+
+def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, head: Head) -> ir.Value:
+    """Return the decision function of one label among several; the margins of two classes are -s and s."""
+    if classes != 2:
+        return scores
+    s = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+    s = s if head.has_probabilities else op.Mul(s, 0.5)
+    return op.Concat(op.Neg(s), s, axis=1)
+
+
 def _decisions(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
     """Return the decision function with a column per class: for two classes its negative and itself."""
     if head.task == "multiclass" and head.n_outputs == 2:
@@ -236,7 +283,7 @@ def _decisions(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
 
 def _zip(op: GraphBuilder, head: Head) -> None:
     """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
-    assert head.classes is not None
+    assert isinstance(head.classes, np.ndarray)
     labels = _class_constant(head.classes)
     if labels.dtype.kind == "f":
         if not (labels == np.rint(labels)).all():

@@ -18,7 +18,7 @@ from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistG
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
-from sklearn.neural_network import MLPRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.preprocessing import PowerTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -104,6 +104,16 @@ def _outputs_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node
         node.replace_input_with(1, op.constant(np.array([-1, estimator.n_outputs_])))
         node.outputs[0].shape = None
     graph.sort()
+
+
+def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Two labels a row are no two classes: skl2onnx puts what is left to one beside their probabilities."""
+    if not estimator._label_binarizer.y_type_.startswith("multilabel"):
+        return
+    for node in (node for node in nodes if node.op_type == "Concat"):
+        joined, own = node.outputs[0], node.inputs[1]
+        if own is not None:
+            ir.convenience.replace_all_uses_with(joined, own, replace_graph_outputs=True)
 
 
 def _targets_of_neighbours(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
@@ -200,6 +210,7 @@ REPAIRS: dict[type, Repair] = {
     HistGradientBoostingRegressor: _log_link_of_boosting,
     KNeighborsRegressor: _targets_of_neighbours,
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,
+    MLPClassifier: _two_labels_of_perceptrons,
     MLPRegressor: _outputs_of_perceptrons,
     PowerTransformer: _power_transform,
     RadiusNeighborsRegressor: _targets_of_neighbours,

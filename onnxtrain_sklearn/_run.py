@@ -176,10 +176,11 @@ def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: in
     """Return what comes after the scores, and the model with the loss placed before or behind its final activation."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
-    if task not in loss.tasks:
-        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if task in kind.tasks)
+    of_label: Task = "multiclass" if task == "multioutput" else task
+    if of_label not in loss.tasks:
+        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
-    link = loss.link(task)
+    link = loss.link(of_label)
     if task == "regression":
         seen = source if source.link == link else source.ignoring_activation()
         return seen, Head(task, link, n_columns)
@@ -187,6 +188,11 @@ def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: in
         return source, Head(task, "identity", n_columns, targets.classes)
     if source.link not in ("sigmoid", "softmax"):
         return source.ignoring_activation(), Head(task, link, n_columns, targets.classes)
+    if task == "multioutput":
+        raise ValueError(
+            f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
+            f"in the scores of all classes."
+        )
     if source.link == "softmax" and task != "multiclass":
         raise ValueError(
             f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."

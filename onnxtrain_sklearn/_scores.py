@@ -6,6 +6,7 @@ to end in scores, or in an activation on scores, that a loss can be taken on, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
 
+from ._conversion import Watched
 from ._gradient.nodes import dims
 from ._graph.builder import GraphBuilder
 from ._origins import Origin
@@ -28,11 +30,16 @@ EPSILON = 1e-6
 
 
 def prune(model: ir.Model, position: int) -> None:
+    """Keep one output, or each of those that a sequence is made of."""
     output = model.graph.outputs[position]
-    if not isinstance(output.type, ir.TensorType):
-        raise ModelError(f"Its output {output.name!r} is no tensor: models of several outputs a row are not trained.")
-    output.shape = None  # skl2onnx declares two columns where there is one
-    model.graph.outputs[:] = [output]
+    maker = output.producer()
+    sequence = maker is not None and maker.op_type == "SequenceConstruct"
+    kept = [value for value in maker.inputs if value is not None] if maker and sequence else [output]
+    for value in kept:
+        if not isinstance(value.type, ir.TensorType):
+            raise ModelError(f"Its output {value.name!r} is no tensor, which alone can be trained.")
+        value.shape = None  # skl2onnx declares two columns where there is one
+    model.graph.outputs[:] = kept
     common.RemoveUnusedNodesPass()(model)
 
 
@@ -54,7 +61,8 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
     """Keep the probabilities in the leaves of classifying trees probabilities while they are trained.
 
     The numbers w of a leaf are its share of one tree among several times |w| / sum(|w|), or times |w| / (|w| + |1 - w|)
-    where there is one number for two classes. Other than through a softmax, a probability of zero has a gradient.
+    where there is one number for two classes; several outputs have their classes in turn, and a sum each. Other than
+    through a softmax, a probability of zero has a gradient.
     """
     owner = follow(root, origin.owner)
     if origin.role != "leaf_values" or not isinstance(owner, DecisionTreeClassifier | ForestClassifier):
@@ -62,13 +70,18 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
     value, share = model.graph.initializers[origin.name], 1.0 / len(getattr(owner, "estimators_", [owner]))
     assert value.const_value is not None
     p = value.const_value.numpy() / share
-    if p.ndim == 2 and not np.allclose(p.sum(axis=1), 1, atol=1e-4):
+    groups = _groups(np.atleast_1d(owner.n_classes_))
+    if p.ndim == 2 and not np.allclose(p @ groups, 1, atol=1e-4):
         return origin
     op = GraphBuilder(model.graph, prefix=f"{origin.name}/normalised", constant_nodes=True)
     value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=origin.name)
     users = list(value.uses())
     size = op.Abs(value)
-    total = op.ReduceSum(size, axes=[1], keepdims=True) if p.ndim == 2 else op.Add(size, op.Abs(op.Sub(1.0, value)))
+    if p.ndim < 2:
+        total = op.Add(size, op.Abs(op.Sub(1.0, value)))
+    else:
+        several = len(np.atleast_1d(owner.n_classes_)) > 1
+        total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
     normalised = op.Mul(op.Div(size, total), share)
     normalised.type, normalised.shape = value.type, value.shape
     for node, index in users:
@@ -77,14 +90,21 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
     return replace(origin, role="leaf_probabilities")
 
 
-def tie_normal_density(model: ir.Model, origin: Origin, root: Any) -> None:
+def _groups(sizes: np.ndarray) -> np.ndarray:
+    """Return the matrix that adds up the columns of each group, for each column of it."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return (group[:, None] == group).astype(np.float32)
+
+
+def tie_normal_density(model: ir.Model, origin: Origin, root: Any, watched: Sequence[Watched]) -> None:
     """Compute what the logarithm of Gaussian densities takes of the variances from them: it stands there as numbers."""
     owner = follow(root, origin.owner)
     if not isinstance(owner, GaussianNB) or origin.attribute != ("var_",):
         return
+    own = {name for one in watched if one.estimator is owner for name in one.initializers}
     constant = -0.5 * np.log(2 * np.pi * owner.var_).sum(axis=1)
     variance = model.graph.initializers[origin.name]
-    for name, value in list(model.graph.initializers.items()):
+    for name, value in [(n, v) for n, v in model.graph.initializers.items() if n in own]:
         array = None if value.const_value is None else value.const_value.numpy()
         if array is None or array.size != constant.size or not np.allclose(array.ravel(), constant, rtol=1e-5):
             continue
@@ -105,7 +125,7 @@ def expose_scores(model: ir.Model, estimator: Any) -> None:
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
-    if shown is None and hasattr(estimator, "predict_proba") and not _ends_in(output, "Softmax"):
+    if shown is None and hasattr(estimator, "predict_proba") and not ends_in(output, "Softmax"):
         shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
         shown.type, shown.shape = output.type, output.shape
     elif shown is None and not hasattr(estimator, "predict_proba") and (dims(output) or [0])[-1] == 2:
@@ -125,7 +145,7 @@ def _expose_exponential(graph: ir.Graph) -> None:
     output = graph.outputs[0]
     reshape = output.producer()
     before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
-    if reshape is None or before is None or not _ends_in(before, "Exp"):
+    if reshape is None or before is None or not ends_in(before, "Exp"):
         return
     op, name = GraphBuilder(graph, prefix="link", constant_nodes=True), output.name
     scores = before.producer().inputs[0]  # type: ignore[union-attr]
@@ -136,7 +156,8 @@ def _expose_exponential(graph: ir.Graph) -> None:
     exponential.name = name
 
 
-def _ends_in(value: ir.Value, op_type: str) -> bool:
+def ends_in(value: ir.Value, op_type: str) -> bool:
+    """Whether a value is what an operator of this type gives."""
     node = value.producer()
     return node is not None and node.op_type == op_type
 
@@ -149,7 +170,7 @@ def _single_column(output: ir.Value) -> ir.Value | None:
     first, second = concat.inputs
     assert first is not None
     assert second is not None
-    if _ends_in(first, "Sigmoid") and _ends_in(second, "Sigmoid"):
+    if ends_in(first, "Sigmoid") and ends_in(second, "Sigmoid"):
         sides = [value.producer().inputs[0] for value in (first, second)]  # type: ignore[union-attr]
         return second if _is_negation(sides[0], sides[1]) else None
     return second if _is_negation(first, second) else None

@@ -1,13 +1,14 @@
 """Labels and numbers as the targets that losses take.
 
 A task is decided here once: regression, binary (one score), multiclass (one score a class), multilabel (one score a
-label). Classes are encoded as indices into ``classes``; whatever type the labels have stays outside.
+label that is 0 or 1), multioutput (several labels a row, each with one score a class). Classes are encoded as indices
+into ``classes``, or as rows of zeros and a one for each of several; whatever type the labels have stays outside.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from sklearn.utils import assert_all_finite, check_array, column_or_1d
@@ -21,6 +22,9 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""
 
 
+Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
+
+
 @dataclass(frozen=True, eq=False)
 class Targets:
     """Encoded targets.
@@ -29,18 +33,18 @@ class Targets:
     ----------
     values : ndarray of shape (n_samples,) of int64, or (n_samples, n_outputs) of float
         Class indices, or numbers.
-    task : {"regression", "binary", "multiclass", "multilabel"}
+    task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
         "binary" stands for two classes, whatever the number of scores.
     n_outputs : int
         Columns that a graph built for these targets has.
-    classes : ndarray or None
-        Sorted labels.
+    classes : ndarray, list of ndarray or None
+        Sorted labels; a list where a row has several labels of classes of their own.
     """
 
     values: np.ndarray
     task: Task
     n_outputs: int
-    classes: np.ndarray | None = None
+    classes: Classes = None
 
     @property
     def stratify(self) -> np.ndarray | None:
@@ -64,31 +68,56 @@ def regression_targets(y: Any) -> Targets:
     return Targets(columns.astype(np.float64), "regression", columns.shape[1])
 
 
-def class_targets(y: Any, classes: np.ndarray | None) -> Targets:
+def class_targets(y: Any, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
     if getattr(getattr(y, "dtype", None), "kind", "") == "f":
         assert_all_finite(y, input_name="y")
     check_classification_targets(y)
-    if type_of_target(y, input_name="y") == "multilabel-indicator":
+    kind = type_of_target(y, input_name="y")
+    if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
+        return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
+    if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
         return _indicators(y, classes)
     labels = column_or_1d(y, warn=True)
     known = np.unique(labels) if classes is None else classes
     if len(known) < 2:
         raise ValueError(f"Classification needs at least 2 classes in y, got {len(known)} class: {known.tolist()}.")
+    values = _indices(labels, known, "y")
+    many = len(known) > 2
+    return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
+
+
+def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
+    """Return the place of each label among the known ones."""
     if known.dtype.kind not in "biufUO":
         raise ValueError(f"ONNX has no labels of type {known.dtype}: give strings, integers or floats.")
     values = np.searchsorted(known, labels).clip(max=len(known) - 1)
     unknown = known[values] != labels
     if np.any(unknown):
         raise ValueError(
-            f"y contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
+            f"{name} contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
             f"The classes, fixed by the fitted model or when training began, are {known.tolist()}."
         )
-    many = len(known) > 2
-    return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
+    return values
 
 
-def _indicators(y: Any, classes: np.ndarray | None) -> Targets:
+def _several_labels(y: np.ndarray, classes: list[np.ndarray] | None) -> Targets:
+    """Return a column for each class of each label: the one of the row's class is 1."""
+    if classes is not None and y.shape[1:] != (len(classes),):
+        raise ValueError(f"y has shape {y.shape}, expected {len(classes)} labels (columns) a row.")
+    known = [np.unique(column) for column in y.T] if classes is None else classes
+    places = [_indices(y[:, j], own, f"Column {j} of y") for j, own in enumerate(known)]
+    values = np.concatenate([np.eye(len(own))[place] for own, place in zip(known, places, strict=True)], axis=1)
+    return Targets(values, "multioutput", values.shape[1], known)
+
+
+def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
+    """Return the labels of rows that have a column for each class of each label: where it is largest."""
+    parts = np.split(values, np.cumsum([len(known) for known in classes])[:-1], axis=1)
+    return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
+
+
+def _indicators(y: Any, classes: Classes) -> Targets:
     values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
     if not np.isin(values, (0, 1)).all():
         raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {np.unique(values).tolist()} in y.")
@@ -116,6 +145,8 @@ def _class_weights(class_weight: Any, targets: Targets, weights: np.ndarray) -> 
     """Return the weight that its class gives to every row; "balanced" counts a row as often as it weighs."""
     if targets.task == "multilabel":
         rows = compute_sample_weight(class_weight, targets.values)
+    elif isinstance(targets.classes, list):
+        rows = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
     elif isinstance(class_weight, str) and class_weight == "balanced":
         totals = np.bincount(targets.values, weights)
         rows = (float(weights.sum()) / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))[targets.values]

@@ -46,6 +46,7 @@ class StepSettings:
     device: _runtime.Device
     session_options: Mapping[str, Any] | None
     seed: int
+    groups: tuple[int, ...] = ()
 
 
 def training_graph(
@@ -84,7 +85,8 @@ def _mean_loss(
         )
     if settings.task == "multiclass":
         y = _one_hot(op, y, settings.n_outputs, op.dtype)
-    return append_loss(op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, link=settings.link)
+    parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
+    return append_loss(op, settings.loss, **parts, link=settings.link, groups=settings.groups)
 
 
 def n_classes_of(pairs: int) -> int:

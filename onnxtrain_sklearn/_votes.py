@@ -7,6 +7,7 @@ are made of their scores. The rule stays in the graph as an output of its own, a
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,23 @@ def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
 
 
 def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched]) -> None:
-    made = next(one for one in watched if one.estimator is machine)
-    node = next(node for node in graph if node.op_type == "SVMClassifier" and node.name in made.nodes)
+    node = _node_of(graph, machine, watched)
     op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
     with_probabilities = hasattr(machine, "predict_proba")
     if with_probabilities or (len(machine.classes_) > 2 and not machine.break_ties):
-        _add_output(graph, CHOICE, op.Identity(_index(node, len(machine.classes_))))
+        add_output(graph, CHOICE, op.Identity(_index(node, len(machine.classes_))))
     if not with_probabilities and len(machine.classes_) > 2:
-        _add_output(graph, PAIRS, op.Neg(node.outputs[1]))
+        add_output(graph, PAIRS, op.Neg(node.outputs[1]))
+
+
+def _node_of(graph: ir.Graph, machine: Any, watched: Sequence[Watched]) -> ir.Node:
+    made = next(one for one in watched if one.estimator is machine)
+    return next(node for node in graph if node.op_type == "SVMClassifier" and node.name in made.nodes)
+
+
+def chosen_index(graph: ir.Graph, machine: Any, watched: Sequence[Watched]) -> ir.Value:
+    """Return the index of the class that a support vector machine chooses by votes."""
+    return _index(_node_of(graph, machine, watched), len(machine.classes_))
 
 
 def _index(node: ir.Node, classes: int) -> ir.Value:
@@ -69,10 +79,10 @@ def _keep_confidences(graph: ir.Graph, estimator: OneVsOneClassifier) -> None:
     if not hasattr(estimator.estimators_[0], "decision_function") and is_classifier(estimator.estimators_[0]):
         logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
         confidences = op.Sub(*logarithms)
-    _add_output(graph, PAIRS, op.Identity(confidences))
+    add_output(graph, PAIRS, op.Identity(confidences))
 
 
-def _add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
+def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
     value.name = name
     graph.outputs.append(value)
     graph.sort()
@@ -105,7 +115,7 @@ def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
         negative = op.Sub(1.0, output) if of_probabilities else op.Neg(output)
         score = output if positive else negative
     reached = op.Reshape(op.GreaterOrEqual(score, float(limit)), np.array([-1]))
-    _add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))
+    add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))
 
 
 def _threshold_rule(estimator: Any) -> Any:

@@ -20,6 +20,7 @@ from sklearn.ensemble._gb import BaseGradientBoosting
 from sklearn.svm import OneClassSVM
 from sklearn.utils import _safe_indexing
 
+from ._labels import before_last, classes_of_outputs, margins_of_labels
 from ._origins import FORMS, Origin
 from ._votes import margins
 from ._walk import Path, follow, gives_labels
@@ -154,9 +155,13 @@ def _write_probabilities(owner: Any, origin: Origin, before: np.ndarray, now: np
     assert origin.places is not None
     trees, numbers = _trees(owner), np.abs(now.astype(np.float64))
     if now.ndim == 2:
-        p = numbers / numbers.sum(axis=1, keepdims=True)
-        for place, value in zip(origin.places.reshape(-1, 3), p.ravel(), strict=True):
-            trees[place[0]].value[place[1], 0, place[2]] = value
+        cells = [(output, i) for output, n in enumerate(np.atleast_1d(owner.n_classes_)) for i in range(n)]
+        for (tree, node, target), value in zip(origin.places.reshape(-1, 3), numbers.ravel(), strict=True):
+            output, i = cells[target]
+            trees[tree].value[node, output, i] = value
+        for tree, node, _ in np.unique(origin.places[:, 0], axis=0):
+            held = trees[tree].value[node]
+            held /= held.sum(axis=1, keepdims=True)
         return
     p = numbers / (numbers + np.abs(1 - now.astype(np.float64)))
     for place, value in zip(origin.places, p, strict=True):
@@ -184,7 +189,7 @@ def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what
     for method, numbers in ours.items():
         if method == "predict" and gives_labels(model):
             continue
-        expected = np.asarray(getattr(model, method)(rows), np.float64).reshape(numbers.shape)
+        expected = values(model, method, rows, numbers.shape)
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
             _refuse(model, what, method, float(np.abs(numbers - expected).max()))
@@ -192,13 +197,38 @@ def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what
         _require_equal_labels(model, rows, ours, what)
 
 
+def values(model: Any, method: str, rows: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the numbers that a method of ``model`` gives, in a shape.
+
+    Of several labels a row, where ``model`` gives a list: the numbers of all classes, or those of the second ones.
+    """
+    found = getattr(model, method)(rows) if hasattr(model, method) else _of_each_output(model, method, rows)
+    if isinstance(found, list):
+        found = [np.stack([-one, one], axis=1) if one.ndim == 1 else one for one in found]
+        every = np.concatenate(found, axis=1)
+        found = every if every.shape == shape else np.stack([one[:, -1] for one in found], axis=1)
+    return np.asarray(found, np.float64).reshape(shape)
+
+
+def _of_each_output(model: Any, method: str, rows: Any) -> list[np.ndarray]:
+    """Return what the estimators that each speak for one label give, where the one that holds them has no method."""
+    rows, last = before_last(model, rows)
+    parts = getattr(last, "estimators_", ())
+    if not len(parts) or not all(hasattr(part, method) for part in parts):
+        raise ModelError(f"{type(last).__name__} has no {method}(), with which a trained graph could be compared.")
+    return [np.asarray(getattr(part, method)(rows)) for part in parts]
+
+
 def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray], what: str) -> None:
     """Labels may differ only where two classes are even."""
     different = np.asarray(model.predict(rows)) != ours["predict"]
     if not different.any():
         return
-    scores = next(numbers for method, numbers in ours.items() if method != "predict")
-    if (different & (margins(model, rows, np.asarray(scores, np.float64)) > 1e-5)).any():
+    method, scores = next((method, numbers) for method, numbers in ours.items() if method != "predict")
+    scores = np.asarray(scores, np.float64)
+    several = classes_of_outputs(model) is not None
+    sure = margins_of_labels(model, rows, scores, method) if several else margins(model, rows, scores)
+    if (different & (sure > 1e-5)).any():
         _refuse(model, what, "predict", float(different.mean()))
 
 

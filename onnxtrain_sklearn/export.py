@@ -130,7 +130,9 @@ def _head(estimator: OrtGradientClassifier, scope: Any) -> Head:
 
 
 def _classes(head: Head) -> np.ndarray:
-    assert head.classes is not None
+    if head.groups:
+        raise ModelError("skl2onnx takes classifiers of several labels of several classes alone: take to_onnx().")
+    assert isinstance(head.classes, np.ndarray)
     return head.classes
 
 

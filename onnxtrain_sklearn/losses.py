@@ -12,7 +12,7 @@ starts at zero has scores of exactly 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from numbers import Real
 from typing import ClassVar, Literal, TypeAlias
@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator
 from ._graph.builder import GraphBuilder
 from .exceptions import ModelError, nearest
 
-Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel"]
+Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
 Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
 
 __all__ = [
@@ -386,17 +386,26 @@ def resolve_loss(loss: str | Loss) -> Loss:
 
 
 def append_loss(
-    op: GraphBuilder, loss: Loss, *, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, link: Link
+    op: GraphBuilder,
+    loss: Loss,
+    *,
+    scores: ir.Value,
+    y: ir.Value,
+    sample_weight: ir.Value,
+    link: Link,
+    groups: Sequence[int] = (),
 ) -> ir.Value:
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
+
+    ``groups`` tells the columns that belong to each of several labels: a row's loss is the mean of those of its labels.
 
     ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero change nothing,
     whatever scores and targets of finite loss they hold; of a loss with the link "exp", whatever finite ones.
     """
     if link == "exp":
         scores = op.Mul(scores, _nonzero(op, sample_weight))  # 0 · exp(100) is NaN in float32
-    rows = loss(op, scores, y, link)
-    return _weighted_mean(op, rows, sample_weight, _columns(op, loss, scores, rows))
+    rows, columns = _grouped(op, loss, scores, y, link, groups) if groups else _rows(op, loss, scores, y, link)
+    return _weighted_mean(op, rows, sample_weight, columns)
 
 
 def append_pairwise_loss(
@@ -425,6 +434,29 @@ def _weighted_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, co
     total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
     share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
     return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)
+
+
+def _rows(op: GraphBuilder, loss: Loss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
+    """Return the losses of the rows, and their number of columns."""
+    rows = loss(op, scores, y, link)
+    return rows, _columns(op, loss, scores, rows)
+
+
+def _grouped(
+    op: GraphBuilder, loss: Loss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
+) -> tuple[ir.Value, int]:
+    """Return the loss of each group of columns, which are one label's, in a column."""
+    parts = []
+    for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
+        rows, columns = _rows(op, loss, own, true, link)
+        parts.append(rows if columns == 1 else op.Mul(_row_sum(op, rows), 1.0 / columns))
+    return op.Concat(*parts, axis=1), len(groups)
+
+
+def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:
+    """Emit the columns of each group, in turn."""
+    ends = np.cumsum(groups).tolist()
+    return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
 
 
 def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_ratio: float) -> ir.Value:

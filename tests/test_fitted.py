@@ -17,7 +17,7 @@ from sklearn.base import clone
 from sklearn.cluster import KMeans
 from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA
-from sklearn.ensemble import AdaBoostClassifier, HistGradientBoostingRegressor, RandomForestClassifier
+from sklearn.ensemble import AdaBoostClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
@@ -337,12 +337,6 @@ class TestRefused:
             (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "take OrtGradientClassifier"),
             (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
             (lambda: classifier(one_boost()), BINARY, ModelError, "no number that its output has a gradient for"),
-            (
-                lambda: classifier(RandomForestClassifier(2).fit(X, np.stack([BINARY, THREE], axis=1))),
-                BINARY,
-                ModelError,
-                "several labels",
-            ),
         ],
     )
     def test_says_why_and_leaves_the_estimator(self, estimator, y, error, text):

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.class_weight import compute_sample_weight
 
-from onnxtrain_sklearn._targets import Targets, class_targets, regression_targets, row_weights
+from onnxtrain_sklearn._targets import Targets, class_targets, labels_of, regression_targets, row_weights
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
@@ -133,3 +133,32 @@ def test_classes_of_several_labels_multiply():
     weights = row_weights(None, targets, [{0: 1, 1: 2}, {0: 1, 1: 3}])
     assert_array_equal(weights, [2, 1, 3])
     assert_allclose(row_weights(None, targets, "balanced"), compute_sample_weight("balanced", targets.values))
+
+
+def test_labels_of_several_classes_have_a_column_a_class():
+    targets = class_targets([["a", "x"], ["b", "z"], ["a", "y"]], None)
+    assert [known.tolist() for known in targets.classes] == [["a", "b"], ["x", "y", "z"]]
+    assert targets.values.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1], [1, 0, 0, 1, 0]]
+    assert (targets.task, targets.n_outputs, targets.stratify) == ("multioutput", 5, None)
+    assert labels_of(targets.values, targets.classes).tolist() == [["a", "x"], ["b", "z"], ["a", "y"]]
+
+
+def test_known_classes_of_several_labels_decide_the_columns():
+    known = [np.array([0, 1]), np.array([1, 2, 3])]
+    targets = class_targets([[1, 1], [0, 1]], known)  # indicators, if nothing were known
+    assert targets.values.tolist() == [[0, 1, 1, 0, 0], [1, 0, 1, 0, 0]]
+    for y, text in (
+        ([[1, 4], [0, 1]], r"Column 1 of y contains labels that are not among the classes: \[4\]"),
+        ([[1], [0]], r"y has shape \(2, 1\), expected 2 labels"),
+        ([1, 0], r"y has shape \(2,\), expected 2 labels"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            class_targets(y, known)
+
+
+@pytest.mark.parametrize("weight", ["balanced", [{0: 1, 1: 2}, {1: 3, 2: 0.5, 3: 1}]])
+def test_class_weights_of_several_labels(weight):
+    y = np.array([[0, 1], [1, 2], [1, 3], [0, 1]])
+    targets = class_targets(y, None)
+    assert targets.task == "multioutput"
+    assert_allclose(row_weights(None, targets, weight), compute_sample_weight(weight, y))

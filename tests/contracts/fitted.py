@@ -25,8 +25,10 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn._labels import classes_of_outputs, margins_of_labels
 from onnxtrain_sklearn._votes import margins
 from onnxtrain_sklearn._walk import gives_labels, walk
+from onnxtrain_sklearn._write_back import values
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 
@@ -126,11 +128,32 @@ def check_predictions(tuned: Any, model: Any, X: Any, tolerance: float) -> None:
     if not gives_labels(model):
         return check_numbers(tuned.predict(X), np.asarray(model.predict(X)), tolerance)
     method = "predict_proba" if hasattr(model, "predict_proba") else "decision_function"
-    expected = np.asarray(getattr(model, method)(X))
-    check_numbers(getattr(tuned, method)(X), expected, tolerance)
-    clear = margins(model, X, expected) > 1e-4
+    found, expected = of_labels(tuned, model, X, method)
+    for ours, theirs in zip(found, expected, strict=True):
+        check_numbers(ours, theirs, tolerance)
+    if classes_of_outputs(model) is None:
+        sure = margins(model, X, expected[0])
+    else:
+        sure = margins_of_labels(model, X, values(model, method, X, (len(X), tuned.n_outputs_)), method)
+    clear = sure > 1e-4
     assert clear.mean() > 0.5
     np.testing.assert_array_equal(tuned.predict(X)[clear], model.predict(X)[clear])
+
+
+def of_labels(tuned: Any, model: Any, X: Any, method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the probabilities, or the scores, of each label that a row has, ours and scikit-learn's."""
+    ours = getattr(tuned, method)(X)
+    if hasattr(model, method):
+        theirs = getattr(model, method)(X)
+    else:  # MultiOutputClassifier has none of its own
+        theirs = [getattr(one, method)(X) for one in model.estimators_]
+    if isinstance(ours, list):
+        return ours, theirs
+    if tuned._run.head.task != "multilabel":
+        return [ours], [np.asarray(theirs)]
+    if isinstance(theirs, list):
+        theirs = np.stack([one[:, 1] if one.ndim == 2 else one for one in theirs], axis=1)
+    return list(ours.T), list(np.asarray(theirs).T)
 
 
 def check_numbers(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:

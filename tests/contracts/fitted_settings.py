@@ -241,6 +241,53 @@ MLPClassifier((6,), max_iter=50, random_state=0)
 DecisionTreeClassifier(max_depth=4, random_state=0)
 """
 
+THREE_LABELS = """
+RidgeClassifier()
+RidgeClassifierCV()
+ExtraTreeClassifier(max_depth=4, random_state=0)
+RandomForestClassifier(5, max_depth=4, random_state=0)
+ExtraTreesClassifier(5, max_depth=4, random_state=0)
+KNeighborsClassifier()
+RadiusNeighborsClassifier(radius=5.0)
+OneVsRestClassifier(LinearSVC(random_state=0))
+OneVsRestClassifier(SVC())
+OneVsRestClassifier(DecisionTreeClassifier(max_depth=3, random_state=0))
+OneVsRestClassifier(RidgeClassifier())
+OneVsRestClassifier(LinearRegression())
+ClassifierChain(LogisticRegression())
+ClassifierChain(LogisticRegression(), order=[2, 0, 1], chain_method='predict_proba')
+ClassifierChain(LogisticRegression(), chain_method='decision_function')
+ClassifierChain(SVC(), order=[1, 2, 0])
+ClassifierChain(DecisionTreeClassifier(max_depth=3, random_state=0), order=[2, 0, 1])
+make_pipeline(StandardScaler(), ClassifierChain(LogisticRegression(), order=[2, 0, 1]))
+make_pipeline(StandardScaler(), OneVsRestClassifier(LogisticRegression()))
+make_pipeline(StandardScaler(), MLPClassifier((6,), max_iter=50, random_state=0))
+"""
+
+SEVERAL_LABELS = """
+MultiOutputClassifier(LogisticRegression())
+MultiOutputClassifier(LinearSVC(random_state=0))
+MultiOutputClassifier(RidgeClassifier())
+MultiOutputClassifier(SVC(probability=True, random_state=0))
+MultiOutputClassifier(SVC())
+MultiOutputClassifier(GaussianNB())
+MultiOutputClassifier(DecisionTreeClassifier(max_depth=3, random_state=0))
+MultiOutputClassifier(HistGradientBoostingClassifier(max_iter=3))
+MultiOutputClassifier(MLPClassifier((6,), max_iter=50, random_state=0))
+MultiOutputClassifier(make_pipeline(StandardScaler(), LogisticRegression()))
+make_pipeline(StandardScaler(), MultiOutputClassifier(LogisticRegression()))
+"""
+"""Fitted to labels that are 0 or 1, and to others."""
+
+LABELS_OF_TREES = """
+DecisionTreeClassifier(max_depth=4, random_state=0)
+ExtraTreeClassifier(max_depth=4, random_state=0)
+RandomForestClassifier(5, max_depth=4, random_state=0)
+ExtraTreesClassifier(5, max_depth=4, random_state=0)
+KNeighborsClassifier()
+make_pipeline(StandardScaler(), PCA(3), DecisionTreeClassifier(max_depth=4, random_state=0))
+"""
+
 BEFORE_RIDGE = """
 StandardScaler()
 StandardScaler(with_mean=False)
@@ -490,6 +537,8 @@ def _data() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "three classes": three,
         "outliers": np.where(np.abs(number) > np.quantile(np.abs(number), 0.7), -1, 1),
         "two labels": np.stack([binary, (X[:, 1] + number > 0).astype(int)], axis=1),
+        "three labels": np.stack([binary, X[:, 1] + number > 0, X[:, 2] - number > 0], axis=1).astype(int),
+        "labels of several classes": np.array(["low", "high", "top"])[np.stack([binary, three], axis=1)],
     }
     return data, targets
 
@@ -507,7 +556,10 @@ def _settings() -> list[Setting]:
     for targets in ("binary", "three classes"):
         found += of(CLASSIFIERS, "Classifiers", targets) + of(COUNTS, "Classifiers", targets, "counts")
         found += of(GAPPED_CLASSIFIERS, "Classifiers", targets, "gaps")
-    found += of(BINARY, "Classifiers", "binary") + of(TWO_LABELS, "Classifiers", "two labels")
+    found += of(BINARY, "Classifiers", "binary")
+    found += of(TWO_LABELS, "Several labels", "two labels") + of(THREE_LABELS, "Several labels", "three labels")
+    found += of(SEVERAL_LABELS, "Several labels", "three labels")
+    found += of(SEVERAL_LABELS + LABELS_OF_TREES.lstrip(), "Several labels", "labels of several classes")
     found += of(ridge, "Pipelines", "number") + of(WITH_GAPS, "Pipelines", "number", "gaps")
     found += of(WHOLE, "Pipelines", "number", "whole numbers") + of(FRAMES, "Pipelines", "number", "frame")
     found += of(MIXED_FRAMES, "Tables with text", "number", "mixed frame")
