@@ -19,7 +19,7 @@ import onnx.checker
 import onnx_ir as ir
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
-from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
@@ -28,7 +28,6 @@ from ._converters.source import Known
 from ._embedding import OPSET, convert, parsers, shape_calculators
 from ._graph.columns import join_columns, name_inputs
 from ._graph.model import load, to_proto
-from ._outputs import is_estimator_an_output, own_converter, shapes_of_chain
 from ._repairs import repair
 from ._walk import last_step, unwrapped, walk
 from .exceptions import ModelError
@@ -64,7 +63,7 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
 
     estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[Watched] = []
-    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS, ClassifierChain}
+    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS}
     watching = _watching(get_converter, watched)
     try:
         with warnings.catch_warnings():
@@ -76,7 +75,7 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
-                custom_shape_calculators={**shape_calculators(), ClassifierChain: shapes_of_chain},
+                custom_shape_calculators=shape_calculators(),
                 custom_parsers=parsers(),
             )
     except ModelError:
@@ -129,10 +128,10 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     from skl2onnx.common._registration import get_converter
 
     last = last_step(estimator)
-    ends = [last, *map(last_step, last.estimators_)] if is_estimator_an_output(last) else [last]
-    names = {id(end): sklearn_operator_name_map.get(type(end)) for end in ends}
-    known = {key: get_converter(name).get_allowed_options() or {} if name else {} for key, name in names.items()}
-    return {key: {"zipmap": False} for key, options in known.items() if "zipmap" in options}
+    if type(last) not in sklearn_operator_name_map:
+        return {id(last): {}}
+    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
+    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
 
 
 def _convertible(estimator: Any) -> Any:
@@ -176,7 +175,6 @@ def _stamped(model: ir.Model) -> ir.Model:
 
 def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watched]) -> Callable[..., None]:
     """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
-    from skl2onnx._parse import _parse_sklearn
 
     def converted(scope: Any, operator: Any, container: Any) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
@@ -189,8 +187,7 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Watche
             known = convert(scope, operator, container)
             if known is None:
                 operator.raw_operator = _convertible(estimator)
-                convert_it = own_converter(estimator, _parse_sklearn) or theirs(operator.type)
-                convert_it(scope, operator, container)
+                theirs(operator.type)(scope, operator, container)
         finally:
             container.add_node, operator.raw_operator = add_node, estimator
         watched.append(

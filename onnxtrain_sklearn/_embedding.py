@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
-from sklearn.base import is_outlier_detector
+from sklearn.base import ClassifierMixin, is_outlier_detector
 
 from ._converters.registry import CONVERTERS, converter_of
 from ._converters.source import Known, Source
@@ -107,8 +107,9 @@ def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], con
 
 
 def parsers() -> dict[type, Callable[..., Any]]:
-    """Return the parsers for skl2onnx, by class."""
-    return {kind: _parsed for kind, own in CONVERTERS.items() if own.columns is not None}
+    """Return the parsers for skl2onnx, by class; those of classifiers, it has itself."""
+    declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
+    return {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
 
 
 def shape_calculators() -> dict[type, Callable[..., Any]]:

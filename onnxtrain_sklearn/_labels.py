@@ -16,9 +16,9 @@ from sklearn.multioutput import ClassifierChain
 from sklearn.svm import SVC, NuSVC
 
 from ._conversion import Watched
+from ._converters.outputs import in_order_of_labels, is_estimator_an_output
 from ._gradient.nodes import attribute, constant
 from ._graph.builder import GraphBuilder
-from ._outputs import in_order_of_labels, is_estimator_an_output
 from ._scores import EPSILON, ends_in
 from ._votes import CHOICE, add_output, chosen_index, margins
 from ._walk import last_step, unwrapped

@@ -19,6 +19,7 @@ from sklearn.neighbors import LocalOutlierFactor
 from .._graph.builder import GraphBuilder
 from .neighbours import measures_differences, neighbours
 from .source import Converter, of_rows, parameter
+from .trees import branches, leaves
 
 
 def _linear_machine(op: GraphBuilder, x: ir.Value, machine: SGDOneClassSVM) -> ir.Value:
@@ -48,40 +49,16 @@ def _isolation_forest(op: GraphBuilder, x: ir.Value, forest: IsolationForest) ->
 
 def _isolating_trees(forest: IsolationForest) -> dict[str, Any]:
     """Return the attributes of the operator: its nodes, and the length of the paths to each leaf."""
-    parts = zip(
-        forest.estimators_,
-        forest.estimators_features_,
-        forest._decision_path_lengths,
-        forest._average_path_length_per_tree,
-        strict=True,
-    )
-    columns: dict[str, list[Any]] = {}
-    for i, (estimator, features, depths, beyond) in enumerate(parts):
-        tree, numbers = estimator.tree_, np.arange(estimator.tree_.node_count)
-        leaf = tree.children_left < 0
-        values = {
-            "nodes_treeids": np.full(len(numbers), i),
-            "nodes_nodeids": numbers,
-            "nodes_featureids": np.where(leaf, 0, np.asarray(features)[np.maximum(tree.feature, 0)]),
-            "nodes_values": _not_above(np.where(leaf, 0.0, tree.threshold)),
-            "nodes_modes": np.where(leaf, "LEAF", "BRANCH_LEQ"),
-            "nodes_truenodeids": np.where(leaf, 0, tree.children_left),
-            "nodes_falsenodeids": np.where(leaf, 0, tree.children_right),
-            "nodes_missing_value_tracks_true": np.asarray(tree.missing_go_to_left, int),
-            "target_treeids": np.full(leaf.sum(), i),
-            "target_nodeids": numbers[leaf],
-            "target_ids": np.zeros(leaf.sum(), int),
-            "target_weights": (depths + beyond - 1.0)[leaf],
-        }
-        for name, array in values.items():
-            columns.setdefault(name, []).extend(array.tolist())
-    return columns
-
-
-def _not_above(thresholds: np.ndarray) -> np.ndarray:
-    """Return the largest float32 that is not above each threshold: it tells the same float32 numbers apart."""
-    rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    ends = leaves(trees)
+    paths = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
+    lengths = [(depths + beyond - 1.0)[own] for depths, beyond, own in paths]
+    return branches(trees, forest.estimators_features_) | {
+        "target_treeids": np.repeat(np.arange(len(trees)), [len(own) for own in ends]).tolist(),
+        "target_nodeids": np.concatenate(ends).tolist(),
+        "target_ids": [0] * sum(map(len, ends)),
+        "target_weights": np.concatenate(lengths).tolist(),
+    }
 
 
 def _local_outlier_factor(op: GraphBuilder, x: ir.Value, factor: LocalOutlierFactor) -> ir.Value:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from sklearn.ensemble import AdaBoostClassifier, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.multiclass import OneVsRestClassifier
 
+from .outputs import joined_outputs
 from .source import FLOAT, INT64, Converter, Source, labels, several_labels
 
 
@@ -86,7 +87,9 @@ def _given(s: Source, estimator: object, method: str) -> ir.Value:
 def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:
     """Decision functions side by side: skl2onnx scales them as if they were probabilities."""
     model = s.estimator
-    if model.multilabel_ or not (s.raw_scores or not hasattr(model, "predict_proba")):
+    if model.multilabel_:
+        return joined_outputs(s)
+    if not (s.raw_scores or not hasattr(model, "predict_proba")):
         return None
     if not hasattr(model, "decision_function"):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import calibration, detectors, ensembles, expansions, features, linear, nearest, processes, targets
+from . import calibration, detectors, ensembles, expansions, features, linear, nearest, outputs, processes, targets
 from .source import Converter
 
 CONVERTERS: dict[type, Converter] = {
@@ -15,6 +15,7 @@ CONVERTERS: dict[type, Converter] = {
     **features.CONVERTERS,
     **linear.CONVERTERS,
     **nearest.CONVERTERS,
+    **outputs.CONVERTERS,
     **processes.CONVERTERS,
     **targets.CONVERTERS,
 }
