@@ -79,6 +79,9 @@ def _keep_confidences(graph: ir.Graph, estimator: OneVsOneClassifier) -> None:
     if not hasattr(estimator.estimators_[0], "decision_function") and is_classifier(estimator.estimators_[0]):
         logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
         confidences = op.Sub(*logarithms)
+        if len(estimator.classes_) == 2:  # whose decision function is above zero for both
+            second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
+            add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
     add_output(graph, PAIRS, op.Identity(confidences))
 
 

@@ -253,6 +253,14 @@ THRESHOLDS = {
 }
 
 
+def test_one_pair_of_probabilities():
+    model = OneVsOneClassifier(GaussianNB()).fit(X[OLD], TWO[OLD])
+    assert (model.decision_function(X) > 0).all()
+    tuned = still(model, X[NEW], TWO[NEW])
+    assert_array_equal(tuned.predict(X), model.predict(X))
+    assert_allclose(tuned.decision_function(X), model.decision_function(X), atol=1e-5)
+
+
 class TestThresholds:
     @pytest.mark.parametrize("name", THRESHOLDS)
     def test_labels(self, name):

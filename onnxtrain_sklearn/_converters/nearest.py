@@ -7,6 +7,7 @@ neighbours, and means of their targets, are left to skl2onnx.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +21,7 @@ from sklearn.neighbors import (
 
 from .._graph.builder import GraphBuilder
 from ..exceptions import ModelError
-from .source import FLOAT, Converter, Source, several_labels
+from .source import FLOAT, INT64, Converter, Source, several_labels
 
 METRICS = ("euclidean", "manhattan", "minkowski")
 
@@ -52,7 +53,7 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
 
 def _is_weighted(s: Source) -> bool:
     model = s.estimator
-    if model.weights != "distance" or (is_classifier(model) and several_labels(model)):
+    if model.weights != "distance":
         return False
     has_shares = (model.effective_metric_params_ or {}).get("w") is not None
     if model.effective_metric_ not in METRICS or has_shares or not isinstance(model._fit_X, np.ndarray):
@@ -101,11 +102,19 @@ def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None
 
 
 def _targets(s: Source) -> ir.Value:
-    """Return the targets of the points, which may be trained, or a column of zeros and ones for each class."""
+    """Return the targets of the points, which may be trained, or zeros and ones for each class of each output."""
     model = s.estimator
-    if is_classifier(model):
-        return s.op.constant(np.eye(len(model.classes_), dtype=np.float32)[np.ravel(model._y)])
-    return s.parameter(model, "_y", shape=(len(model._y), -1))
+    if not is_classifier(model):
+        return s.parameter(model, "_y", shape=(len(model._y), -1))
+    classes = _classes(model)
+    outputs = np.reshape(model._y, (-1, len(classes))).T
+    parts = [np.eye(len(known), dtype=np.float32)[y] for known, y in zip(classes, outputs, strict=True)]
+    return s.op.constant(np.concatenate(parts, axis=1))
+
+
+def _classes(model: Any) -> list[np.ndarray]:
+    """Return the classes of each output."""
+    return list(model.classes_) if several_labels(model) else [np.asarray(model.classes_)]
 
 
 def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
@@ -117,9 +126,11 @@ def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
         p = op.Div(sums, total)
     else:  # a row without neighbours gets the class that the user has named for it
         alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
-        named = (np.asarray(model.classes_) == np.ravel(label)[0]).astype(np.float32)[np.newaxis]
-        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, named))
-    return s.chosen(p), p
+        named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
+        shares = np.concatenate(named).astype(np.float32)[np.newaxis]
+        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, shares))
+    # Labels of several outputs are made of the probabilities where predictions are.
+    return op.Cast(p, to=INT64) if several_labels(model) else s.chosen(p), p
 
 
 CONVERTERS: dict[type, Converter] = {

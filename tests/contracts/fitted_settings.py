@@ -152,6 +152,7 @@ SVC(kernel='sigmoid')
 SVC(probability=True, random_state=0)
 SVC(kernel='linear', probability=True, random_state=0)
 SVC(decision_function_shape='ovo')
+SVC(break_ties=True)
 NuSVC()
 NuSVC(probability=True, random_state=0)
 LinearDiscriminantAnalysis()
@@ -197,6 +198,7 @@ OneVsRestClassifier(SVC())
 OneVsRestClassifier(SVC(probability=True, random_state=0))
 OneVsOneClassifier(LogisticRegression())
 OneVsOneClassifier(LinearSVC(random_state=0))
+OneVsOneClassifier(GaussianNB())
 OutputCodeClassifier(LogisticRegression(), random_state=0)
 VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())], voting='soft', flatten_transform=False)
 VotingClassifier([('a', LogisticRegression()), ('b', GaussianNB())], voting='soft', weights=[1, 2])
@@ -231,6 +233,7 @@ CategoricalNB(min_categories=5)
 
 BINARY = """
 TunedThresholdClassifierCV(LogisticRegression())
+FixedThresholdClassifier(LogisticRegression(), threshold=0.3)
 GridSearchCV(make_pipeline(StandardScaler(), SVC()), {'svc__C': [0.1, 1.0]})
 """
 
@@ -285,6 +288,8 @@ ExtraTreeClassifier(max_depth=4, random_state=0)
 RandomForestClassifier(5, max_depth=4, random_state=0)
 ExtraTreesClassifier(5, max_depth=4, random_state=0)
 KNeighborsClassifier()
+KNeighborsClassifier(weights='distance')
+RadiusNeighborsClassifier(radius=5.0, weights='distance')
 make_pipeline(StandardScaler(), PCA(3), DecisionTreeClassifier(max_depth=4, random_state=0))
 """
 
