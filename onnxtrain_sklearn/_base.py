@@ -29,8 +29,9 @@ from ._data import Column, dict_columns, shaped
 from ._encoding import Columns, Specs, as_trained, table_columns
 from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
 from ._gradient.engine import available_engines, choose_engine
-from ._graph.model import TensorSpec, TrainableModel, to_proto
-from ._inference import Form, Head, inference_model
+from ._graph.border import to_proto
+from ._graph.model import TensorSpec, TrainableModel
+from ._inference import Form, inference_model
 from ._run import (
     Run,
     batches_for,
@@ -39,6 +40,8 @@ from ._run import (
     head_for,
     is_builder,
     prepare_step,
+    require_like,
+    require_rows,
     score_columns,
     source_of,
     start,
@@ -342,10 +345,10 @@ class BaseOrtGradient(BaseEstimator, ABC):
         columns = as_trained(self._columns(X, specs, fitted, reset=old is None and fitted is None), fitted, specs)
         known = classes if fitted is None else fitted.known_classes(classes, y)
         targets = self._encode(y, known if old is None else old.head.classes)
-        _check_rows(columns, len(targets.values), "y")
+        require_rows(columns, targets, "y")
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         if old is not None:
-            _check_kind(targets, old.head, "y")
+            require_like(targets, old.head, "y")
         if source is None:
             source, columns = self._built(columns, targets, rng)
         run, settings = self._run_for(old, source, fitted, columns, targets, rng)
@@ -521,8 +524,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
             columns = self._columns(X, run.source.inputs, run.fitted, reset=False)
             columns = as_trained(columns, run.fitted, run.source.inputs)
             targets = self._encode(y, run.head.classes)
-            _check_rows(columns, len(targets.values), "y_val")
-            _check_kind(targets, run.head, "y_val")
+            require_rows(columns, targets, "y_val")
+            require_like(targets, run.head, "y_val")
             weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
             split = np.arange(len(targets.values))
         if split is None:
@@ -583,20 +586,3 @@ def _check_number(
     check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=ends)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value!r}.")
-
-
-def _check_kind(targets: Targets, head: Head, name: str) -> None:
-    """Targets that come later are like the first: in number, and one label a row or several."""
-    if targets.task == "regression" and targets.n_outputs != head.n_outputs:
-        raise ValueError(f"{name} has {targets.n_outputs} output(s), expected {head.n_outputs}.")
-    if (targets.task == "multilabel") != (head.task == "multilabel"):
-        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
-        raise ValueError(f"{name} does not hold {expected}, as y did when training began.")
-
-
-def _check_rows(columns: Columns, n_targets: int, name: str) -> None:
-    n_rows = len(next(iter(columns.values())))
-    if n_rows != n_targets:
-        raise ValueError(
-            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, {name} has {n_targets}."
-        )

@@ -26,8 +26,8 @@ from sklearn.preprocessing import OneHotEncoder
 from ._converters.registry import CONVERTERS
 from ._converters.source import Known
 from ._embedding import OPSET, convert, parsers, shape_calculators
+from ._graph.border import load, to_proto
 from ._graph.columns import join_columns, name_inputs
-from ._graph.model import load, to_proto
 from ._repairs import repair
 from ._walk import last_step, unwrapped, walk
 from .exceptions import ModelError

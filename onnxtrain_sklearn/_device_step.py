@@ -18,8 +18,9 @@ from . import _runtime
 from ._data import Batches, Room
 from ._dropout import UniformNumbers, expose_dropout
 from ._gradient.engine import differentiate
+from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder
-from ._graph.model import TrainableModel, initializers_to_inputs, to_proto
+from ._graph.model import TrainableModel, initializers_to_inputs
 from ._parameters import FlatParameters
 from ._runtime import Array, DeviceArray
 from ._step import OptimizerState, prepare_slots

@@ -13,8 +13,8 @@ from sklearn.base import ClassifierMixin, is_outlier_detector
 
 from ._converters.registry import CONVERTERS, converter_of
 from ._converters.source import Known, Source
+from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder
-from ._graph.model import to_proto
 from ._walk import last_step, unwrapped
 from .exceptions import ModelError
 

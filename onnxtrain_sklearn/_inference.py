@@ -18,8 +18,9 @@ import onnx_ir.passes.common as common
 
 from . import _runtime
 from ._data import Column
+from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
-from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers, to_proto
+from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers
 from ._parameters import FlatParameters
 from .exceptions import ModelError
 from .losses import Link, Task, apply_link, split_columns

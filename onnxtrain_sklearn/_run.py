@@ -19,7 +19,8 @@ from . import _runtime
 from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
 from ._device_step import DeviceStep
 from ._fitted import FittedModel, fitted_model, is_estimator
-from ._graph.model import TrainableModel, load, trainable_model
+from ._graph.border import load
+from ._graph.model import TrainableModel, trainable_model
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters, select_trainable
 from ._step import OptimizerState, TrainingStep, in_trainable_type
@@ -310,6 +311,24 @@ def batches_for(
     fits = n_rows <= min(size, MERGE_LIMIT) and not run.model.moving  # equal rows count in the statistics of a batch
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
+
+
+def require_rows(columns: Columns, targets: Targets, name: str) -> None:
+    """Raise where there are more targets than rows, or fewer."""
+    n_rows, n_targets = len(next(iter(columns.values()))), len(targets.values)
+    if n_rows != n_targets:
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, {name} has {n_targets}."
+        )
+
+
+def require_like(targets: Targets, head: Head, name: str) -> None:
+    """Raise where targets that come later are not like the first: in number, and one label a row or several."""
+    if targets.task == "regression" and targets.n_outputs != head.n_outputs:
+        raise ValueError(f"{name} has {targets.n_outputs} output(s), expected {head.n_outputs}.")
+    if (targets.task == "multilabel") != (head.task == "multilabel"):
+        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
+        raise ValueError(f"{name} does not hold {expected}, as y did when training began.")
 
 
 def _shapes(columns: Columns) -> dict[str, tuple[int, ...]]:

@@ -19,7 +19,8 @@ from . import _runtime
 from ._data import Batches, Room
 from ._dropout import UniformNumbers, expose_dropout
 from ._gradient.engine import differentiate
-from ._graph.model import TrainableModel, initializers_to_inputs, to_proto
+from ._graph.border import to_proto
+from ._graph.model import TrainableModel, initializers_to_inputs
 from ._parameters import FlatParameters
 from ._training_graph import (
     LOSS,

@@ -20,8 +20,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from ._base import BaseOrtGradient
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
+from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder, infer_shapes
-from ._graph.model import to_proto
 from ._graph.versions import reason
 from ._inference import Form, Head, inference_model
 from ._tables import Table

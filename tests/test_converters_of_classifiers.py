@@ -51,8 +51,8 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTre
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._converters.processes import _squashed
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.model import to_proto
 from onnxtrain_sklearn._origins import FORMS
 from onnxtrain_sklearn._walk import follow
 from onnxtrain_sklearn.exceptions import ModelError

@@ -38,7 +38,7 @@ from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losse
 from onnxtrain_sklearn._conversion import converted
 from onnxtrain_sklearn._converters.features import FUNCTIONS
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.model import to_proto
+from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

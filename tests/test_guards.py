@@ -24,6 +24,7 @@ LAYERS = (
     "_runtime",
     "_graph.builder",
     "_graph.versions",
+    "_graph.border",
     "_graph.model",
     "_graph.columns",
     "_graph.rewrites.source",
@@ -113,7 +114,8 @@ LAYERS = (
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
-    "_graph.model": {  # the border
+    "_graph.model": {"load_model_from_string"},  # of pickles
+    "_graph.border": {
         *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
         "shape_inference",
     },

@@ -15,7 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, _inference, _runtime
 from onnxtrain_sklearn._data import Column
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
+from onnxtrain_sklearn._graph.border import load, to_proto
+from onnxtrain_sklearn._graph.model import trainable_model
 from onnxtrain_sklearn._inference import Head, Predictor, inference_model
 from onnxtrain_sklearn._parameters import FlatParameters
 from onnxtrain_sklearn.exceptions import ModelError

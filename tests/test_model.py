@@ -15,7 +15,8 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
+from onnxtrain_sklearn._graph.border import load, to_proto
+from onnxtrain_sklearn._graph.model import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 
 NEWEST = onnx.defs.onnx_opset_version()

@@ -15,7 +15,8 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, _runtime, _step
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.model import load, trainable_model
+from onnxtrain_sklearn._graph.border import load
+from onnxtrain_sklearn._graph.model import trainable_model
 from onnxtrain_sklearn._parameters import FlatParameters
 from onnxtrain_sklearn._step import OptimizerState, TrainingStep
 from onnxtrain_sklearn._training_graph import TARGET, StepSettings

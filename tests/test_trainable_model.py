@@ -16,7 +16,8 @@ import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime
 from onnxtrain_sklearn._graph import model as border
-from onnxtrain_sklearn._graph.model import load, to_proto, trainable_model
+from onnxtrain_sklearn._graph.border import load, to_proto
+from onnxtrain_sklearn._graph.model import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 NEWEST = onnx.defs.onnx_opset_version()

@@ -23,8 +23,9 @@ from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import OrtGradientClassifier, losses
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
+from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes
-from onnxtrain_sklearn._graph.model import initializers_to_inputs, to_proto
+from onnxtrain_sklearn._graph.model import initializers_to_inputs
 from onnxtrain_sklearn._votes import margins
 from onnxtrain_sklearn.exceptions import ModelError
 

@@ -14,8 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .border import to_proto
 from .builder import GraphBuilder, infer_shapes, reads
-from .model import TrainableModel, spec_of, to_proto
+from .model import TrainableModel, spec_of
 
 
 @dataclass(frozen=True)

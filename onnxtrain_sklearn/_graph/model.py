@@ -1,36 +1,24 @@
-"""The border to protobuf: what users give becomes a validated `onnx_ir` model, and back.
+"""A graph as it is trained: pruned to the output that a loss is taken on, with its parameters found.
 
-A model that passed :func:`load` has named nodes, no local functions, and one default opset and an IR version that the
-installed onnxruntime reads and that can be trained: they stay as they are wherever they can. :func:`trainable_model`
-prunes it to the output that is trained and finds its parameters. Nothing here knows of losses, data or sessions, and
-nothing changes a model that it was given.
+Nothing here knows of losses, data or sessions, and nothing changes a model that it was given.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.checker
-import onnx.helper
-import onnx.inliner
-import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from google.protobuf.message import DecodeError
 
 from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, is_float, reaching
-from .versions import readable, reason, values
+from .versions import readable, values
 
-DEFAULT_DOMAINS = ("", "ai.onnx")
-RESERVED = "onnxtrain/"
 _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),
     ir.DataType.DOUBLE: np.dtype(np.float64),
@@ -160,40 +148,6 @@ class TrainableModel:
         self.__dict__.update(state, model=model)
 
 
-def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runtime.Limits | None = None) -> ir.Model:
-    """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
-
-    Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
-    """
-    proto = _inlined(_with_one_default_opset(_without_zip_maps(_read(model))))
-    source = readable(proto, _runtime.limits() if limits is None else limits)
-    common.RemoveInitializersFromInputsPass()(source)
-    _refuse_reserved_names(source)
-    return infer_shapes(source)
-
-
-def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
-    nodes = list(model.graph.all_nodes())
-    used = {node.domain for node in nodes} | {""}
-    for domain in set(model.opset_imports) - used:
-        del model.opset_imports[domain]
-    proto = ir.to_proto(model)
-    _type_dicts(proto)
-    return proto
-
-
-def _type_dicts(proto: onnx.ModelProto) -> None:
-    """Give the outputs of ZipMap nodes their type, in place: onnx_ir has none for dicts."""
-    zipped = {node.output[0]: node for node in proto.graph.node if node.op_type == "ZipMap"}
-    for output in (value for value in proto.graph.output if value.name in zipped):
-        keys = {attribute.name for attribute in zipped[output.name].attribute}
-        key = onnx.TensorProto.STRING if "classlabels_strings" in keys else onnx.TensorProto.INT64
-        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
-        row = onnx.helper.make_map_type_proto(key, number)
-        output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
-
-
 def trainable_model(
     source: ir.Model, output: str | None = None, *, pairs: str | None = None, choice: str | None = None
 ) -> TrainableModel:
@@ -308,102 +262,6 @@ def _normalises_by_batch(node: ir.Node) -> bool:
 def _normalise_by_running_statistics(node: ir.Node) -> None:
     node.attributes.pop("training_mode", None)
     node.resize_outputs(1)
-
-
-def _read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    proto = model if isinstance(model, onnx.ModelProto) else _parsed(model)
-    if not proto.graph.node or not proto.graph.output:
-        raise ModelError(
-            f"There is no ONNX graph with nodes and outputs in {_source(model)}: it is not an ONNX model, or a "
-            f"truncated or empty one."
-        )
-    if proto.graph.sparse_initializer:
-        raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
-    return proto
-
-
-def _parsed(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    if not isinstance(model, bytes) and not Path(model).is_file():
-        raise ModelError(f"There is no file {os.fspath(model)!r}.")
-    try:
-        return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
-    except DecodeError as error:
-        raise ModelError(
-            f"There is no ONNX model in {_source(model)}, or a truncated one: it cannot be parsed as protobuf."
-        ) from error
-    except (onnx.checker.ValidationError, ValueError) as error:
-        raise ModelError(f"The weights that {_source(model)} keeps beside it cannot be read: {error}") from error
-
-
-def _source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
-    if isinstance(model, str | os.PathLike):
-        return f"the file {os.fspath(model)!r}"
-    return "the bytes" if isinstance(model, bytes) else "the ModelProto"
-
-
-def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the scores of classifiers as tensors, not as dictionaries, which onnx_ir lacks."""
-    if not any(node.op_type == "ZipMap" for node in proto.graph.node):
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    values = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
-    for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
-        node.op_type, node.domain = "Identity", ""
-        del node.attribute[:]
-        if (value := values.get(node.output[0])) is not None:
-            value.type.Clear()
-            value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
-            value.type.tensor_type.shape.dim.add()
-            value.type.tensor_type.shape.dim.add()
-    return result
-
-
-def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
-    versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
-    if not versions:
-        raise ModelError("The ONNX graph imports no opset of the default domain: the model is not valid, or truncated.")
-    graphs = [proto.graph, *proto.functions]
-    aliased = any(node.domain in DEFAULT_DOMAINS[1:] for graph in graphs for node in _nodes(graph))
-    if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    del result.opset_import[:]
-    result.opset_import.extend(o for o in proto.opset_import if o.domain not in DEFAULT_DOMAINS)
-    result.opset_import.add(domain="", version=versions[-1])
-    for node in (node for graph in (result.graph, *result.functions) for node in _nodes(graph)):
-        node.domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
-    return result
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    """Yield the nodes of a GraphProto or FunctionProto, those of its subgraphs included."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from _nodes(subgraph)
-
-
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, validated, without local functions, which may be of another opset; the converter drops them."""
-    what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
-    try:
-        if proto.functions:
-            typed = onnx.shape_inference.infer_shapes(proto)
-            proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
-        onnx.checker.check_model(proto)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(f"The ONNX {what}: {reason(error)}") from error
-    return proto
-
-
-def _refuse_reserved_names(model: ir.Model) -> None:
-    for value in values(model):
-        if (value.name or "").startswith(RESERVED):
-            raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
 
 
 def _free_batch_axis(model: ir.Model) -> None:
