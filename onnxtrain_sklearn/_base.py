@@ -576,7 +576,19 @@ class BaseOrtGradient(BaseEstimator, ABC):
     def _predict(self, X: Any, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         check_is_fitted(self)
         columns = self._columns(X, self._run.source.inputs, self._run.fitted, reset=False)
+        self._require_numbers(self._run, columns)
         return self._run.predictor(with_scores=with_scores).run(columns, output=output)
+
+    def _require_numbers(self, run: Run, columns: Columns) -> None:
+        """Raise where a fitted model gives NaN for missing values: a step takes them, and the next one does not."""
+        if run.fitted is None or run.fitted.table is not None or not self.__sklearn_tags__().input_tags.allow_nan:
+            return
+        gaps = np.unique(np.concatenate([column.gaps() for column in columns.values()]))
+        if len(gaps) and np.isnan(run.predictor(with_scores=True).run(columns, gaps, output=-1)).any():
+            raise ValueError(
+                f"Input X contains NaN in columns in which {type(self.model).__name__} takes no missing values. Fill "
+                f"them in before, with a SimpleImputer for instance."
+            )
 
 
 def _check_number(

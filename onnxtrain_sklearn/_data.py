@@ -68,6 +68,15 @@ class Column:
         with _no_overflow(self._dtype):
             return self._data[rows].astype(self._dtype)
 
+    def gaps(self) -> np.ndarray:
+        """Return the rows in which a number is missing, NaN standing for it."""
+        data: Any = self._data
+        if data.dtype.kind != "f":
+            return np.empty(0, np.int64)
+        if self._sparse:
+            return np.unique(np.repeat(np.arange(len(self)), np.diff(data.indptr))[np.isnan(data.data)])
+        return np.flatnonzero(np.isnan(data).reshape(len(self), -1).any(axis=1))
+
     def take(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the given rows into ``out``."""
         if self._direct:

@@ -412,8 +412,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         labels = self._predict(X)
         if self._run.head.task == "multilabel":
             return labels
-        classes = self.classes_[0] if isinstance(self.classes_, list) else self.classes_
-        return np.asarray(labels).astype(classes.dtype)
+        several = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
+        return np.asarray(labels).astype(np.result_type(*several))
 
     @available_if(_gives_probabilities)
     def predict_proba(self, X: Any) -> np.ndarray | list[np.ndarray]:

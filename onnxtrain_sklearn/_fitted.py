@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingClassifier, VotingClassifier
-from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier, _ConstantPredictor
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
 from sklearn.pipeline import FeatureUnion
 from sklearn.preprocessing import OrdinalEncoder
@@ -32,7 +32,7 @@ from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
 from ._tables import Table, table_of
 from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes
-from ._walk import first_step, follow, gives_labels, labels_of, last_step
+from ._walk import classes_of, first_step, follow, gives_labels, last_step
 from .exceptions import ModelError, UnsupportedOperatorError
 from .losses import Loss, Quantile
 
@@ -103,7 +103,7 @@ def is_estimator(model: Any) -> bool:
 
 
 def takes_nan(model: Any) -> bool:
-    """Whether a scikit-learn model takes missing values."""
+    """Whether a scikit-learn model takes missing values, in some columns at least."""
     first = first_step(model)
     if isinstance(first, FeatureUnion):
         return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
@@ -181,6 +181,8 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"This {type(last).__name__} has neither predict_proba() nor decision_function(): it gives labels alone, "
             f"which have no gradient.{way}"
         )
+    if isinstance(last, OneVsRestClassifier) and last.multilabel_:
+        _refuse_constant_labels(last)
     if isinstance(last, LocalOutlierFactor) and not last.novelty:
         raise ModelError(
             f"This {type(last).__name__} has scores for the rows that it was fitted to alone. Fit it with novelty=True."
@@ -195,6 +197,16 @@ def _refuse_other_kinds(estimator: Any) -> None:
             )
 
 
+def _refuse_constant_labels(last: Any) -> None:
+    """A label that was the same in all rows has no margin, beside those of others."""
+    constant = [isinstance(one, _ConstantPredictor) for one in last.estimators_]
+    if any(constant) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
+        raise ModelError(
+            f"Label {constant.index(True)} of this OneVsRestClassifier was the same in all rows that it was fitted to, "
+            f"and has no decision function. Fit it to rows that differ in every label."
+        )
+
+
 def _what_else(estimator: Any) -> str:
     if is_clusterer(estimator) or hasattr(estimator, "predict_proba"):  # mixtures of densities
         return ", but clusters that it found itself"
@@ -204,7 +216,7 @@ def _what_else(estimator: Any) -> str:
 def _classes(estimator: Any, outputs: list[np.ndarray] | None) -> np.ndarray | list[np.ndarray] | None:
     if outputs is not None:
         return np.arange(len(outputs)) if are_indicators(outputs) else outputs
-    return labels_of(estimator) if gives_labels(estimator) else None
+    return classes_of(estimator) if gives_labels(estimator) else None
 
 
 _COUNTS = {

@@ -129,10 +129,9 @@ def expose_scores(model: ir.Model, estimator: Any) -> None:
         shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
         shown.type, shown.shape = output.type, output.shape
     elif shown is None and not hasattr(estimator, "predict_proba") and (dims(output) or [0])[-1] == 2:
-        column = (
-            0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
-        )  # LIBSVM's first column speaks for the second
-        shown = op.Gather(output, np.array([column]), axis=1)
+        # The first column of LIBSVM speaks for the second class.
+        second = 0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
+        shown = op.Gather(output, np.array([second]), axis=1)
         shown.type = output.type
     if shown is not None:
         model.graph.outputs[0] = shown

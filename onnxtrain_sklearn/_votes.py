@@ -34,21 +34,21 @@ EPSILON = 1e-6
 def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
     """Make outputs of what a graph with operators of ai.onnx.ml chooses by votes, in place.
 
-    The index of the class, where probabilities need not agree with the votes, and the scores of pairs of classes, where
-    the decision function counts votes: these have no gradient.
+    The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
+    of pairs of classes, where the decision function counts votes: these have no gradient.
     """
-    last = last_step(estimator)
+    last, decides = last_step(estimator), _threshold_rule(estimator) is None
     if isinstance(last, SVC | NuSVC):
-        _keep_votes_of_machine(graph, last, watched)
+        _keep_votes_of_machine(graph, last, watched, decides=decides)
     elif isinstance(last, OneVsOneClassifier):
-        _keep_confidences(graph, last)
+        _keep_confidences(graph, last, decides=decides)
 
 
-def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched]) -> None:
+def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched], *, decides: bool) -> None:
     node = _node_of(graph, machine, watched)
     op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
     with_probabilities = hasattr(machine, "predict_proba")
-    if with_probabilities or (len(machine.classes_) > 2 and not machine.break_ties):
+    if decides and (with_probabilities or (len(machine.classes_) > 2 and not machine.break_ties)):
         add_output(graph, CHOICE, op.Identity(_index(node, len(machine.classes_))))
     if not with_probabilities and len(machine.classes_) > 2:
         add_output(graph, PAIRS, op.Neg(node.outputs[1]))
@@ -72,14 +72,14 @@ def _index(node: ir.Node, classes: int) -> ir.Value:
     return node.outputs[0]
 
 
-def _keep_confidences(graph: ir.Graph, estimator: OneVsOneClassifier) -> None:
+def _keep_confidences(graph: ir.Graph, estimator: OneVsOneClassifier, *, decides: bool) -> None:
     """The converter of one-vs-one classifiers takes one confidence after the other, by nodes of this name."""
     taken = next(node for node in graph if (node.outputs[0].name or "").startswith("Csvc_"))
     confidences, op = taken.inputs[0], GraphBuilder(graph, prefix="confidences", constant_nodes=True)
     if not hasattr(estimator.estimators_[0], "decision_function") and is_classifier(estimator.estimators_[0]):
         logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
         confidences = op.Sub(*logarithms)
-        if len(estimator.classes_) == 2:  # whose decision function is above zero for both
+        if decides and len(estimator.classes_) == 2:  # whose decision function is above zero for both
             second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
             add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
     add_output(graph, PAIRS, op.Identity(confidences))

@@ -96,6 +96,6 @@ def gives_labels(model: Any) -> bool:
     return is_classifier(model) or is_outlier_detector(model)
 
 
-def labels_of(model: Any) -> np.ndarray:
+def classes_of(model: Any) -> np.ndarray:
     """Return the classes that a model predicts, in the order of its scores."""
     return np.array([-1, 1]) if is_outlier_detector(model) else np.asarray(model.classes_)

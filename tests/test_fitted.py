@@ -20,6 +20,7 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import AdaBoostClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import (
     GammaRegressor,
     HuberRegressor,
@@ -311,6 +312,35 @@ class TestGoOn:
         assert_array_equal(label, tuned.predict(X))
         assert_array_equal(probabilities, tuned.predict_proba(X))
         assert_allclose(tuned.to_sklearn().predict_proba(X), probabilities, atol=1e-5)
+
+
+GAPS = np.where(np.arange(3) == 1, np.float32(np.nan), X)
+TAKE_NO_GAPS = {
+    "behind a scaler": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
+    "passed through": lambda: make_pipeline(
+        make_column_transformer((SimpleImputer(), [0]), remainder="passthrough"), LogisticRegression()
+    ),
+}
+
+
+class TestMissingValues:
+    @pytest.mark.parametrize("name", TAKE_NO_GAPS)
+    def test_where_a_step_takes_none(self, name):
+        model = TAKE_NO_GAPS[name]().fit(X[OLD], BINARY[OLD])
+        tuned = classifier(model).fit(X[NEW], BINARY[NEW])
+        for method in (tuned.predict, tuned.predict_proba, tuned.decision_function, model.predict):
+            with pytest.raises(ValueError, match="contains NaN"):
+                method(GAPS)
+        before = tuned.weights_
+        with pytest.raises(ValueError, match="contains NaN"):
+            tuned.partial_fit(np.concatenate([X, GAPS]), np.concatenate([BINARY, BINARY]))
+        assert all(np.array_equal(array, before[name]) for name, array in tuned.weights_.items())
+
+    def test_where_they_are_filled_in(self):
+        columns = make_column_transformer((SimpleImputer(), [0, 1]), remainder="passthrough")
+        model = make_pipeline(columns, LogisticRegression()).fit(X[OLD], BINARY[OLD])
+        tuned = classifier(model).fit(GAPS[NEW], BINARY[NEW])
+        assert np.isfinite(tuned.predict_proba(GAPS)).all()
 
 
 def one_boost():

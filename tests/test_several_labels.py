@@ -221,7 +221,7 @@ class TestYesOrNo:
     def test_chains_that_are_not_converted(self):
         for model, y, text in (
             (ClassifierChain(LogisticRegression(), chain_method="decision_function"), YES, "'decision_function'"),
-            (ClassifierChain(LogisticRegression()), CODES, "not all of its labels are 0 or 1"),
+            (ClassifierChain(LogisticRegression()), CODES, "labels that are not 0 or 1"),
         ):
             with pytest.raises(ModelError, match=text):
                 classifier(fitted(model, y)).fit(X, y)
@@ -590,3 +590,24 @@ class TestGoOn:
         model = make_pipeline(StandardScaler(), GridSearchCV(OF_KINDS["estimator-an-output"], {"n_jobs": [1]}, cv=2))
         tuned = classifier(model.fit(X, KINDS)).fit(X[NEW], KINDS[NEW])
         assert_array_equal(tuned.to_sklearn().predict(X), tuned.predict(X))
+
+
+def test_labels_of_unequal_lengths():
+    """Words of one label are no shorter for those of another being short."""
+    X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = np.stack([np.where(X[:, 0] > 0, "a", "b"), np.where(X[:, 1] > 0, "green", "red")], axis=1).astype(object)
+    classes = [np.array(["a", "b"]), np.array(["green", "red"])]
+    net = OrtGradientClassifier(Linear(), learning_rate_init=0.1, random_state=0)
+    for _ in range(20):
+        net.partial_fit(X, y, classes=classes)
+    assert set(net.predict(X)[:, 1]) == {"green", "red"}
+    assert net.score(X, y) > 0.9
+
+
+def test_a_label_that_was_always_the_same():
+    X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = np.stack([np.ones(60), X[:, 0] > 0], axis=1).astype(int)
+    with pytest.warns(UserWarning, match="present in all"):
+        model = OneVsRestClassifier(LinearSVC()).fit(X, y)
+    with pytest.raises(ModelError, match="Label 0 of this OneVsRestClassifier was the same"):
+        OrtGradientClassifier(model).fit(X, y)

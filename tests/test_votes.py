@@ -284,6 +284,14 @@ class TestThresholds:
         model = THRESHOLDS["fixed"]().fit(X[OLD], TWO[OLD])
         assert (model.predict(X) != model.estimator_.predict(X)).mean() > 0.1
 
+    @pytest.mark.parametrize(
+        "inner", [SVC(probability=True, random_state=0), OneVsOneClassifier(GaussianNB())], ids=["votes", "pairs"]
+    )
+    def test_decides_in_place_of_votes(self, inner):
+        model = FixedThresholdClassifier(inner, threshold=0.3).fit(X[OLD], TWO[OLD])
+        tuned = still(model, X[NEW], TWO[NEW])
+        assert_array_equal(tuned.predict(X), model.predict(X))
+
     def test_of_a_decision_function_that_is_not_trained(self):
         model = FixedThresholdClassifier(SVC(probability=True), threshold=0.2, response_method="decision_function")
         with pytest.raises(ModelError, match="response_method='predict_proba'"):
