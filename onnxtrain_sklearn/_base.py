@@ -354,6 +354,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         run, settings = self._run_for(old, source, fitted, columns, targets, rng)
         if old is None and fitted is not None:
             self._require_equal_start(run, X, fitted)
+        self._require_numbers(run, columns)
+        run.predictors.clear()  # they hold the weights of now
         rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
         limit = self._batch_limit(settings.optimizer)
         shuffle = bool(self.shuffle) and not isinstance(settings.optimizer, LBFGS)
@@ -425,7 +427,6 @@ class BaseOrtGradient(BaseEstimator, ABC):
         what = "It is refused, as training would begin from another model: its ONNX form"
         require_equal(self.model, run.sample, self._on_sample(run), what=what, tolerance=1e-4)
         run.sample = sample_rows(X)
-        run.predictors.clear()  # they hold the weights of now
 
     def _on_sample(self, run: Run) -> dict[str, np.ndarray]:
         """Return what the graph predicts for the sample of a run, by the method of scikit-learn."""
