@@ -32,6 +32,7 @@ from ._gradient.engine import available_engines, choose_engine
 from ._graph.border import to_proto
 from ._graph.model import TensorSpec, TrainableModel
 from ._inference import Form, inference_model
+from ._proof import require_equal, sample_rows
 from ._run import (
     Run,
     batches_for,
@@ -50,7 +51,7 @@ from ._tables import holds_text
 from ._targets import Targets, row_weights
 from ._trainer import Trainer, TrainerSettings
 from ._training_graph import StepSettings
-from ._write_back import require_equal, sample_rows, write_back
+from ._write_back import write_back
 from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
 from .models import MLP, MODELS

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from sklearn.multioutput import ClassifierChain
 from sklearn.svm import SVC, NuSVC
 
 from ._conversion import Watched
@@ -20,8 +19,8 @@ from ._converters.outputs import in_order_of_labels, is_estimator_an_output
 from ._gradient.nodes import attribute, constant
 from ._graph.builder import GraphBuilder
 from ._scores import EPSILON, ends_in
-from ._votes import CHOICE, add_output, chosen_index, margins
-from ._walk import last_step, unwrapped
+from ._votes import CHOICE, add_output, chosen_index
+from ._walk import last_step
 from .exceptions import ModelError
 
 Place = tuple[ir.Value, int, int]
@@ -56,29 +55,6 @@ def keep_votes_of_labels(graph: ir.Graph, estimator: Any, watched: Sequence[Watc
     nothing = op.Mul(chosen[id(machines[0])], 0)
     columns = [chosen[id(one)] if id(one) in chosen else op.Add(nothing, int(one.y_[0])) for one in parts]
     add_output(graph, CHOICE, op.Concat(*columns, axis=1))
-
-
-def before_last(model: Any, rows: Any) -> tuple[Any, Any]:
-    """Return the rows as the estimator that a pipeline ends in takes them, and that estimator."""
-    model = unwrapped(model)
-    while hasattr(model, "steps"):
-        rows = model[:-1].transform(rows) if len(model.steps) > 1 else rows
-        model = unwrapped(model.steps[-1][1])
-    return rows, model
-
-
-def margins_of_labels(model: Any, rows: Any, scores: np.ndarray, method: str) -> np.ndarray:
-    """Return how far each label of each row is from being another; ``scores`` are what ``method`` gives of them all."""
-    outputs = classes_of_outputs(model) or []
-    if scores.shape[1] == len(outputs):
-        parts = list((scores - (0.5 if method == "predict_proba" else 0.0)).T[:, :, None])
-    else:
-        parts = np.split(scores, np.cumsum([len(known) for known in outputs])[:-1], axis=1)
-    rows, last = before_last(model, rows)
-    alone = is_estimator_an_output(last) and not isinstance(last, ClassifierChain)
-    owners = last.estimators_ if alone else [last] * len(parts)
-    found = [margins(owner, rows, part) for owner, part in zip(owners, parts, strict=True)]
-    return np.stack(found, axis=1)
 
 
 def expose_labels(model: ir.Model, estimator: Any, classes: Sequence[np.ndarray]) -> None:

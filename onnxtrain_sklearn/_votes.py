@@ -6,7 +6,6 @@ are made of their scores. The rule stays in the graph as an output of its own, a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
     The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
     of pairs of classes, where the decision function counts votes: these have no gradient.
     """
-    last, decides = last_step(estimator), _threshold_rule(estimator) is None
+    last, decides = last_step(estimator), threshold_rule(estimator) is None
     if isinstance(last, SVC | NuSVC):
         _keep_votes_of_machine(graph, last, watched, decides=decides)
     elif isinstance(last, OneVsOneClassifier):
@@ -99,10 +98,10 @@ def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
 
     The first output of the graph is the one or the other, of one column or of two.
     """
-    rule = _threshold_rule(estimator)
+    rule = threshold_rule(estimator)
     if rule is None:
         return
-    limit, positive, of_probabilities = _threshold(rule)
+    limit, positive, of_probabilities = threshold(rule)
     output, op = graph.outputs[0], GraphBuilder(graph, prefix="threshold", constant_nodes=True)
     end = output.producer()
     if not of_probabilities and end is not None and end.op_type == "Sigmoid" and end.inputs[0] is not None:
@@ -121,7 +120,7 @@ def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
     add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))
 
 
-def _threshold_rule(estimator: Any) -> Any:
+def threshold_rule(estimator: Any) -> Any:
     """Return what chooses the labels at a threshold, or None."""
     while True:
         if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
@@ -136,7 +135,7 @@ def _threshold_rule(estimator: Any) -> Any:
             return None
 
 
-def _threshold(rule: Any) -> tuple[float, int, bool]:
+def threshold(rule: Any) -> tuple[float, int, bool]:
     """Return the threshold, the index of the class beyond it, and whether it is one of probabilities."""
     methods = rule._get_response_method()
     methods = [methods] if isinstance(methods, str) else methods
@@ -148,33 +147,3 @@ def _threshold(rule: Any) -> tuple[float, int, bool]:
         limit, label = (0.5 if of_probabilities else 0.0) if automatic else rule.threshold, rule.pos_label
     classes = list(rule.classes_)
     return float(limit), classes.index(label) if label is not None else 1, of_probabilities
-
-
-# How sure a choice is
-
-
-def margins(model: Any, rows: Any, scores: np.ndarray) -> np.ndarray:
-    """Return how far each row is from another label; ``scores`` are probabilities, or the decision function."""
-    scores, rule = scores.reshape(len(scores), -1), _threshold_rule(model)
-    if rule is not None:
-        return np.abs(_beyond_threshold(rule, model, rows))
-    if isinstance(last_step(model), SVC | NuSVC):
-        return np.asarray(np.abs(_pairs(model, rows, len(scores))).min(axis=1))
-    if scores.shape[1] == 1:
-        return np.abs(scores[:, 0])
-    top = np.sort(scores, axis=1)
-    return np.asarray(top[:, -1] - top[:, -2])
-
-
-def _beyond_threshold(rule: Any, model: Any, rows: Any) -> np.ndarray:
-    limit, positive, of_probabilities = _threshold(rule)
-    if of_probabilities:
-        return np.asarray(model.predict_proba(rows)[:, positive] - limit)
-    return np.asarray(model.decision_function(rows)) * (1 if positive else -1) - limit
-
-
-def _pairs(model: Any, rows: Any, n_rows: int) -> np.ndarray:
-    """Return the scores of pairs of classes that a support vector machine counts its votes by."""
-    model = copy.deepcopy(model)
-    last_step(model).set_params(decision_function_shape="ovo", break_ties=False)
-    return np.asarray(model.decision_function(rows)).reshape(n_rows, -1)

@@ -1,4 +1,4 @@
-"""Trained numbers back into the scikit-learn model that they came from, and the proof that both predict the same.
+"""Trained numbers back into the scikit-learn model that they came from.
 
 A parameter that an attribute holds as it is, or in a form that can be undone, is written there. What scikit-learn keeps
 twice, or holds in trees, has a rule of its own. Only numbers that training changed are written.
@@ -18,16 +18,10 @@ from sklearn.ensemble import IsolationForest
 from sklearn.ensemble._forest import ForestRegressor
 from sklearn.ensemble._gb import BaseGradientBoosting
 from sklearn.svm import OneClassSVM
-from sklearn.utils import _safe_indexing
 
-from ._labels import before_last, classes_of_outputs, margins_of_labels
 from ._origins import FORMS, Origin
-from ._votes import margins
-from ._walk import Path, follow, gives_labels
+from ._walk import Path, follow
 from .exceptions import ModelError
-
-SAMPLE = 256
-"""Rows that predictions are compared on."""
 
 
 def write_back(
@@ -173,66 +167,3 @@ LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {
     "leaf_values": _write_leaves,
 }
 """How parameters that no attribute holds are written, by role."""
-
-
-# The proof
-
-
-def sample_rows(X: Any) -> Any:
-    """Return some rows of the data, spread over all of them, as scikit-learn takes them."""
-    n = X.shape[0] if hasattr(X, "shape") else len(X)
-    return _safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(int)))
-
-
-def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float) -> None:
-    """Raise where ``model`` predicts something else than ``ours``, by method, for the same rows."""
-    for method, numbers in ours.items():
-        if method == "predict" and gives_labels(model):
-            continue
-        expected = values(model, method, rows, numbers.shape)
-        scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
-        if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
-            _refuse(model, what, method, float(np.abs(numbers - expected).max()))
-    if gives_labels(model):
-        _require_equal_labels(model, rows, ours, what)
-
-
-def values(model: Any, method: str, rows: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers that a method of ``model`` gives, in a shape.
-
-    Of several labels a row, where ``model`` gives a list: the numbers of all classes, or those of the second ones.
-    """
-    found = getattr(model, method)(rows) if hasattr(model, method) else _of_each_output(model, method, rows)
-    if isinstance(found, list):
-        found = [np.stack([-one, one], axis=1) if one.ndim == 1 else one for one in found]
-        every = np.concatenate(found, axis=1)
-        found = every if every.shape == shape else np.stack([one[:, -1] for one in found], axis=1)
-    return np.asarray(found, np.float64).reshape(shape)
-
-
-def _of_each_output(model: Any, method: str, rows: Any) -> list[np.ndarray]:
-    """Return what the estimators that each speak for one label give, where the one that holds them has no method."""
-    rows, last = before_last(model, rows)
-    parts = getattr(last, "estimators_", ())
-    if not len(parts) or not all(hasattr(part, method) for part in parts):
-        raise ModelError(f"{type(last).__name__} has no {method}(), with which a trained graph could be compared.")
-    return [np.asarray(getattr(part, method)(rows)) for part in parts]
-
-
-def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray], what: str) -> None:
-    """Labels may differ only where two classes are even."""
-    different = np.asarray(model.predict(rows)) != ours["predict"]
-    if not different.any():
-        return
-    method, scores = next((method, numbers) for method, numbers in ours.items() if method != "predict")
-    scores = np.asarray(scores, np.float64)
-    several = classes_of_outputs(model) is not None
-    sure = margins_of_labels(model, rows, scores, method) if several else margins(model, rows, scores)
-    if (different & (sure > 1e-5)).any():
-        _refuse(model, what, "predict", float(different.mean()))
-
-
-def _refuse(model: Any, what: str, method: str, distance: float) -> None:
-    raise ModelError(
-        f"{what} and {type(model).__name__} differ: {method}() by up to {distance:.2g} on rows of X."
-    )

@@ -93,6 +93,7 @@ LAYERS = (
     "_labels",
     "_fitted",
     "_write_back",
+    "_proof",
     "_data",
     "_encoding",
     "_targets",

@@ -26,7 +26,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes
 from onnxtrain_sklearn._graph.model import initializers_to_inputs
-from onnxtrain_sklearn._votes import margins
+from onnxtrain_sklearn._proof import margins
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")

@@ -25,10 +25,9 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._labels import classes_of_outputs, margins_of_labels
-from onnxtrain_sklearn._votes import margins
+from onnxtrain_sklearn._labels import classes_of_outputs
+from onnxtrain_sklearn._proof import margins, margins_of_labels, values
 from onnxtrain_sklearn._walk import gives_labels, walk
-from onnxtrain_sklearn._write_back import values
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 
