@@ -6,11 +6,12 @@ Its numbers are named by where they come from, and its outputs brought into a fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingClassifier, VotingClassifier
@@ -127,25 +128,10 @@ def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableMo
     _refuse_other_kinds(estimator)
     outputs = classes_of_outputs(estimator) if is_classifier(estimator) else None
     table = table_of(estimator, has_text=has_text)
-    model, watched = converted(estimator, None if table is None else table.texts)
-    prune(model, 1 if gives_labels(estimator) else 0)
-    keep_votes(model.graph, estimator, watched)
-    keep_votes_of_labels(model.graph, estimator, watched)
-    infer_shapes(model)
-    drop_needless_norms(model.graph)
-    rewritten = rewrite(model)
-    origins = named(rewritten.model, rewritten.roles, watched, estimator)
-    origins = [as_probabilities(rewritten.model, one, estimator) for one in origins]
-    for origin in origins:
-        tie_normal_density(rewritten.model, origin, estimator, watched)
-    if outputs is None:
-        expose_scores(rewritten.model, estimator)
-    else:
-        expose_labels(rewritten.model, estimator, outputs)
-    keep_threshold(rewritten.model.graph, estimator)
-    special = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in rewritten.model.graph.outputs}}
+    model, origins = _graph_of(estimator, outputs, table)
+    special = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in model.graph.outputs}}
     try:
-        source = trainable_model(infer_shapes(rewritten.model), **special)
+        source = trainable_model(model, **special)
     except UnsupportedOperatorError:
         raise
     except ModelError as error:
@@ -164,6 +150,33 @@ def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableMo
         table=table,
         parts=parts,
     )
+
+
+def _graph_of(
+    estimator: Any, outputs: list[np.ndarray] | None, table: Table | None
+) -> tuple[ir.Model, Sequence[Origin]]:
+    """Return the graph in plain operators, and where its parameters come from.
+
+    The order counts: votes are found by the converters' nodes, which rewriting replaces; numbers by those of the
+    attributes, before any is made of others; thresholds on the scores, once these are exposed.
+    """
+    model, watched = converted(estimator, None if table is None else table.texts)
+    prune(model, 1 if gives_labels(estimator) else 0)
+    keep_votes(model.graph, estimator, watched)
+    keep_votes_of_labels(model.graph, estimator, watched)
+    infer_shapes(model)
+    drop_needless_norms(model.graph)
+    rewritten = rewrite(model)
+    model, origins = rewritten.model, named(rewritten.model, rewritten.roles, watched, estimator)
+    origins = [as_probabilities(model, one, estimator) for one in origins]
+    for origin in origins:
+        tie_normal_density(model, origin, estimator, watched)
+    if outputs is None:
+        expose_scores(model, estimator)
+    else:
+        expose_labels(model, estimator, outputs)
+    keep_threshold(model.graph, estimator)
+    return infer_shapes(model), origins
 
 
 def _refuse_other_kinds(estimator: Any) -> None:
