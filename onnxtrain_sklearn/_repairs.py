@@ -193,6 +193,9 @@ def _words_of_texts(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> No
             node.attributes["mincharnum"] = ir.AttrInt64("mincharnum", 2)
         if node.op_type == "StringNormalizer" and locale is not None:
             node.attributes["locale"] = ir.AttrString("locale", locale)
+        if node.op_type == "TfIdfVectorizer":  # inference knows no columns of texts of an unknown length
+            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+            node.outputs[0].shape = ir.Shape([None, len(estimator.vocabulary_)])
 
 
 WORDS = r"(?u)\b\w\w+\b"
