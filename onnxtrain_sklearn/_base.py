@@ -13,7 +13,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import onnx
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, clone, is_classifier, is_outlier_detector, is_regressor
 from sklearn.model_selection import train_test_split
-from sklearn.utils import check_random_state, check_scalar
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
@@ -47,22 +46,17 @@ from ._run import (
     source_of,
     start,
 )
+from ._settings import batch_limit, trainer_settings
 from ._tables import holds_text
 from ._targets import Targets, row_weights
-from ._trainer import Trainer, TrainerSettings
+from ._trainer import Trainer
 from ._training_graph import StepSettings
 from ._write_back import write_back
 from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
 from .models import MLP, MODELS
 from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
-from .schedules import Schedule, resolve_schedule
-
-AUTO_BATCH = 200
-"""Rows of a minibatch where ``batch_size="auto"``, as in scikit-learn's MLP."""
-
-LBFGS_PIECE = 4096
-"""Rows of the pieces that the full batch of L-BFGS is accumulated from."""
+from .schedules import Schedule
 
 
 class BaseOrtGradient(BaseEstimator, ABC):
@@ -226,6 +220,26 @@ class BaseOrtGradient(BaseEstimator, ABC):
                 setattr(twin, name, copy.deepcopy(vars(self)[name]))
         return twin
 
+    def set_params(self, **params: Any) -> BaseOrtGradient:
+        """Set parameters of this estimator, or of a builder or an object within it by ``NAME__PARAMETER``.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            A name is unknown, or is one of a fitted model's: its parameters are what it was fitted with.
+        """
+        within = [name for name in params if name.startswith("model__")]
+        if within and is_estimator(params.get("model", self.model)):
+            raise ValueError(
+                f"{within[0]}: the parameters of a fitted model are those that it was fitted with. Set them before "
+                f"fitting it, and give it as model."
+            )
+        return super().set_params(**params)
+
     @property
     def model_(self) -> onnx.ModelProto:
         """The trained inference graph, as ``to_onnx()`` returns it."""
@@ -336,7 +350,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        trainer_settings = self._trainer_settings()
+        loop = trainer_settings(self)
         old: Run | None = getattr(self, "_run", None) if resume else None
         rng = check_random_state(self.random_state) if old is None else old.rng
         source, fitted = self._known_source(old, X)
@@ -358,7 +372,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         self._require_numbers(run, columns)
         run.predictors.clear()  # they hold the weights of now
         rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
-        limit = self._batch_limit(settings.optimizer)
+        limit = batch_limit(self.batch_size, settings.optimizer)
         shuffle = bool(self.shuffle) and not isinstance(settings.optimizer, LBFGS)
         batches = batches_for(run, columns, targets, weights, rows, min(len(rows), limit), shuffle)
         validate = self._validation(run, columns, targets, weights, split, validation)
@@ -366,31 +380,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             step = prepare_step(run, settings, min(len(rows), limit), limit)
         else:
             step = prepare_step(run, settings, batches.size, batches.size)
-        return run, Trainer(trainer_settings, step, batches, run.history, validate)
-
-    def _trainer_settings(self) -> TrainerSettings:
-        """Resolve and check the parameters that concern the loop."""
-        _check_number(self, "learning_rate_init", Real, 0.0)
-        _check_number(self, "max_iter", Integral, 1)
-        _check_number(self, "n_iter_no_change", Integral, 1)
-        _check_number(self, "alpha", Real, 0.0)
-        _check_number(self, "l1_ratio", Real, 0.0, 1.0)
-        if self.early_stopping:
-            _check_number(self, "validation_fraction", Real, 0.0, 1.0, ends="neither")
-        if self.max_grad_norm is not None:
-            _check_number(self, "max_grad_norm", Real, 0.0, ends="neither")
-        check_scalar(self.tol, "tol", Real)
-        if math.isnan(self.tol):
-            raise ValueError(f"tol must be a number, got {self.tol!r}.")
-        return TrainerSettings(
-            learning_rate_init=float(self.learning_rate_init),
-            schedule=resolve_schedule(self.learning_rate),
-            max_iter=int(self.max_iter),
-            tol=float(self.tol),
-            n_iter_no_change=int(self.n_iter_no_change),
-            early_stopping=bool(self.early_stopping),
-            verbose=bool(self.verbose),
-        )
+        return run, Trainer(loop, step, batches, run.history, validate)
 
     def _known_source(self, old: Run | None, X: Any) -> tuple[TrainableModel | None, FittedModel | None]:
         """Return the graph where it is known before the data are: given, or trained before."""
@@ -501,16 +491,6 @@ class BaseOrtGradient(BaseEstimator, ABC):
         trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
         return trained, held
 
-    def _batch_limit(self, optimizer: BaseOptimizer) -> int:
-        if isinstance(optimizer, LBFGS):
-            return LBFGS_PIECE
-        if isinstance(self.batch_size, str):
-            if self.batch_size != "auto":
-                raise ValueError(f"batch_size must be 'auto' or an integer >= 1, got {self.batch_size!r}.")
-            return AUTO_BATCH
-        check_scalar(self.batch_size, "batch_size", Integral, min_val=1)
-        return int(self.batch_size)
-
     def _validation(
         self,
         run: Run,
@@ -591,12 +571,3 @@ class BaseOrtGradient(BaseEstimator, ABC):
                 f"Input X contains NaN in columns in which {type(self.model).__name__} takes no missing values. Fill "
                 f"them in before, with a SimpleImputer for instance."
             )
-
-
-def _check_number(
-    estimator: BaseOrtGradient, name: str, kind: type, low: float, high: float | None = None, *, ends: str = "both"
-) -> None:
-    value = getattr(estimator, name)
-    check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=ends)
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}.")

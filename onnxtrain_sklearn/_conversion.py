@@ -131,7 +131,7 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     if type(last) not in sklearn_operator_name_map:
         return {id(last): {}}
     known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
-    return {id(last): {"zipmap": False}} if "zipmap" in known else {}
+    return {id(last): {"zipmap": False} if "zipmap" in known else {}}
 
 
 def _convertible(estimator: Any) -> Any:

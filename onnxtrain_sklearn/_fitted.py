@@ -14,8 +14,11 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
 from sklearn.compose import ColumnTransformer
-from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.feature_extraction.text import TfidfTransformer, TfidfVectorizer
+from sklearn.linear_model import SGDClassifier
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier, _ConstantPredictor
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
 from sklearn.pipeline import FeatureUnion
 from sklearn.preprocessing import OrdinalEncoder
@@ -32,8 +35,8 @@ from ._labels import are_indicators, classes_of_outputs, expose_labels, keep_vot
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
 from ._tables import Table, table_of
-from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes
-from ._walk import classes_of, first_step, follow, gives_labels, last_step
+from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes, threshold_rule
+from ._walk import classes_of, first_step, follow, gives_labels, last_step, walk
 from .exceptions import ModelError, UnsupportedOperatorError
 from .losses import Loss, Quantile
 
@@ -109,7 +112,8 @@ def takes_nan(model: Any) -> bool:
     if isinstance(first, FeatureUnion):
         return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
     if isinstance(first, ColumnTransformer):  # which gives each its own columns
-        return any(takes_nan(part) for _, part, _ in first.transformers_ if is_estimator(part))
+        parts = getattr(first, "transformers_", first.transformers)
+        return any(takes_nan(part) for _, part, _ in parts if is_estimator(part))
     return bool(get_tags(first).input_tags.allow_nan)
 
 
@@ -201,13 +205,44 @@ def _refuse_other_kinds(estimator: Any) -> None:
             f"This {type(last).__name__} has scores for the rows that it was fitted to alone. Fit it with novelty=True."
         )
     if isinstance(last, OneVsRestClassifier) and len(last.estimators_) > 1 and not last.multilabel_:
-        inner = type(last_step(last.estimators_[0]))
-        if inner in (SVC, NuSVC) and hasattr(last, "predict_proba"):
-            raise ModelError(
-                f"This OneVsRestClassifier chooses labels by the decision functions of its {inner.__name__}, which the "
-                f"probabilities that are trained need not agree with. Fit it with probability=False, or give "
-                f"{inner.__name__}(probability=True) alone."
-            )
+        _refuse_other_order(last)
+    for inner in _whose_labels_count(last):
+        _refuse_own_labels(last, inner)
+    for part in (part for _, part in walk(estimator)):
+        if isinstance(part, TfidfTransformer | TfidfVectorizer) and part.sublinear_tf:
+            raise ModelError(f"{type(part).__name__}(sublinear_tf=True) has no right ONNX form. Fit it without.")
+
+
+def _refuse_other_order(last: OneVsRestClassifier) -> None:
+    """Labels follow decision functions where there are any, and what is trained are probabilities where there are."""
+    inner = type(last_step(last.estimators_[0])).__name__
+    both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
+    if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
+        raise ModelError(
+            f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}, which the "
+            f"probabilities that are trained need not agree with. Give a classifier with one of both."
+        )
+
+
+def _whose_labels_count(last: Any) -> list[Any]:
+    """Return the estimators within one whose labels are handed on as they are."""
+    if isinstance(last, StackingClassifier):
+        return [last.final_estimator_]
+    return list(last.estimators_) if isinstance(last, MultiOutputClassifier | ClassifierChain) else []
+
+
+def _refuse_own_labels(last: Any, inner: Any) -> None:
+    """Within another model, labels are those of the largest probability or score."""
+    end, rule = last_step(inner), threshold_rule(inner)
+    name = type(end if rule is None else rule).__name__
+    by_votes = isinstance(end, SVC | NuSVC) and hasattr(end, "predict_proba") and isinstance(last, StackingClassifier)
+    of_pairs = isinstance(end, OneVsOneClassifier)
+    clipped = isinstance(end, SGDClassifier) and end.loss == "modified_huber" and len(end.classes_) > 2
+    if rule is not None or by_votes or of_pairs or clipped:
+        raise ModelError(
+            f"{name} within {type(last).__name__} chooses labels by a rule of its own, which training would not "
+            f"follow there. It is followed where {name} is the model itself, or the last step of a pipeline."
+        )
 
 
 def _refuse_constant_labels(last: Any) -> None:

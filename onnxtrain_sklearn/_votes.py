@@ -13,9 +13,11 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.multiclass import OneVsOneClassifier
+from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.svm import SVC, NuSVC
 
 from ._conversion import Watched
@@ -41,6 +43,8 @@ def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
         _keep_votes_of_machine(graph, last, watched, decides=decides)
     elif isinstance(last, OneVsOneClassifier):
         _keep_confidences(graph, last, decides=decides)
+    elif isinstance(last, SGDClassifier) and last.loss == "modified_huber" and decides:
+        _keep_largest_margin(graph, last, watched)
 
 
 def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched], *, decides: bool) -> None:
@@ -51,6 +55,15 @@ def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched]
         add_output(graph, CHOICE, op.Identity(_index(node, len(machine.classes_))))
     if not with_probabilities and len(machine.classes_) > 2:
         add_output(graph, PAIRS, op.Neg(node.outputs[1]))
+
+
+def _keep_largest_margin(graph: ir.Graph, classifier: SGDClassifier, watched: Sequence[Watched]) -> None:
+    """Clipped probabilities are even where margins, which are the first sum of the converter, are not."""
+    made = next(one for one in watched if one.estimator is classifier)
+    if len(classifier.classes_) > 2:
+        margin = next(node for node in graph if node.op_type == "Add" and node.name in made.nodes).outputs[0]
+        op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
+        add_output(graph, CHOICE, op.ArgMax(margin, axis=1, keepdims=False))
 
 
 def _node_of(graph: ir.Graph, machine: Any, watched: Sequence[Watched]) -> ir.Node:
@@ -127,6 +140,8 @@ def threshold_rule(estimator: Any) -> Any:
             return estimator
         if isinstance(estimator, FrozenEstimator):
             estimator = estimator.estimator
+        elif isinstance(estimator, SelfTrainingClassifier):
+            estimator = estimator.estimator_
         elif isinstance(estimator, BaseSearchCV):
             estimator = estimator.best_estimator_
         elif hasattr(estimator, "steps"):

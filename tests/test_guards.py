@@ -104,6 +104,7 @@ LAYERS = (
     "_device_step",
     "_inference",
     "_trainer",
+    "_settings",
     "_run",
     "_base",
     "_estimators",

@@ -11,17 +11,19 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_classification
-from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.ensemble import BaggingClassifier, StackingClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
 from sklearn.metrics import f1_score, make_scorer
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
-from sklearn.multiclass import OneVsOneClassifier
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC, LinearSVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from onnxtrain_sklearn import OrtGradientClassifier, losses
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, losses
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes
@@ -320,3 +322,46 @@ class TestExportedPairs:
         labels, scores = session.run(None, {"X": X})
         assert_array_equal(labels, pipeline.predict(X))
         assert_allclose(scores, pipeline.decision_function(X), rtol=1e-5)
+
+
+THRESHOLD = FixedThresholdClassifier(LogisticRegression(), threshold=0.2)
+WITHIN = {
+    "stacking": StackingClassifier([("a", LogisticRegression())], THRESHOLD),
+    "stacking of votes": StackingClassifier([("a", LogisticRegression())], SVC(probability=True)),
+    "several labels": MultiOutputClassifier(THRESHOLD),
+    "pairs of several labels": MultiOutputClassifier(OneVsOneClassifier(LogisticRegression())),
+    "chain": ClassifierChain(THRESHOLD),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_rules_within_other_models(name):
+    """One row does not tell that labels differ."""
+    y = TWO if "stacking" in name else np.stack([TWO, FOUR if "pairs" in name else TWO], axis=1)
+    model = WITHIN[name].fit(X[OLD], y[OLD])
+    with pytest.raises(ModelError, match="by a rule of its own"):
+        still(model, X[:1], y[:1])
+
+
+def test_one_vs_rest_of_decision_functions_and_probabilities():
+    model = OneVsRestClassifier(BaggingClassifier(LogisticRegression(), 2)).fit(X[OLD], FOUR[OLD])
+    with pytest.raises(ModelError, match="decision functions of its BaggingClassifier"):
+        still(model, X[:1], FOUR[:1])
+
+
+def test_clipped_margins():
+    model = SGDClassifier(loss="modified_huber", random_state=0).fit(X[OLD], FOUR[OLD])
+    assert (model.classes_[model.predict_proba(X).argmax(axis=1)] != model.predict(X)).mean() > 0.02
+    tuned = still(model, X[NEW], FOUR[NEW])
+    assert_array_equal(tuned.predict(X), model.predict(X))
+    tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.01, random_state=0).fit(X[NEW], FOUR[NEW])
+    assert_array_equal(tuned.to_sklearn().predict(X), tuned.predict(X))
+
+
+def test_parameters_of_the_fitted_model_stay_its_own():
+    model = SVC().fit(X[OLD], TWO[OLD])
+    tuned = OrtGradientClassifier(model)
+    with pytest.raises(ValueError, match="model__kernel"):
+        tuned.set_params(model__kernel="linear")
+    assert model.kernel == "rbf"
+    assert OrtGradientClassifier(MLP()).set_params(model__hidden_layer_sizes=(3,)).model.hidden_layer_sizes == (3,)
