@@ -120,7 +120,8 @@ def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[st
 def _takes_names(part: Any) -> bool:
     if not isinstance(part, ColumnTransformer):
         return False
-    return any(isinstance(name, str) for _, _, columns in part.transformers_ for name in np.ravel(columns))
+    fitted = getattr(part, "transformers_", ())  # templates of what an ensemble fits have none
+    return any(isinstance(name, str) for _, _, columns in fitted for name in np.ravel(columns))
 
 
 def _options(estimator: Any) -> dict[int, dict[str, Any]]:

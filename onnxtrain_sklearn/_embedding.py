@@ -36,7 +36,7 @@ def convert(scope: Any, operator: Any, container: Any) -> list[Known] | None:
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
     def within(estimator: Any, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
-        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, x)
+        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
         outputs = _declared(scope, container, estimator, variable, raw_scores)
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
         return list(graph.inputs[-len(outputs) :])
@@ -65,7 +65,7 @@ def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -
 
 
 def _variable(scope: Any, estimator: Any, rows: ir.Value) -> Any:
-    """Return rows that a converter computes as what another one takes."""
+    """Return rows that a converter computes, under a name of their own, as what another one takes."""
     from skl2onnx.common.data_types import FloatTensorType
 
     variable = scope.declare_local_variable("rows", FloatTensorType([None, estimator.n_features_in_]))
