@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import VotingRegressor
 from sklearn.feature_extraction.text import _VectorizerMixin
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
@@ -163,6 +164,7 @@ def table_of(estimator: Any, *, has_text: bool) -> Table | None:
     ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
     """
     takers = list(_takers(estimator, None))
+    _refuse_text_within(takers)
     if any(taker.columns is None and taker.steps and _is_vectorizer(taker.steps[0]) for taker in takers):
         return Table((TableColumn("text", "text", gaps=False),), documents=True)
     _refuse_hidden_text(estimator, takers)
@@ -175,10 +177,11 @@ def table_of(estimator: Any, *, has_text: bool) -> Table | None:
 
 @dataclass(frozen=True)
 class _Taker:
-    """Steps that begin with some columns of the data; None: all of them."""
+    """Steps that begin with some columns of the data; None: all of them. They may be within an ensemble."""
 
     steps: tuple[Any, ...]
     columns: tuple[int, ...] | None
+    ensemble: Any = None
 
     def place(self, column: int) -> int | None:
         """Return which of its columns a column of the data is."""
@@ -204,7 +207,7 @@ def _takers(estimator: Any, columns: tuple[int, ...] | None, later: tuple[Any, .
         return
     elif parts := _inner(estimator):
         for part in parts:
-            yield from _takers(part, columns)
+            yield from (replace(taker, ensemble=estimator) for taker in _takers(part, columns))
     else:
         yield _Taker(() if _passes_on(estimator) else (estimator, *later), columns)
 
@@ -217,7 +220,7 @@ def _inner(estimator: Any) -> list[Any]:
     """Return the pipelines and column transformers in an ensemble or the like that are handed the same columns."""
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
-        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", -1)
+        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
         if not path or not same or not isinstance(part, Pipeline | ColumnTransformer):
             continue
         if not str(path[0]).startswith("_") and not any(path[: len(outer)] == outer for outer in found):
@@ -296,6 +299,20 @@ def _refuses_unknown(step: Any) -> bool:
     if isinstance(step, OneHotEncoder):
         return step.handle_unknown == "error" or (step.handle_unknown != "ignore" and step._infrequent_enabled)
     return False
+
+
+def _refuse_text_within(takers: Sequence[_Taker]) -> None:
+    """Refuse encoders of text within ensembles, which hand matrices of numbers to what they hold."""
+    for taker in takers:
+        ensemble, first = taker.ensemble, taker.steps[0] if taker.steps else None
+        if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
+            continue
+        if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
+            name = type(ensemble).__name__
+            raise ModelError(
+                f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
+                f"before the {name}, in a pipeline that ends in it."
+            )
 
 
 def _refuse_hidden_text(estimator: Any, takers: Sequence[_Taker]) -> None:

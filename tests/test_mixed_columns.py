@@ -16,12 +16,14 @@ import skl2onnx
 from numpy.testing import assert_allclose, assert_array_equal
 from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_selector, make_column_transformer
-from sklearn.ensemble import HistGradientBoostingRegressor, VotingRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
 
@@ -168,6 +170,22 @@ class TestTransformers:
         model = VotingRegressor(parts).fit(FRAME[OLD], NUMBER[OLD])
         tuned = regressor(model).fit(FRAME[NEW], NUMBER[NEW])
         assert_allclose(tuned.to_sklearn().predict(FRAME), tuned.predict(FRAME), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("encoder", [encoded(), TfidfVectorizer()], ids=["table", "documents"])
+    @pytest.mark.parametrize("ensemble", [
+        lambda p: CalibratedClassifierCV(p, cv=2), OneVsRestClassifier,
+        lambda p: StackingClassifier([("p", p), ("q", p)], cv=2),
+        lambda p: VotingClassifier([("p", p), ("q", p)], voting="soft", weights=[1, 2]),
+    ], ids=["calibrated", "one-vs-rest", "stacking", "voting"])  # fmt: skip
+    def test_text_within_ensembles_is_refused(self, ensemble, encoder):
+        X = FRAME if hasattr(encoder, "transformers") else FRAME["note"]
+        model = ensemble(make_pipeline(clone(encoder), LogisticRegression())).fit(X, BINARY)
+        name = type(model).__name__
+        with pytest.raises(ModelError, match=f"Put the encoder before the {name}, in"):
+            classifier(model).fit(X, BINARY)
+        model = make_pipeline(clone(encoder), ensemble(LogisticRegression())).fit(X, BINARY)
+        tuned = classifier(model, max_iter=1, learning_rate_init=0.0).fit(X, BINARY)
+        assert_allclose(tuned.predict_proba(X), model.predict_proba(X), atol=1e-5)
 
     def test_engines_agree(self):
         tuned = [
