@@ -27,7 +27,7 @@ from sklearn.ensemble import (
 )
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.impute import SimpleImputer
+from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import (
     GammaRegressor,
     HuberRegressor,
@@ -44,11 +44,11 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MinMaxScaler, OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OrdinalEncoder, PowerTransformer, RobustScaler, StandardScaler
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 from sklearn.tree import DecisionTreeRegressor
 
-from onnxtrain_sklearn import Linear, OrtGradientClassifier, OrtGradientRegressor, losses
+from onnxtrain_sklearn import SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 
@@ -255,6 +255,26 @@ class TestFeatures:
         assert_allclose(tuned.to_sklearn().predict(gaps), tuned.predict(gaps), rtol=1e-4, atol=1e-5)
         with pytest.raises(ValueError, match="NaN"):
             regressor(ridge()).fit(gaps, NUMBER)
+
+
+    @pytest.mark.parametrize("engine", available_engines())
+    @pytest.mark.parametrize("imputer", [SimpleImputer(), SimpleImputer(add_indicator=True), KNNImputer()], ids=repr)
+    @pytest.mark.parametrize("scaler", [
+        StandardScaler(), MinMaxScaler(), MinMaxScaler(clip=True), PowerTransformer(),
+        PowerTransformer(method="box-cox"), make_pipeline(RobustScaler(), MinMaxScaler()),
+    ], ids=lambda scaler: " ".join(repr(scaler).split()))  # fmt: skip
+    def test_missing_values_are_scaled_before_they_are_imputed(self, scaler, imputer, engine):
+        gaps = np.where(np.arange(X.size).reshape(X.shape) % 7 == 0, np.nan, np.abs(X) + 0.01)
+        model = make_pipeline(clone(scaler), clone(imputer), Ridge()).fit(gaps, NUMBER)
+        step = {"optimizer": SGD(momentum=0.0), "max_iter": 1, "batch_size": 80, "alpha": 0.0, "engine": engine}
+        start = regressor(model, learning_rate_init=0.0, **step).fit(gaps, NUMBER)
+        assert_allclose(start.predict(gaps), model.predict(gaps), rtol=1e-4, atol=1e-5)
+        rate, target = 1e-5, NUMBER + 1
+        moved = regressor(model, learning_rate_init=rate, **step).fit(gaps, target)
+        moves = [(moved.weights_[name] - array).astype(float) for name, array in start.weights_.items()]
+        assert all(move.any() for move in moves)
+        before, after = (((tuned.predict(gaps) - target) ** 2).mean() for tuned in (start, moved))
+        assert before - after == pytest.approx(sum((move**2).sum() for move in moves) / rate, rel=0.05)
 
 
 class TestLoss:
