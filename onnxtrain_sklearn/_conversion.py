@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import onnx.checker
 import onnx_ir as ir
-from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
@@ -27,7 +26,7 @@ from ._converters.registry import CONVERTERS
 from ._converters.source import Known
 from ._embedding import OPSET, convert, parsers, shape_calculators
 from ._graph.border import load, to_proto
-from ._graph.columns import join_columns, name_inputs
+from ._graph.columns import name_inputs
 from ._repairs import repair
 from ._walk import last_step, unwrapped, walk
 from .exceptions import ModelError
@@ -64,14 +63,14 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
     estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[Watched] = []
     kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS}
-    watching = _watching(get_converter, watched)
+    watching, inputs = _watching(get_converter, watched), _inputs(estimator, columns)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
             warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # what may not work is compared
             proto = skl2onnx.convert_sklearn(
                 estimator,
-                initial_types=_inputs(estimator, columns),
+                initial_types=inputs,
                 target_opset={"": OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
@@ -87,8 +86,6 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
     model = _stamped(load(proto))
     if columns is not None:
         name_inputs(model.graph, list(columns))
-    elif len(model.graph.inputs) > 1:
-        join_columns(model.graph, list(model.graph.inputs))
     for one in watched:
         repair(model.graph, one.estimator, one.nodes)
     return model, watched
@@ -112,15 +109,12 @@ def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[st
     if columns is not None:
         kinds = {True: StringTensorType, False: FloatTensorType}
         return [(name, kinds[is_text]([None, 1])) for name, is_text in columns.items()]
-    if not any(_takes_names(part) for part in _parts(estimator)):
-        return [("X", FloatTensorType([None, estimator.n_features_in_]))]
-    return [(str(name), FloatTensorType([None, 1])) for name in estimator.feature_names_in_]
-
-
-def _takes_names(part: Any) -> bool:
-    if not isinstance(part, ColumnTransformer):
-        return False
-    return any(isinstance(name, str) for _, _, columns in part.transformers_ for name in np.ravel(columns))
+    if not hasattr(estimator, "n_features_in_"):
+        raise ModelError(
+            f"This {type(estimator).__name__} has no n_features_in_, the number of columns that it was fitted to. Give "
+            f"a model that is fitted to a matrix, or to texts in a pipeline that begins with their encoder."
+        )
+    return [("X", FloatTensorType([None, estimator.n_features_in_]))]
 
 
 def _options(estimator: Any) -> dict[int, dict[str, Any]]:

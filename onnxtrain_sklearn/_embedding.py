@@ -5,11 +5,13 @@ skl2onnx puts estimators into order and converts those that are left to it, thos
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from sklearn.base import ClassifierMixin, is_outlier_detector
+from sklearn.compose import ColumnTransformer
 
 from ._converters.registry import CONVERTERS, converter_of
 from ._converters.source import Known, Source
@@ -36,7 +38,7 @@ def convert(scope: Any, operator: Any, container: Any) -> list[Known] | None:
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
     def within(estimator: Any, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
-        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, x)
+        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
         outputs = _declared(scope, container, estimator, variable, raw_scores)
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
         return list(graph.inputs[-len(outputs) :])
@@ -65,7 +67,7 @@ def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -
 
 
 def _variable(scope: Any, estimator: Any, rows: ir.Value) -> Any:
-    """Return rows that a converter computes as what another one takes."""
+    """Return rows that a converter computes, under a name of their own, as what another one takes."""
     from skl2onnx.common.data_types import FloatTensorType
 
     variable = scope.declare_local_variable("rows", FloatTensorType([None, estimator.n_features_in_]))
@@ -109,7 +111,38 @@ def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], con
 def parsers() -> dict[type, Callable[..., Any]]:
     """Return the parsers for skl2onnx, by class; those of classifiers, it has itself."""
     declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
-    return {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
+    made = {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
+    return {**made, ColumnTransformer: _by_position}
+
+
+def _by_position(scope: Any, transformer: Any, inputs: list[Any], custom_parsers: Any = None) -> list[Any]:
+    """Parse a transformer of columns by their positions: a matrix has no names, least of all within an ensemble.
+
+    skl2onnx keeps the order of the matrix where all of its columns are taken, so that they are picked here.
+    """
+    from skl2onnx._parse import _parse_sklearn_column_transformer
+
+    parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
+             for name, part, _ in transformer.transformers_]  # fmt: skip
+    if len(inputs) == 1:
+        (rows,), inputs = inputs, []
+        for i, (name, part, places) in enumerate(parts):
+            start = sum(len(before) for _, _, before in parts[:i])
+            inputs += [_picked(scope, rows, places, transformer.n_features_in_)] if places else []
+            parts[i] = (name, part, list(range(start, start + len(places))))
+    twin = copy.copy(transformer)
+    twin.transformers_ = parts
+    return list(_parse_sklearn_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
+
+
+def _picked(scope: Any, rows: Any, places: list[int], columns: int) -> Any:
+    """Return some columns of a matrix, declared as many as they are."""
+    if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
+        return rows
+    operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
+    operator.inputs, operator.column_indices = [rows], places
+    operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
+    return operator.outputs[0]
 
 
 def shape_calculators() -> dict[type, Callable[..., Any]]:

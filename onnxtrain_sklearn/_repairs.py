@@ -19,11 +19,12 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
-from sklearn.preprocessing import PowerTransformer
+from sklearn.preprocessing import MinMaxScaler, PowerTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from . import _runtime
 from ._graph.builder import GraphBuilder
+from ._graph.rewrites.features import gaps_of, is_filled_later, with_gaps
 from .exceptions import ModelError
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
@@ -156,22 +157,43 @@ def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> N
     A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
     negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox). Exponents near zero stay with skl2onnx.
     """
+    inside = [node for node in nodes if node.op_type != "Scaler"]  # which standardizes behind it
+    _leave_gaps_out(graph, estimator, inside)
     exponents = np.asarray(estimator.lambdas_, np.float32)
     if np.abs(exponents * (2 - exponents)).min() < 1e-3:
         return
-    inside = {node for node in nodes if node.op_type != "Scaler"}  # which standardizes behind it
-    values = [v for node in inside for v in node.outputs]
-    made = [v for v in values if v.is_graph_output() or any(node not in inside for node, _ in v.uses())]
-    read = {v for node in inside for v in node.inputs if v is not None and v.producer() not in inside}
-    given = [v for v in read if v.const_value is None]
+    given, made = _ends(inside)
     if len(made) != 1 or len(given) != 1:
         return
     op = GraphBuilder(graph, prefix="power_transform", constant_nodes=True)
-    power = next(v for v in read if v.const_value is not None and np.array_equal(v.const_value.numpy(), exponents))
+    read = [v for node in inside for v in node.inputs if v is not None and v.const_value is not None]
+    power = next(v for v in read if np.array_equal(v.const_value.numpy(), exponents))
     result = _powers(op, given[0], power, estimator.method)
     result.type, result.shape = made[0].type, made[0].shape
     ir.convenience.replace_all_uses_with(made[0], result, replace_graph_outputs=True)
     graph.sort()
+
+
+def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Return what nodes read of others, constants left out, and what others read of them."""
+    made = [v for node in nodes for v in node.outputs]
+    outside = [v for v in made if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
+    read = {v: None for node in nodes for v in node.inputs if v is not None and v not in made and v.const_value is None}
+    return [v for v in read if v.producer() is None or v.producer().op_type != "Constant"], outside
+
+
+def _leave_gaps_out(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Numbers that are missing, and filled in by a later step, have no part in what nodes compute of the others."""
+    given, made = _ends(nodes)
+    if len(given) != 1 or len(made) != 1 or not is_filled_later(made[0]):
+        return
+    op = GraphBuilder(graph, prefix="gaps", constant_nodes=True)
+    gap, known = gaps_of(op, op.Cast(given[0], to=int(ir.DataType.FLOAT)))
+    for node in nodes:
+        for i, value in enumerate(node.inputs):
+            if value is given[0]:
+                node.replace_input_with(i, known)
+    _put_behind(op, made[0], lambda value: with_gaps(op, gap, value))
 
 
 def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.Value:
@@ -215,6 +237,7 @@ REPAIRS: dict[type, Repair] = {
     LinearDiscriminantAnalysis: _two_classes_of_discriminants,
     MLPClassifier: _two_labels_of_perceptrons,
     MLPRegressor: _outputs_of_perceptrons,
+    MinMaxScaler: _leave_gaps_out,
     PowerTransformer: _power_transform,
     RadiusNeighborsRegressor: _targets_of_neighbours,
 }

@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import VotingRegressor
 from sklearn.feature_extraction.text import _VectorizerMixin
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
 from sklearn.utils import check_array, get_tags
 
-from ._walk import last_step, unwrapped, walk
+from ._walk import unwrapped, walk
 from .exceptions import ModelError
 
 
@@ -163,22 +164,42 @@ def table_of(estimator: Any, *, has_text: bool) -> Table | None:
     ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
     """
     takers = list(_takers(estimator, None))
+    _refuse_text_within(takers)
     if any(taker.columns is None and taker.steps and _is_vectorizer(taker.steps[0]) for taker in takers):
         return Table((TableColumn("text", "text", gaps=False),), documents=True)
     _refuse_hidden_text(estimator, takers)
     n_columns = getattr(estimator, "n_features_in_", 0)
     names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(n_columns)])
-    columns = tuple(_column(str(name), i, takers, estimator) for i, name in enumerate(names))
+    columns = tuple(_column(str(name), i, takers) for i, name in enumerate(names))
     kinds = {column.kind for column in columns}
     return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
 
 
 @dataclass(frozen=True)
 class _Taker:
-    """Steps that begin with some columns of the data; None: all of them."""
+    """Steps that begin with some columns of the data; None: all of them. They may be within an ensemble.
+
+    What comes ``behind`` them takes what they give, beside what others give.
+    """
 
     steps: tuple[Any, ...]
     columns: tuple[int, ...] | None
+    ensemble: Any = None
+    behind: tuple[Any, ...] = ()
+
+    @property
+    def takes_gaps(self) -> bool:
+        """Whether values may be missing: every step takes them, up to one that imputes."""
+        for step in (*self.steps, *self.behind):
+            if not get_tags(step).input_tags.allow_nan:
+                return False
+            if _imputes(step):
+                return True
+        return True
+
+    def before(self, later: tuple[Any, ...]) -> _Taker:
+        """Return the same with more steps behind."""
+        return replace(self, behind=(*self.behind, *later))
 
     def place(self, column: int) -> int | None:
         """Return which of its columns a column of the data is."""
@@ -196,15 +217,16 @@ def _takers(estimator: Any, columns: tuple[int, ...] | None, later: tuple[Any, .
     elif isinstance(estimator, ColumnTransformer):
         for name, part, _ in estimator.transformers_:
             taken = estimator._transformer_to_input_indices[name]
-            yield from _takers(part, tuple(i if columns is None else columns[i] for i in taken))
+            inner = _takers(part, tuple(i if columns is None else columns[i] for i in taken))
+            yield from (taker.before(later) for taker in inner)
     elif isinstance(estimator, FeatureUnion):
         for _, part in estimator.transformer_list:
-            yield from _takers(part, columns)
+            yield from (taker.before(later) for taker in _takers(part, columns))
     elif isinstance(estimator, str) and estimator == "drop":
         return
     elif parts := _inner(estimator):
         for part in parts:
-            yield from _takers(part, columns)
+            yield from (replace(taker.before(later), ensemble=estimator) for taker in _takers(part, columns))
     else:
         yield _Taker(() if _passes_on(estimator) else (estimator, *later), columns)
 
@@ -217,7 +239,7 @@ def _inner(estimator: Any) -> list[Any]:
     """Return the pipelines and column transformers in an ensemble or the like that are handed the same columns."""
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
-        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", -1)
+        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
         if not path or not same or not isinstance(part, Pipeline | ColumnTransformer):
             continue
         if not str(path[0]).startswith("_") and not any(path[: len(outer)] == outer for outer in found):
@@ -225,15 +247,14 @@ def _inner(estimator: Any) -> list[Any]:
     return list(found.values())
 
 
-def _column(name: str, index: int, takers: Sequence[_Taker], estimator: Any) -> TableColumn:
+def _column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
     """Return what all that take a column say of it together."""
-    places = [(taker.steps, taker.place(index)) for taker in takers]
-    taken = [(steps, place) for steps, place in places if place is not None]
+    taking = [taker for taker in takers if taker.place(index) is not None]
+    taken = [(taker.steps, taker.place(index)) for taker in taking]
     if not taken:
         return TableColumn(name, "unused")
     if not any(steps and _is_text(steps[0], place) for steps, place in taken):
-        takes_nan = bool(get_tags(last_step(estimator)).input_tags.allow_nan)
-        column = TableColumn(name, "number", takes_nan or all(steps and _imputes(steps[0]) for steps, _ in taken))
+        column = TableColumn(name, "number", all(taker.takes_gaps for taker in taking))
     else:
         column = TableColumn(name, "text")
     for steps, place in taken:
@@ -296,6 +317,20 @@ def _refuses_unknown(step: Any) -> bool:
     if isinstance(step, OneHotEncoder):
         return step.handle_unknown == "error" or (step.handle_unknown != "ignore" and step._infrequent_enabled)
     return False
+
+
+def _refuse_text_within(takers: Sequence[_Taker]) -> None:
+    """Refuse encoders of text within ensembles, which hand matrices of numbers to what they hold."""
+    for taker in takers:
+        ensemble, first = taker.ensemble, taker.steps[0] if taker.steps else None
+        if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
+            continue
+        if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
+            name = type(ensemble).__name__
+            raise ModelError(
+                f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
+                f"before the {name}, in a pipeline that ends in it."
+            )
 
 
 def _refuse_hidden_text(estimator: Any, takers: Sequence[_Taker]) -> None:

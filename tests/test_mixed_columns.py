@@ -16,14 +16,24 @@ import skl2onnx
 from numpy.testing import assert_allclose, assert_array_equal
 from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_selector, make_column_transformer
-from sklearn.ensemble import HistGradientBoostingRegressor, VotingRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-from sklearn.impute import SimpleImputer
+from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline, make_union
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
+from sklearn.preprocessing import (
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PolynomialFeatures,
+    PowerTransformer,
+    StandardScaler,
+    TargetEncoder,
+)
 
 import onnxtrain_sklearn._encoding as encoding
 import onnxtrain_sklearn._inference as inference
@@ -168,6 +178,22 @@ class TestTransformers:
         model = VotingRegressor(parts).fit(FRAME[OLD], NUMBER[OLD])
         tuned = regressor(model).fit(FRAME[NEW], NUMBER[NEW])
         assert_allclose(tuned.to_sklearn().predict(FRAME), tuned.predict(FRAME), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("encoder", [encoded(), TfidfVectorizer()], ids=["table", "documents"])
+    @pytest.mark.parametrize("ensemble", [
+        lambda p: CalibratedClassifierCV(p, cv=2), OneVsRestClassifier,
+        lambda p: StackingClassifier([("p", p), ("q", p)], cv=2),
+        lambda p: VotingClassifier([("p", p), ("q", p)], voting="soft", weights=[1, 2]),
+    ], ids=["calibrated", "one-vs-rest", "stacking", "voting"])  # fmt: skip
+    def test_text_within_ensembles_is_refused(self, ensemble, encoder):
+        X = FRAME if hasattr(encoder, "transformers") else FRAME["note"]
+        model = ensemble(make_pipeline(clone(encoder), LogisticRegression())).fit(X, BINARY)
+        name = type(model).__name__
+        with pytest.raises(ModelError, match=f"Put the encoder before the {name}, in"):
+            classifier(model).fit(X, BINARY)
+        model = make_pipeline(clone(encoder), ensemble(LogisticRegression())).fit(X, BINARY)
+        tuned = classifier(model, max_iter=1, learning_rate_init=0.0).fit(X, BINARY)
+        assert_allclose(tuned.predict_proba(X), model.predict_proba(X), atol=1e-5)
 
     def test_engines_agree(self):
         tuned = [
@@ -376,6 +402,32 @@ class TestUnknownAndMissing:
         frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
         tuned = regressor(fitted(clone(TRANSFORMERS["imputed"]), X=frame)).fit(frame, NUMBER)
         assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-5, atol=1e-5)
+
+
+    @pytest.mark.parametrize(("steps", "behind"), [
+        ([StandardScaler(), SimpleImputer()], []), ([MinMaxScaler(), KNNImputer()], []),
+        ([PowerTransformer(), SimpleImputer(add_indicator=True)], []), ([StandardScaler()], [SimpleImputer()]),
+    ])  # fmt: skip
+    def test_missing_numbers_are_scaled_before_they_are_imputed(self, steps, behind):
+        frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
+        mixed = columns((OneHotEncoder(sparse_output=False), ["kind"]), (make_pipeline(*steps), ["a", "b"]))
+        model = fitted(mixed, *behind, X=frame)
+        start = regressor(model, learning_rate_init=0.0, max_iter=1).fit(frame, NUMBER)
+        assert_allclose(start.predict(frame), model.predict(frame), rtol=1e-4, atol=1e-4)
+        tuned = regressor(model).fit(frame[NEW], NUMBER[NEW])
+        assert all((array != start.weights_[name]).any() for name, array in tuned.weights_.items())
+        assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(("step", "last"), [
+        (StandardScaler(), Ridge()), (PolynomialFeatures(), HistGradientBoostingRegressor(max_iter=2)),
+        (make_pipeline(StandardScaler(), PolynomialFeatures(), SimpleImputer()), Ridge()),
+    ])  # fmt: skip
+    def test_missing_numbers_are_refused_where_a_step_does(self, step, last):
+        model = fitted(columns((OneHotEncoder(sparse_output=False), ["kind"]), (step, ["a", "b"])), last=last)
+        frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
+        for estimator in (model, regressor(model).fit(FRAME, NUMBER)):
+            with pytest.raises(ValueError, match="contains NaN"):
+                estimator.predict(frame)
 
 
 class TestDocuments:

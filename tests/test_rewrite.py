@@ -17,8 +17,9 @@ import pytest
 
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._graph import model as border
-from onnxtrain_sklearn._graph.builder import GraphBuilder, is_float
+from onnxtrain_sklearn._graph import border
+from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes, is_float
+from onnxtrain_sklearn._graph.model import _parameters, in_dtype, initializers_to_inputs
 from onnxtrain_sklearn._graph.rewrite import RULES, rewrite
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
@@ -67,14 +68,14 @@ def scalar_of(model, output, feeds):
     total.name, total.shape = "loss", ir.Shape([])
     graph.outputs.append(total)
     ir.passes.common.RemoveUnusedNodesPass()(result)
-    return border.infer_shapes(result)
+    return infer_shapes(result)
 
 
 def central_differences(model, feeds, name, entries, step=1e-6):
     """Return the slope of the scalar along some entries of an initializer, in float64."""
-    double = border.in_dtype(model, ir.DataType.DOUBLE)
+    double = in_dtype(model, ir.DataType.DOUBLE)
     array = double.graph.initializers[name].const_value.numpy().copy()
-    border.initializers_to_inputs(double.graph, [name])
+    initializers_to_inputs(double.graph, [name])
     session = _runtime.create_session(border.to_proto(double).SerializeToString(), _runtime.resolve_device())
     fed = {v.name: feeds[v.name] for v in model.graph.inputs}
     fed = {key: a.astype(np.float64) if a.dtype == np.float32 else a for key, a in fed.items()}
@@ -92,7 +93,7 @@ def central_differences(model, feeds, name, entries, step=1e-6):
 def assert_gradients(model, output, feeds, engine, tolerance=2e-4, entries=40, only=()):
     """Compare the gradients of an output by the parameters that reach it, all or ``only`` some; return their names."""
     loss = scalar_of(model, output, feeds)
-    names = [n for n in border._parameters(loss.graph, loss.graph.outputs[0]) if not only or n in only]
+    names = [n for n in _parameters(loss.graph, loss.graph.outputs[0]) if not only or n in only]
     gradient = differentiate(loss, names, "loss", engine).model
     fed = {v.name: feeds[v.name] for v in gradient.graph.inputs}
     found = dict(zip([v.name for v in gradient.graph.outputs], run(gradient, fed), strict=True))
@@ -632,9 +633,35 @@ def test_numbers_of_formulas_are_no_weights(producer):
     assert_same(run_proto(proto, {"x": X})[0], run(model, {"x": X})[0])
 
 
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("marks", [False, True])
+def test_numbers_that_are_imputed_later_have_no_part_in_gradients(marks, engine):
+    scaler = {"offset": [0.5, -1.0, 0.2], "scale": [2.0, 0.5, -1.5]}
+    nodes = [onnx.helper.make_node("Scaler", ["x"], ["scaled"], "s", domain=ML, **scaler)]
+    if marks:
+        nodes.append(onnx.helper.make_node("IsNaN", ["scaled"], ["gap"], "g"))
+        nodes.append(onnx.helper.make_node("Where", ["gap", "means", "scaled"], ["y"], "w"))
+    else:
+        means = {"imputed_value_floats": [0.1, 0.2, 0.3], "replaced_value_float": float("nan")}
+        nodes.append(onnx.helper.make_node("Imputer", ["scaled"], ["y"], "i", domain=ML, **means))
+    held = [onnx.numpy_helper.from_array(np.array([0.1, 0.2, 0.3], np.float32), "means")] if marks else []
+    proto = graph_of(*nodes, outputs=[("y", 1, ["N", 3])], held=held)
+    feeds = {"x": np.where(np.arange(X.size).reshape(X.shape) % 4 == 0, np.float32("nan"), X)}
+    model = rewrite(border.load(proto)).model
+    assert_same(run_proto(proto, feeds)[0], run(model, feeds)[0])
+    names = assert_gradients(model, "y", feeds, engine)
+    assert set(names) == {"scaler.offset", "scaler.scale", "means" if marks else "imputer.imputed"}
+
+
+def test_numbers_that_stay_missing_are_scaled_plainly():
+    node = onnx.helper.make_node("Scaler", ["x"], ["y"], "s", domain=ML, offset=[0.5], scale=[2.0])
+    model = rewrite(border.load(graph_of(node, outputs=[("y", 1, ["N", 3])]))).model
+    assert [node.op_type for node in model.graph if node.op_type != "Constant"] == ["Sub", "Mul"]
+
+
 def test_trees_find_the_same_leaves_in_float64():
     attributes = tree_attributes("target", [3, 2])
     node = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], "t", domain=ML, n_targets=1, **attributes)
     model = rewrite(border.load(graph_of(node))).model
-    double = border.in_dtype(model, ir.DataType.DOUBLE)
+    double = in_dtype(model, ir.DataType.DOUBLE)
     assert_same(run(model, {"x": GRID})[0].astype(float), run(double, {"x": GRID.astype(float)})[0], tolerance=1e-6)

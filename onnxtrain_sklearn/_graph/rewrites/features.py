@@ -7,21 +7,51 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..builder import GraphBuilder
 from .source import FLOAT, INT32, INT64, Rule, Source, Thunk
 
 _TO_VECTOR = np.array([-1])
 
 
 def _scaler(r: Source) -> Sequence[Thunk]:
-    """(X - offset) * scale."""
+    """(X - offset) * scale; numbers that are missing are left out where they are filled in later."""
     offset, scale = r.floats("offset"), r.floats("scale")
     _one_per_feature(r, offset, scale)
 
+    def of(x: ir.Value) -> ir.Value:
+        return r.op.Mul(r.op.Sub(x, r.parameter("offset", offset)), r.parameter("scale", scale))
+
     def scaled() -> ir.Value:
-        centred = r.op.Sub(r.matrix(), r.parameter("offset", offset))
-        return r.op.Mul(centred, r.parameter("scale", scale))
+        x = r.matrix()
+        if not is_filled_later(r.node.outputs[0]):
+            return of(x)
+        gap, known = gaps_of(r.op, x)
+        return with_gaps(r.op, gap, of(known))
 
     return (scaled,)
+
+
+def is_filled_later(value: ir.Value) -> bool:
+    """Whether something that depends on a value asks where numbers are missing."""
+    front, seen = [value], {value}
+    while front:
+        for node in {node for node, _ in front.pop().uses()}:
+            if node.op_type in ("IsNaN", "Imputer"):
+                return True
+            front += [v for v in node.outputs if v not in seen]
+            seen.update(node.outputs)
+    return False
+
+
+def gaps_of(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return where numbers are missing, and ``x`` with ones there: the slope of a gap is 0, and 0 * NaN is NaN."""
+    gap = op.IsNaN(x)
+    return gap, op.Where(gap, 1.0, x)
+
+
+def with_gaps(op: GraphBuilder, gap: ir.Value, x: ir.Value) -> ir.Value:
+    """Return ``x`` with numbers missing again."""
+    return op.Where(gap, np.array(np.nan, np.float32), x)
 
 
 def _normalizer(r: Source) -> Sequence[Thunk]:
