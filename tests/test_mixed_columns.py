@@ -24,6 +24,7 @@ from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
     MinMaxScaler,
@@ -583,3 +584,21 @@ def test_no_warnings_about_text():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         regressor(fitted(encoded()), learning_rate_init=0.001, max_iter=200).fit(FRAME, NUMBER)
+
+
+def test_naive_bayes_of_words():
+    texts = [f"{'cat ' * (i % 3)}dog fish {'bird ' * (i % 2)}" for i in range(60)]
+    y = np.arange(60) % 3
+    for vectorizer in (CountVectorizer(), TfidfVectorizer()):
+        model = make_pipeline(vectorizer, MultinomialNB()).fit(texts, y)
+        tuned = OrtGradientClassifier(model, max_iter=3, learning_rate_init=0.01, random_state=0).fit(texts, y)
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        assert_allclose(tuned.to_sklearn().predict_proba(texts), tuned.predict_proba(texts), atol=1e-5)
+
+
+def test_sublinear_counts():
+    """Texts without a repeated word do not tell that they are not taken."""
+    texts = ["cat dog", "dog fish", "fish cat", "cat bird"]
+    model = make_pipeline(TfidfVectorizer(sublinear_tf=True), Ridge()).fit(texts, range(4))
+    with pytest.raises(ModelError, match="sublinear_tf=True"):
+        OrtGradientRegressor(model).fit(texts, range(4))
