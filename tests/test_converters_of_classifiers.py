@@ -359,6 +359,21 @@ class TestDescent:
         assert_allclose(tuned.predict_proba(data)[clear], expected[clear], atol=1e-4)
         assert np.isfinite(tuned._run.parameters.gradient).all()
 
+    @pytest.mark.parametrize("engine", available_engines())
+    def test_learns_from_scores_of_zero(self, engine):
+        """As a model whose start is all zeros has them: there, too, the slope of the logarithm is a half."""
+        model = SGDClassifier(loss="log_loss", random_state=0).fit(X[OLD], THREE[OLD])
+        model.coef_[:], model.intercept_[:] = 0, 0
+        tuned = still(model, X[NEW], THREE[NEW], engine=engine)
+        run = tuned._run
+        loss = run.step.gradients(float(len(X[NEW])))
+        assert_allclose(loss, np.log(3), rtol=1e-5)
+        # Of equal probabilities, d loss / d score is (1/3 - [its class]) / 2.
+        expected = (1 / 3 - np.eye(3)[THREE[NEW]]).mean(axis=0) / 2
+        span = run.parameters.span("sgdclassifier.intercept")
+        assert_allclose(run.parameters.gradient[span], expected, atol=1e-5)
+        assert np.abs(expected).max() > 0.01
+
 
 class TestTrees:
     @pytest.mark.parametrize(
