@@ -220,6 +220,13 @@ class TestNeighbours:
         assert (expected[:, 2] == 1).sum() > 20
         assert_allclose(still(model, X[NEW], THREE[NEW]).predict_proba(X), expected, atol=1e-4)
 
+    @pytest.mark.parametrize("y", [TWO, np.stack([TWO, THREE], axis=1)], ids=["one output", "two outputs"])
+    @pytest.mark.parametrize("label", [-1, 2])
+    def test_a_label_for_rows_without_neighbours_that_is_no_class(self, y, label):
+        model = RadiusNeighborsClassifier(0.7, weights="distance", outlier_label=label).fit(X[OLD], y[OLD])
+        with pytest.raises(ModelError, match=rf"the label {label}, which is no class.*outlier_label='most_frequent'"):
+            still(model, X[NEW], y[NEW])
+
     @pytest.mark.parametrize("algorithm", ["brute", "kd_tree", "ball_tree"])
     def test_trees_are_built_of_the_trained_points(self, algorithm):
         model = KNeighborsClassifier(weights="distance", algorithm=algorithm).fit(X[OLD], THREE[OLD])

@@ -123,6 +123,14 @@ class TestTransformers:
     def test_indicators_alone(self):
         fitted_on = np.where(np.arange(4) == 2, X, GAPS)
         assert_transforms(MissingIndicator(error_on_new=False), GAPS, fitted_on)
+        assert_transforms(MissingIndicator(features="all"), GAPS, fitted_on)
+
+    def test_indicators_that_raise_for_new_gaps(self):
+        rows = np.where(np.arange(4) == 2, X, GAPS)
+        model = make_pipeline(MissingIndicator(), Ridge()).fit(rows, NUMBER)
+        with pytest.raises(ModelError, match=r"gaps in columns that had none.*error_on_new=False"):
+            tuned(OrtGradientRegressor, model, rows, NUMBER)
+        assert_transforms(MissingIndicator(), GAPS, GAPS)  # which has gaps in all columns
 
     @pytest.mark.parametrize("settings", [{}, {"n_neighbors": 1}, {"n_neighbors": 500}, {"add_indicator": True}])
     @pytest.mark.parametrize("keep_empty_features", [False, True])

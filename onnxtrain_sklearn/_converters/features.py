@@ -97,6 +97,16 @@ def _indicators(op: GraphBuilder, x: ir.Value, indicator: MissingIndicator) -> i
     return op.Cast(marked, to=_FLOAT)
 
 
+def _indicators_alone(op: GraphBuilder, x: ir.Value, indicator: MissingIndicator) -> ir.Value:
+    some_had_none = len(indicator.features_) < indicator.n_features_in_
+    if indicator.error_on_new and some_had_none:
+        raise ModelError(
+            "This MissingIndicator has no ONNX form: it raises an error for gaps in columns that had none when it was "
+            "fitted, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
+        )
+    return _indicators(op, x, indicator)
+
+
 def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: Any) -> ir.Value:
     return op.Concat(filled, _indicators(op, x, imputer.indicator_), axis=1) if imputer.add_indicator else filled
 
@@ -174,7 +184,7 @@ CONVERTERS: dict[type, Converter] = {
         lambda imputer: _has_gaps(imputer) and imputer.weights == "uniform" and imputer.metric == "nan_euclidean",
     ),
     MiniBatchKMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
-    MissingIndicator: of_rows(_indicators, lambda indicator: len(indicator.features_), _has_gaps),
+    MissingIndicator: of_rows(_indicators_alone, lambda indicator: len(indicator.features_), _has_gaps),
     Normalizer: of_rows(_by_largest, lambda scaler: scaler.n_features_in_, lambda scaler: scaler.norm == "max"),
     SimpleImputer: of_rows(
         _filled,

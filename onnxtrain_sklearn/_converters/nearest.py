@@ -126,11 +126,21 @@ def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
         p = op.Div(sums, total)
     else:  # a row without neighbours gets the class that the user has named for it
         alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
-        named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
-        shares = np.concatenate(named).astype(np.float32)[np.newaxis]
-        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, shares))
+        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, _shares_of(model, label)))
     # Labels of several outputs are made of the probabilities where predictions are.
     return op.Cast(p, to=INT64) if several_labels(model) else s.chosen(p), p
+
+
+def _shares_of(model: Any, label: Any) -> np.ndarray:
+    """Return one for the class of each output that rows without neighbours get, (1, classes)."""
+    named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
+    if not all(np.any(one) for one in named):
+        raise ModelError(
+            f"This {type(model).__name__} gives rows without neighbours the label {model.outlier_label!r}, which is no "
+            f"class that it was fitted to: it has no probability. Fit it with outlier_label='most_frequent' or with "
+            f"one of the classes."
+        )
+    return np.concatenate(named).astype(np.float32)[np.newaxis]
 
 
 CONVERTERS: dict[type, Converter] = {
