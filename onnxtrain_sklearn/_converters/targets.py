@@ -49,9 +49,10 @@ def _from_range(s: Source, y: ir.Value, path: Path) -> ir.Value:
 def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
     """(1 + lambda y) ** (1 / lambda), and as Yeo and Johnson have it with 2 - lambda for what is below zero."""
     op, transformer = s.op, follow(s.estimator, path)
-    power = np.asarray(transformer.lambdas_, np.float32)
-    if np.abs(power * (2 - power)).min() < 1e-3:
-        raise ModelError("A PowerTransformer of targets has no ONNX form where an exponent is next to 0 or 2.")
+    if divides_by_zero(transformer):
+        raise ModelError(
+            "A PowerTransformer of targets has no ONNX form where an exponent is next to 0, or to 2 by Yeo and Johnson."
+        )
     if transformer.standardize:
         y = _inverse(s, y, (*path, "_scaler"))
     exponent = s.parameter(s.estimator, (*path, "lambdas_"))
@@ -59,6 +60,13 @@ def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
         return _root_of(op, y, exponent)
     above, below = op.Relu(y), op.Relu(op.Neg(y))
     return op.Sub(op.Sub(_root_of(op, above, exponent), 1.0), op.Sub(_root_of(op, below, op.Sub(2.0, exponent)), 1.0))
+
+
+def divides_by_zero(transformer: PowerTransformer) -> bool:
+    """Whether a power that it divides by is next to zero, where it takes logarithms instead."""
+    power = np.asarray(transformer.lambdas_, np.float64)
+    divisors = power if transformer.method == "box-cox" else power * (2 - power)
+    return bool(np.abs(divisors).min() < 1e-3)
 
 
 def _root_of(op: GraphBuilder, y: ir.Value, exponent: ir.Value) -> ir.Value:
