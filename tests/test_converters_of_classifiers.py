@@ -329,6 +329,27 @@ class TestCalibration:
         assert len([name for name in tuned.weights_ if name.endswith("class_prior")]) == 2
         assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
 
+    @pytest.mark.parametrize(
+        "trees",
+        [
+            DecisionTreeClassifier(max_depth=3, random_state=0),
+            RandomForestClassifier(5, random_state=0),
+            BaggingClassifier(TREE, 3, random_state=0),
+            make_pipeline(StandardScaler(), TREE),
+        ],
+    )
+    def test_temperature_of_leaves_of_zero(self, trees):
+        """Their logarithms are of 1e-12, and would be of what training keeps them at."""
+        model = CalibratedClassifierCV(trees, method="temperature", cv=2).fit(X[OLD], THREE[OLD])
+        with pytest.raises(ModelError, match=r"leaves of its \w+ hold no row of some class.*method='sigmoid'"):
+            still(model, X[NEW], THREE[NEW])
+
+    def test_temperature_of_leaves_with_all_classes(self):
+        trees = RandomForestClassifier(4, min_samples_leaf=15, random_state=1)
+        model = CalibratedClassifierCV(trees, method="temperature", cv=2).fit(X, TWO)
+        assert min(one.estimator.predict_proba(X).min() for one in model.calibrated_classifiers_) > 0.001
+        assert_allclose(still(model, X, TWO).predict_proba(X), model.predict_proba(X), atol=1e-5)
+
     def test_decision_functions_that_the_graph_lacks(self):
         from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
