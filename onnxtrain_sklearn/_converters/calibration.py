@@ -17,7 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from .._walk import last_step, walk
 from ..exceptions import ModelError
-from .source import Converter, Source
+from .source import FLOAT, Converter, Source
 
 EPSILON = 1e-6
 """How far the thresholds of isotonic probabilities are kept off 0 and 1, where no logarithm has a gradient."""
@@ -51,7 +51,7 @@ def _by_class(s: Source, one: Any) -> ir.Value:
     return op.Where(
         op.Expand(lost, op.Shape(joined)),
         op.Expand(np.float32(1 / classes), op.Shape(joined)),
-        op.Div(joined, op.Add(total, op.Cast(lost, to=int(ir.DataType.FLOAT)))),
+        op.Div(joined, op.Add(total, op.Cast(lost, to=FLOAT))),
     )
 
 
