@@ -23,6 +23,7 @@ from sklearn.preprocessing import MinMaxScaler, PowerTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from . import _runtime
+from ._converters.targets import divides_by_zero
 from ._graph.builder import GraphBuilder
 from ._graph.rewrites.features import gaps_of, is_filled_later, with_gaps
 from .exceptions import ModelError
@@ -155,12 +156,12 @@ def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> N
     """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
 
     A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
-    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox). Exponents near zero stay with skl2onnx.
+    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox). What divides by zero stays with skl2onnx.
     """
     inside = [node for node in nodes if node.op_type != "Scaler"]  # which standardizes behind it
     _leave_gaps_out(graph, estimator, inside)
     exponents = np.asarray(estimator.lambdas_, np.float32)
-    if np.abs(exponents * (2 - exponents)).min() < 1e-3:
+    if divides_by_zero(estimator):
         return
     given, made = _ends(inside)
     if len(made) != 1 or len(given) != 1:

@@ -50,7 +50,10 @@ def _assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
     holder, last = follow(owner, path[:-1]), path[-1]
     old = follow(holder, (last,))
     new = numbers.reshape(np.shape(old))
-    value = new.astype(np.asarray(old).dtype) if isinstance(old, np.ndarray) else float(new)
+    if isinstance(old, np.ndarray):  # data that a model was fitted to and keeps may be integers
+        value = new.astype(np.float64 if old.dtype.kind in "iub" else old.dtype)
+    else:
+        value = float(new)
     if isinstance(last, str) and not isinstance(holder, Mapping):
         setattr(holder, last, value)
     elif isinstance(holder, tuple):

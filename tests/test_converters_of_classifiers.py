@@ -220,6 +220,13 @@ class TestNeighbours:
         assert (expected[:, 2] == 1).sum() > 20
         assert_allclose(still(model, X[NEW], THREE[NEW]).predict_proba(X), expected, atol=1e-4)
 
+    @pytest.mark.parametrize("y", [TWO, np.stack([TWO, THREE], axis=1)], ids=["one output", "two outputs"])
+    @pytest.mark.parametrize("label", [-1, 2])
+    def test_a_label_for_rows_without_neighbours_that_is_no_class(self, y, label):
+        model = RadiusNeighborsClassifier(0.7, weights="distance", outlier_label=label).fit(X[OLD], y[OLD])
+        with pytest.raises(ModelError, match=rf"the label {label}, which is no class.*outlier_label='most_frequent'"):
+            still(model, X[NEW], y[NEW])
+
     @pytest.mark.parametrize("algorithm", ["brute", "kd_tree", "ball_tree"])
     def test_trees_are_built_of_the_trained_points(self, algorithm):
         model = KNeighborsClassifier(weights="distance", algorithm=algorithm).fit(X[OLD], THREE[OLD])
@@ -228,6 +235,61 @@ class TestNeighbours:
         back = tuned.to_sklearn()
         assert np.abs(back._fit_X - model._fit_X).max() > 0.01
         assert_allclose(back.predict_proba(X), tuned.predict_proba(X), atol=1e-4)
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            KNeighborsClassifier(weights="distance"),
+            KNeighborsClassifier(weights="distance", algorithm="brute"),
+            RadiusNeighborsClassifier(4000.0, weights="distance"),
+            GaussianProcessClassifier(kernels.RBF(2000.0), optimizer=None),
+        ],
+    )
+    def test_points_of_integers(self, model):
+        """Trained, they are integers no more."""
+        rows = np.round(1000 * X).astype(np.int64)
+        model = copy.deepcopy(model).fit(rows[OLD], TWO[OLD])
+        tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.05, random_state=0)
+        tuned.fit(rows[NEW], TWO[NEW])
+        back = tuned.to_sklearn()
+        assert_allclose(back.predict_proba(rows[NEW]), tuned.predict_proba(rows[NEW]), atol=1e-4)
+        assert np.abs(back.predict_proba(rows[NEW]) - model.predict_proba(rows[NEW])).max() > 1e-3
+
+    def test_targets_of_integers(self):
+        y = np.round(NUMBER).astype(int)
+        model = KNeighborsRegressor(weights="distance").fit(X[OLD], y[OLD])
+        tuned = OrtGradientRegressor(model, max_iter=5, learning_rate_init=0.05, random_state=0).fit(X[NEW], y[NEW])
+        back = tuned.to_sklearn()
+        assert 0.01 < np.abs(back._y - model._y).max() < 0.5
+        assert_allclose(back.predict(X), tuned.predict(X), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.filterwarnings("ignore:Mind that for 0 < p < 1")
+    @pytest.mark.parametrize("engine", available_engines())
+    @pytest.mark.parametrize("kind", [KNeighborsRegressor, RadiusNeighborsRegressor])
+    def test_powers_below_one(self, kind, engine):
+        """Rows that lie on a point, and those that share one number with it, where the slope is infinite."""
+        settings = {"n_neighbors": 5} if kind is KNeighborsRegressor else {"radius": 1e3}
+        model = kind(weights="distance", p=0.5, algorithm="brute", **settings)
+        model.fit(X[OLD].astype(np.float64), NUMBER[OLD])
+        rows = X[NEW].copy()
+        rows[:3], rows[3:6, 0] = X[:3], X[3:6, 0]
+        tuned = still(model, rows, NUMBER[NEW], engine=engine)
+        assert_allclose(tuned.predict(rows), model.predict(rows), rtol=1e-4, atol=1e-4)
+        run = tuned._run
+        run.step.gradients(float(len(rows)))
+        name = f"{kind.__name__.lower()}.fit_X"
+        origin = next(origin for origin in run.fitted.origins if origin.name == name)
+        gradient = run.parameters.gradient[run.parameters.span(name)].reshape(-1, X.shape[1])
+        assert np.isfinite(run.parameters.gradient).all()
+        points, direction = model._fit_X, np.random.default_rng(0).normal(size=model._fit_X.shape)
+        direction[:6] = 0  # a kink
+
+        def loss(step):
+            moved = changed(model, origin, points + step * direction)
+            return ((moved.predict(rows.astype(np.float64)) - NUMBER[NEW]) ** 2).mean()
+
+        expected = (loss(1e-6) - loss(-1e-6)) / 2e-6
+        assert abs((gradient * direction).sum() - expected) < 1e-3 * np.abs(gradient * direction).sum()
 
     @pytest.mark.parametrize("settings", [{"metric": "cosine"}, {"metric": "chebyshev"}])
     def test_other_metrics(self, settings):
@@ -266,6 +328,27 @@ class TestCalibration:
         tuned.fit(X[NEW], TWO[NEW])
         assert len([name for name in tuned.weights_ if name.endswith("class_prior")]) == 2
         assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "trees",
+        [
+            DecisionTreeClassifier(max_depth=3, random_state=0),
+            RandomForestClassifier(5, random_state=0),
+            BaggingClassifier(TREE, 3, random_state=0),
+            make_pipeline(StandardScaler(), TREE),
+        ],
+    )
+    def test_temperature_of_leaves_of_zero(self, trees):
+        """Their logarithms are of 1e-12, and would be of what training keeps them at."""
+        model = CalibratedClassifierCV(trees, method="temperature", cv=2).fit(X[OLD], THREE[OLD])
+        with pytest.raises(ModelError, match=r"leaves of its \w+ hold no row of some class.*method='sigmoid'"):
+            still(model, X[NEW], THREE[NEW])
+
+    def test_temperature_of_leaves_with_all_classes(self):
+        trees = RandomForestClassifier(4, min_samples_leaf=15, random_state=1)
+        model = CalibratedClassifierCV(trees, method="temperature", cv=2).fit(X, TWO)
+        assert min(one.estimator.predict_proba(X).min() for one in model.calibrated_classifiers_) > 0.001
+        assert_allclose(still(model, X, TWO).predict_proba(X), model.predict_proba(X), atol=1e-5)
 
     def test_decision_functions_that_the_graph_lacks(self):
         from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
@@ -358,6 +441,21 @@ class TestDescent:
         clear = np.abs(model.decision_function(data) - end).min(axis=1) > 2
         assert_allclose(tuned.predict_proba(data)[clear], expected[clear], atol=1e-4)
         assert np.isfinite(tuned._run.parameters.gradient).all()
+
+    @pytest.mark.parametrize("engine", available_engines())
+    def test_learns_from_scores_of_zero(self, engine):
+        """As a model whose start is all zeros has them: there, too, the slope of the logarithm is a half."""
+        model = SGDClassifier(loss="log_loss", random_state=0).fit(X[OLD], THREE[OLD])
+        model.coef_[:], model.intercept_[:] = 0, 0
+        tuned = still(model, X[NEW], THREE[NEW], engine=engine)
+        run = tuned._run
+        loss = run.step.gradients(float(len(X[NEW])))
+        assert_allclose(loss, np.log(3), rtol=1e-5)
+        # Of equal probabilities, d loss / d score is (1/3 - [its class]) / 2.
+        expected = (1 / 3 - np.eye(3)[THREE[NEW]]).mean(axis=0) / 2
+        span = run.parameters.span("sgdclassifier.intercept")
+        assert_allclose(run.parameters.gradient[span], expected, atol=1e-5)
+        assert np.abs(expected).max() > 0.01
 
 
 class TestTrees:

@@ -123,6 +123,14 @@ class TestTransformers:
     def test_indicators_alone(self):
         fitted_on = np.where(np.arange(4) == 2, X, GAPS)
         assert_transforms(MissingIndicator(error_on_new=False), GAPS, fitted_on)
+        assert_transforms(MissingIndicator(features="all"), GAPS, fitted_on)
+
+    def test_indicators_that_raise_for_new_gaps(self):
+        rows = np.where(np.arange(4) == 2, X, GAPS)
+        model = make_pipeline(MissingIndicator(), Ridge()).fit(rows, NUMBER)
+        with pytest.raises(ModelError, match=r"gaps in columns that had none.*error_on_new=False"):
+            tuned(OrtGradientRegressor, model, rows, NUMBER)
+        assert_transforms(MissingIndicator(), GAPS, GAPS)  # which has gaps in all columns
 
     @pytest.mark.parametrize("settings", [{}, {"n_neighbors": 1}, {"n_neighbors": 500}, {"add_indicator": True}])
     @pytest.mark.parametrize("keep_empty_features", [False, True])
@@ -247,6 +255,48 @@ class TestRegressors:
         model = TransformedTargetRegressor(Ridge(), transformer=PowerTransformer(method)).fit(X, y)
         assert_allclose(outputs(model, X)[0].ravel(), model.predict(X), rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.parametrize("steps", [[PowerTransformer("box-cox", standardize=False)], [StandardScaler(), 0]])
+    def test_a_pipeline_of_target_transformers_is_trained(self, steps):
+        """Each of its numbers is written back to its own step."""
+        steps = [MinMaxScaler((1, 3)) if step == 0 else step for step in steps]
+        y = np.exp(NUMBER / 5)
+        model = TransformedTargetRegressor(Ridge(), transformer=make_pipeline(*steps)).fit(X, y)
+        after = tuned(OrtGradientRegressor, model, X, y + 1, trainable="*.transformer.*", learning_rate_init=0.02)
+        back = after.to_sklearn()
+        assert len([name for name in after.weights_ if ".transformer." in name]) == (1 if len(steps) == 1 else 4)
+        assert np.abs(back.predict(X) - model.predict(X)).max() > 0.01
+        assert_allclose(back.predict(X), after.predict(X), rtol=1e-4)
+
+    @pytest.mark.parametrize("exponent", [2.0, 0.0])
+    def test_a_box_cox_power_of_two_is_no_exception(self, exponent):
+        """Only Yeo and Johnson divide by 2 - lambda; where it divides by zero, there is a logarithm."""
+        y = np.exp(NUMBER / 10)
+        model = TransformedTargetRegressor(Ridge(), transformer=PowerTransformer("box-cox", standardize=False))
+        model.fit(X, y)
+        model.transformer_.lambdas_[:] = exponent
+        model.regressor_.fit(X, model.transformer_.transform(y[:, None]).ravel())
+        if exponent:
+            assert_allclose(outputs(model, X)[0].ravel(), model.predict(X), rtol=1e-5)
+        else:
+            with pytest.raises(ModelError, match="an exponent is next to 0"):
+                tuned(OrtGradientRegressor, model, X, y)
+
+    @pytest.mark.parametrize("engine", available_engines())
+    def test_a_box_cox_power_of_two_of_features_has_a_gradient(self, engine):
+        rows = np.abs(X) + np.float32(0.5)
+        model = make_pipeline(PowerTransformer("box-cox", standardize=False), Ridge()).fit(rows, NUMBER)
+        model[0].lambdas_[:] = 2.0
+        model[1].fit(model[0].transform(rows), NUMBER)
+        still = tuned(OrtGradientRegressor, model, rows, NUMBER, learning_rate_init=0.0, max_iter=1, shuffle=False,
+                      batch_size=80, engine=engine)  # fmt: skip
+        run = still._run
+        run.step.gradients(80.0)
+        found = run.parameters.gradient[run.parameters.span("powertransformer.lambdas")]
+        x = rows.astype(np.float64)
+        slopes = (2 * x**2 * np.log(x) - x**2 + 1) / 4  # of (x**lambda - 1) / lambda at 2
+        wrong = model.predict(x) - NUMBER
+        assert_allclose(found, (2 * wrong[:, None] * slopes * model[1].coef_).mean(axis=0), rtol=1e-4, atol=1e-5)
+
     def test_transformed_targets_of_rows_with_gaps(self):
         inner = HistGradientBoostingRegressor(max_iter=3)
         model = TransformedTargetRegressor(inner, func=np.log, inverse_func=np.exp).fit(GAPS, np.exp(NUMBER))
@@ -292,6 +342,7 @@ DETECTORS = [
     IsolationForest(n_estimators=5, random_state=0),
     IsolationForest(n_estimators=5, max_features=2, contamination=0.1, random_state=0),
     LocalOutlierFactor(5, novelty=True), LocalOutlierFactor(metric="manhattan", contamination=0.1, novelty=True),
+    LocalOutlierFactor(5, p=3, novelty=True),
     EllipticEnvelope(random_state=0), make_pipeline(StandardScaler(), OneClassSVM(nu=0.2)),
 ]  # fmt: skip
 
@@ -371,6 +422,16 @@ class TestSingleDetectors:
         after = tuned(OrtGradientClassifier, model, X, OUTLIERS)
         assert set(after.weights_) == {"ellipticenvelope.location", "ellipticenvelope.offset"}
         assert_allclose(after.to_sklearn().decision_function(X), after.decision_function(X), rtol=1e-4, atol=1e-4)
+
+    def test_points_of_integers_are_trained_and_written_back(self):
+        rows = np.round(1000 * X).astype(np.int64)
+        model = LocalOutlierFactor(5, novelty=True).fit(rows)
+        after = tuned(OrtGradientClassifier, model, rows, OUTLIERS, learning_rate_init=0.05)
+        assert {name.partition(".")[2] for name in after.weights_} == {"fit_X", "lrd", "offset"}
+        back = after.to_sklearn()
+        assert model._fit_X.dtype.kind == "i"
+        assert (back._fit_X % 1).any()
+        assert_allclose(back.decision_function(rows), after.decision_function(rows), rtol=1e-4, atol=1e-4)
 
     def test_no_novelty(self):
         with pytest.raises(ModelError, match="novelty=True"):

@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier
+from sklearn.ensemble._forest import ForestClassifier
+from sklearn.tree import DecisionTreeClassifier
 
-from .source import Converter, Source
+from .._walk import last_step, walk
+from ..exceptions import ModelError
+from .source import FLOAT, Converter, Source
 
 EPSILON = 1e-6
 """How far the thresholds of isotonic probabilities are kept off 0 and 1, where no logarithm has a gradient."""
@@ -46,7 +51,7 @@ def _by_class(s: Source, one: Any) -> ir.Value:
     return op.Where(
         op.Expand(lost, op.Shape(joined)),
         op.Expand(np.float32(1 / classes), op.Shape(joined)),
-        op.Div(joined, op.Add(total, op.Cast(lost, to=int(ir.DataType.FLOAT)))),
+        op.Div(joined, op.Add(total, op.Cast(lost, to=FLOAT))),
     )
 
 
@@ -87,10 +92,31 @@ def _temperature(s: Source, one: Any) -> ir.Value:
     given = _scores(s, one)
     if hasattr(one.estimator, "decision_function"):
         logits = op.Concat(op.Neg(given), given, axis=1) if len(one.classes) == 2 else given
+    elif _has_empty_leaves(one.estimator):
+        raise ModelError(
+            f"This CalibratedClassifierCV takes logarithms of probabilities that are zero: leaves of its "
+            f"{type(last_step(one.estimator)).__name__} hold no row of some class. While they are trained they stay "
+            f"{EPSILON:g} away from zero, which changes such a logarithm by far. Take method='sigmoid', or fit larger "
+            f"leaves."
+        )
     else:
         p = op.Concat(op.Sub(1.0, given), given, axis=1) if len(one.classes) == 2 else given
         logits = op.Log(op.Add(p, 1e-12))
     return op.Softmax(op.Mul(logits, s.parameter(calibrator, "beta_")), axis=1)
+
+
+def _has_empty_leaves(estimator: Any) -> bool:
+    """Whether each of the trees that a probability is the mean of has a leaf with nothing of the same class."""
+    last = last_step(estimator)
+    if not isinstance(last, BaggingClassifier | DecisionTreeClassifier | ForestClassifier):
+        return False
+    fitted = [part for _, part in walk(last) if hasattr(part, "tree_")]
+    empty = np.full(len(last.classes_), len(fitted) > 0)
+    for tree in (one.tree_ for one in fitted):
+        held = tree.value[tree.children_left < 0, 0]
+        if held.shape[1] == len(empty):  # trees of some bags know no row of some class
+            empty &= (held < EPSILON).any(axis=0)
+    return bool(empty.any())
 
 
 CONVERTERS: dict[type, Converter] = {CalibratedClassifierCV: Converter(_calibrated)}

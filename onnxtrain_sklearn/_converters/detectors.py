@@ -16,35 +16,37 @@ from sklearn.ensemble._iforest import _average_path_length
 from sklearn.linear_model import SGDOneClassSVM
 from sklearn.neighbors import LocalOutlierFactor
 
-from .._graph.builder import GraphBuilder
-from .neighbours import measures_differences, neighbours
-from .source import Converter, of_rows, parameter
+from .neighbours import nearest_points, power_of
+from .source import Converter, Source, of_rows
 from .trees import branches, leaves
 
 
-def _linear_machine(op: GraphBuilder, x: ir.Value, machine: SGDOneClassSVM) -> ir.Value:
-    coef = parameter(op, "coef", np.reshape(machine.coef_, (-1, 1)))
-    return op.Sub(op.MatMul(x, coef), parameter(op, "offset", np.ravel(machine.offset_)))
+def _linear_machine(s: Source) -> ir.Value:
+    coef = s.parameter(s.estimator, "coef_", shape=(-1, 1))
+    return s.op.Sub(s.op.MatMul(s.x, coef), s.parameter(s.estimator, "offset_"))
 
 
-def _elliptic_envelope(op: GraphBuilder, x: ir.Value, envelope: EllipticEnvelope) -> ir.Value:
+def _elliptic_envelope(s: Source) -> ir.Value:
     """The squared Mahalanobis distance, with its sign turned, above an offset."""
-    centred = op.Sub(x, parameter(op, "location", envelope.location_))
-    product = op.MatMul(centred, parameter(op, "precision", envelope.get_precision()))
-    distance = op.ReduceSum(op.Mul(product, centred), axes=[1], keepdims=True)
-    return op.Sub(op.Neg(distance), parameter(op, "offset", np.ravel(envelope.offset_)))
+    op, envelope = s.op, s.estimator
+    centred = op.Sub(s.x, s.parameter(envelope, "location_"))
+    kept = envelope.precision_ is not None
+    precision = s.parameter(envelope, "precision_") if kept else envelope.get_precision().astype(np.float32)
+    distance = op.ReduceSum(op.Mul(op.MatMul(centred, precision), centred), axes=[1], keepdims=True)
+    return op.Sub(op.Neg(distance), s.parameter(envelope, "offset_"))
 
 
-def _isolation_forest(op: GraphBuilder, x: ir.Value, forest: IsolationForest) -> ir.Value:
+def _isolation_forest(s: Source) -> ir.Value:
     """-2 ** (-length / usual length) above an offset: the path to a leaf is short where a row is alone.
 
     The length of the path to a leaf, and of those that would go on from it, is a number of the leaf.
     """
-    paths = op.emit("TreeEnsembleRegressor", x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
+    op, forest = s.op, s.estimator
+    paths = op.emit("TreeEnsembleRegressor", s.x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
     paths.dtype = ir.DataType.FLOAT
     usual = len(forest.estimators_) * float(_average_path_length([forest._max_samples])[0])
     scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
-    return op.Sub(scores, parameter(op, "offset", np.ravel(forest.offset_)))
+    return op.Sub(scores, s.parameter(forest, "offset_"))
 
 
 def _isolating_trees(forest: IsolationForest) -> dict[str, Any]:
@@ -61,24 +63,27 @@ def _isolating_trees(forest: IsolationForest) -> dict[str, Any]:
     }
 
 
-def _local_outlier_factor(op: GraphBuilder, x: ir.Value, factor: LocalOutlierFactor) -> ir.Value:
+def _local_outlier_factor(s: Source) -> ir.Value:
     """How dense it is at a row, of how dense it is at its neighbours, with the sign turned, above an offset.
 
     A distance counts as no less than that from the neighbour to its own farthest one; density is the inverse of their
     mean.
     """
-    nearest, distance = neighbours(op, x, factor)
+    op, factor = s.op, s.estimator
+    power, points = power_of(factor), s.parameter(factor, "_fit_X")
+    assert power is not None
+    nearest, distance = nearest_points(op, s.x, points, factor.n_neighbors_, power)
     usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
     reached = op.Max(distance, op.Gather(usual, nearest, axis=0))
     mean = op.Add(op.ReduceMean(reached, axes=[1], keepdims=True), 1e-10)
-    ratios = op.Mul(op.Gather(parameter(op, "lrd", factor._lrd), nearest, axis=0), mean)
+    ratios = op.Mul(op.Gather(s.parameter(factor, "_lrd"), nearest, axis=0), mean)
     score = op.Neg(op.ReduceMean(ratios, axes=[1], keepdims=True))
-    return op.Sub(score, parameter(op, "offset", np.ravel(factor.offset_)))
+    return op.Sub(score, s.parameter(factor, "offset_"))
 
 
 CONVERTERS: dict[type, Converter] = {
     EllipticEnvelope: of_rows(_elliptic_envelope, lambda envelope: 1),
     IsolationForest: of_rows(_isolation_forest, lambda forest: 1, lambda forest: forest._max_samples > 1),
-    LocalOutlierFactor: of_rows(_local_outlier_factor, lambda factor: 1, measures_differences),
+    LocalOutlierFactor: of_rows(_local_outlier_factor, lambda factor: 1, lambda factor: power_of(factor) is not None),
     SGDOneClassSVM: of_rows(_linear_machine, lambda machine: 1),
 }

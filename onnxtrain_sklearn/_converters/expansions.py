@@ -13,27 +13,30 @@ from sklearn.preprocessing import QuantileTransformer, SplineTransformer
 
 from .._graph.builder import GraphBuilder
 from .._graph.rewrites.distances import squared_distances
-from .source import Converter, of_rows, parameter
-
-_FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
-
+from .source import DOUBLE, FLOAT, INT64, Converter, Source, of_rows
 
 # Kernels
 
 
-def _random_waves(op: GraphBuilder, x: ir.Value, sampler: RBFSampler | SkewedChi2Sampler) -> ir.Value:
+def _waves_of_numbers(s: Source) -> ir.Value:
+    return _random_waves(s, s.x)
+
+
+def _waves_of_logarithms(s: Source) -> ir.Value:
+    return _random_waves(s, s.op.Log(s.op.Add(s.x, float(s.estimator.skewedness))))
+
+
+def _random_waves(s: Source, x: ir.Value) -> ir.Value:
     """sqrt(2 / n) cos(x W + b)."""
-    waves = op.MatMul(x, parameter(op, "random_weights", sampler.random_weights_))
-    waves = op.Cos(op.Add(waves, parameter(op, "random_offset", sampler.random_offset_)))
+    op, sampler = s.op, s.estimator
+    waves = op.MatMul(x, s.parameter(sampler, "random_weights_"))
+    waves = op.Cos(op.Add(waves, s.parameter(sampler, "random_offset_")))
     return op.Mul(waves, math.sqrt(2 / sampler.n_components))
 
 
-def _waves_of_logarithms(op: GraphBuilder, x: ir.Value, sampler: SkewedChi2Sampler) -> ir.Value:
-    return _random_waves(op, op.Log(op.Add(x, float(sampler.skewedness))), sampler)
-
-
-def _additive_waves(op: GraphBuilder, x: ir.Value, sampler: AdditiveChi2Sampler) -> ir.Value:
+def _additive_waves(s: Source) -> ir.Value:
     """sqrt(x L), and sqrt(2 x L / cosh(pi j L)) times the cosine and the sine of j L log(x); zeros stay."""
+    op, x, sampler = s.op, s.x, s.estimator
     length = float(sampler.sample_interval or {1: 0.8, 2: 0.5, 3: 0.4}[sampler.sample_steps])
     none = op.Equal(x, 0.0)
     some = op.Where(none, 1.0, x)
@@ -49,16 +52,16 @@ def _columns_of_additive_waves(sampler: AdditiveChi2Sampler) -> int:
     return int(sampler.n_features_in_) * (2 * sampler.sample_steps - 1)
 
 
-def _nystroem(op: GraphBuilder, x: ir.Value, approximation: Nystroem) -> ir.Value:
+def _nystroem(s: Source) -> ir.Value:
     """K(x, components) N'."""
-    kernel = _kernel(op, x, approximation)
-    return op.MatMul(kernel, op.Transpose(parameter(op, "normalization", approximation.normalization_), perm=[1, 0]))
+    return s.op.MatMul(_kernel(s), s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
 
 
-def _kernel(op: GraphBuilder, x: ir.Value, approximation: Nystroem) -> ir.Value:
+def _kernel(s: Source) -> ir.Value:
     """The settings that are None are scikit-learn's: gamma = 1 / features, coef0 = 1, degree = 3."""
+    op, x, approximation = s.op, s.x, s.estimator
     rows, kind = approximation.components_, approximation.kernel
-    components = parameter(op, "components", rows)
+    components = s.parameter(approximation, "components_")
     gamma = 1 / rows.shape[1] if approximation.gamma is None else float(approximation.gamma)
     if kind == "rbf":
         return op.Exp(op.Mul(squared_distances(op, x, components, rows.mean(axis=0)), -gamma))
@@ -87,7 +90,7 @@ def _places(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = F
     """
     columns, count = table.shape
     first = np.arange(columns) * count
-    place, step = op.Add(op.Mul(op.Cast(x, to=int(ir.DataType.INT64)), 0), first), 1 << max(count - 1, 1).bit_length()
+    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
     while step := step // 2:
         further = op.Min(op.Add(place, np.array(step)), first + count - 1)
         found = op.Gather(table.ravel(), further, axis=0)
@@ -107,8 +110,9 @@ def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *
     return result
 
 
-def _splines(op: GraphBuilder, x: ir.Value, transformer: SplineTransformer) -> ir.Value:
+def _splines(s: Source) -> ir.Value:
     """The B-splines as polynomials between knots; beyond the outer ones as the setting has it."""
+    op, x, transformer = s.op, s.x, s.estimator
     degree, splines = transformer.degree, transformer.bsplines_
     knots = np.stack([spline.t[degree : -degree - 1] for spline in splines])
     # By power, from the highest on, a coefficient for each column, piece and spline.
@@ -116,7 +120,7 @@ def _splines(op: GraphBuilder, x: ir.Value, transformer: SplineTransformer) -> i
         [[spline(row, nu=p) / math.factorial(p) for spline, row in zip(splines, knots, strict=True)]
          for p in range(degree, -1, -1)]
     )  # fmt: skip
-    low, high = knots[:, 0].astype(np.float32), np.array([s.t[-degree - 1] for s in splines], np.float32)
+    low, high = knots[:, 0].astype(np.float32), np.array([spline.t[-degree - 1] for spline in splines], np.float32)
     starts, inside = knots.astype(np.float32), x
     if transformer.extrapolation == "periodic":
         turns = op.Floor(op.Div(op.Sub(x, low), high - low))
@@ -144,13 +148,14 @@ def _has_known_ends(transformer: SplineTransformer) -> bool:
 _BOUND = 1e-7  # scikit-learn's
 
 
-def _normal_quantiles(op: GraphBuilder, x: ir.Value, transformer: QuantileTransformer) -> ir.Value:
+def _normal_quantiles(s: Source) -> ir.Value:
     """The inverse of the normal distribution's function at the mean of two interpolations between quantiles.
 
     The two differ where quantiles are equal. Shares are computed in float64, as those near 0 and 1 are far apart.
     """
+    op, x, transformer = s.op, s.x, s.estimator
     quantiles = np.ascontiguousarray(transformer.quantiles_.T, np.float64)
-    exact = op.Cast(x, to=_DOUBLE)
+    exact = op.Cast(x, to=DOUBLE)
     outside = [op.Less(op.Sub(exact, np.array(_BOUND)), quantiles[:, 0])]
     outside += [op.Greater(op.Add(exact, np.array(_BOUND)), quantiles[:, -1])]
     shares = [_interpolated(op, exact, quantiles, transformer.references_, below=below) for below in (False, True)]
@@ -172,11 +177,11 @@ def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
     """sqrt(2) z f(w), with z = 2 p - 1 and w = -log(1 - z²); f is smooth, and a polynomial in w or its root."""
     side = op.Sub(op.Mul(share, np.array(2.0)), np.array(1.0))
     rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without what it would lose
-    w = op.Neg(op.Log(op.Cast(rest, to=_FLOAT)))
+    w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
     near, far = _polynomials()
     middle = _value(op, op.Min(w, _SPLIT), near)
     tail = _value(op, op.Sqrt(op.Max(w, _SPLIT)), far)
-    return op.Mul(op.Cast(side, to=_FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
+    return op.Mul(op.Cast(side, to=FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
 
 
 _SPLIT, _END = 5.0, 17.0
@@ -214,7 +219,7 @@ CONVERTERS: dict[type, Converter] = {
         lambda transformer: transformer.n_features_in_,
         lambda transformer: transformer.output_distribution == "normal" and len(transformer.references_) > 1,
     ),
-    RBFSampler: of_rows(_random_waves, lambda sampler: sampler.n_components),
+    RBFSampler: of_rows(_waves_of_numbers, lambda sampler: sampler.n_components),
     SkewedChi2Sampler: of_rows(_waves_of_logarithms, lambda sampler: sampler.n_components),
     SplineTransformer: of_rows(_splines, lambda transformer: transformer.n_features_out_, _has_known_ends),
 }

@@ -14,14 +14,12 @@ from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.preprocessing import FunctionTransformer, Normalizer
 
 from .._graph.builder import GraphBuilder
-from .._graph.rewrites.distances import root
 from ..exceptions import ModelError
-from .source import Converter, of_rows, parameter
+from .neighbours import distances
+from .source import DOUBLE, FLOAT, Converter, Source, of_rows
 
 Function = Callable[[GraphBuilder, ir.Value], ir.Value]
 
-
-_FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
 _FAR = 1e300
 
 FUNCTIONS: dict[Any, Function] = {
@@ -65,20 +63,19 @@ def applied(op: GraphBuilder, x: ir.Value, function: Any, settings: Any) -> ir.V
     return FUNCTIONS[function](op, x)
 
 
-def _function(op: GraphBuilder, x: ir.Value, transformer: FunctionTransformer) -> ir.Value:
-    return applied(op, x, transformer.func, transformer.kw_args)
+def _function(s: Source) -> ir.Value:
+    return applied(s.op, s.x, s.estimator.func, s.estimator.kw_args)
 
 
-def _distances_to_centres(op: GraphBuilder, x: ir.Value, clusters: KMeans) -> ir.Value:
-    centres = parameter(op, "cluster_centers", clusters.cluster_centers_)
-    apart = op.Sub(op.Unsqueeze(x, axes=[1]), centres)
-    return root(op, op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False))
+def _distances_to_centres(s: Source) -> ir.Value:
+    return distances(s.op, s.x, s.parameter(s.estimator, "cluster_centers_"), 2)
 
 
-def _by_largest(op: GraphBuilder, x: ir.Value, transformer: Normalizer) -> ir.Value:
+def _by_largest(s: Source) -> ir.Value:
     """Each row over its largest number, whatever its sign; skl2onnx takes the largest positive one."""
-    size = op.ReduceMax(op.Abs(x), axes=[1], keepdims=True)
-    return op.Div(x, op.Where(op.Equal(size, 0.0), 1.0, size))
+    op = s.op
+    size = op.ReduceMax(op.Abs(s.x), axes=[1], keepdims=True)
+    return op.Div(s.x, op.Where(op.Equal(size, 0.0), 1.0, size))
 
 
 # Missing values
@@ -94,7 +91,18 @@ def _columns(op: GraphBuilder, x: ir.Value, chosen: Any) -> ir.Value:
 
 def _indicators(op: GraphBuilder, x: ir.Value, indicator: MissingIndicator) -> ir.Value:
     marked = _missing(op, _columns(op, x, indicator.features_), indicator.missing_values)
-    return op.Cast(marked, to=_FLOAT)
+    return op.Cast(marked, to=FLOAT)
+
+
+def _indicators_alone(s: Source) -> ir.Value:
+    indicator = s.estimator
+    some_had_none = len(indicator.features_) < indicator.n_features_in_
+    if indicator.error_on_new and some_had_none:
+        raise ModelError(
+            "This MissingIndicator has no ONNX form: it raises an error for gaps in columns that had none when it was "
+            "fitted, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
+        )
+    return _indicators(s.op, s.x, indicator)
 
 
 def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: Any) -> ir.Value:
@@ -106,13 +114,16 @@ def _has_gaps(imputer: Any) -> bool:
     return isinstance(imputer.missing_values, float | int)
 
 
-def _filled(op: GraphBuilder, x: ir.Value, imputer: SimpleImputer) -> ir.Value:
+def _filled(s: Source) -> ir.Value:
     """The statistics where there are gaps, and a column more for each that had some when it was fitted."""
+    op, x, imputer = s.op, s.x, s.estimator
     statistics = np.asarray(imputer.statistics_, np.float32)
     kept = np.flatnonzero(~np.isnan(statistics))
-    chosen = x if len(kept) == len(statistics) else _columns(op, x, kept)
-    constant = imputer.strategy == "constant"
-    numbers = statistics[kept] if constant else parameter(op, "statistics", statistics[kept])
+    whole = len(kept) == len(statistics)
+    chosen = x if whole else _columns(op, x, kept)
+    # NaN says which columns are dropped: statistics with some stay as they are.
+    trained = whole and imputer.strategy != "constant"
+    numbers = s.parameter(imputer, "statistics_") if trained else statistics[kept]
     filled = op.Where(_missing(op, chosen, imputer.missing_values), numbers, chosen)
     return _with_indicators(op, x, filled, imputer)
 
@@ -121,11 +132,12 @@ def _count_filled(imputer: Any, kept: np.ndarray) -> int:
     return int(np.count_nonzero(kept)) + (len(imputer.indicator_.features_) if imputer.add_indicator else 0)
 
 
-def _filled_by_neighbours(op: GraphBuilder, x: ir.Value, imputer: KNNImputer) -> ir.Value:
+def _filled_by_neighbours(s: Source) -> ir.Value:
     """A gap is the mean of its column over the nearest rows that have a number there.
 
     Those rows are data: they are not trained.
     """
+    op, x, imputer = s.op, s.x, s.estimator
     gaps = _missing(op, x, imputer.missing_values)
     order, columns = _distances_over_gaps(op, x, gaps, imputer), []
     for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
@@ -133,7 +145,7 @@ def _filled_by_neighbours(op: GraphBuilder, x: ir.Value, imputer: KNNImputer) ->
         if imputer._valid_mask[i]:
             columns.append(op.Where(gap, _mean_of_donors(op, order, imputer, i), column))
         else:
-            columns.append(op.Mul(op.Cast(gap, to=_FLOAT), 0.0))
+            columns.append(op.Mul(op.Cast(gap, to=FLOAT), 0.0))
     return _with_indicators(op, x, op.Concat(*columns, axis=1), imputer)
 
 
@@ -141,8 +153,8 @@ def _distances_over_gaps(op: GraphBuilder, x: ir.Value, gaps: ir.Value, imputer:
     """Return the mean of the squared differences where both rows have numbers; without any, the rows are far apart."""
     known = np.where(imputer._mask_fit_X, 0.0, imputer._fit_X).astype(np.float64)
     there = (~imputer._mask_fit_X).astype(np.float64)
-    given = op.Cast(op.Where(gaps, 0.0, x), to=_DOUBLE)
-    here = op.Cast(op.Not(gaps), to=_DOUBLE)
+    given = op.Cast(op.Where(gaps, 0.0, x), to=DOUBLE)
+    here = op.Cast(op.Not(gaps), to=DOUBLE)
     squares = op.Add(op.MatMul(op.Mul(given, given), there.T.copy()), op.MatMul(here, (known**2).T.copy()))
     total = op.Max(op.Sub(squares, op.MatMul(given, 2 * known.T)), np.zeros(()))
     count = op.MatMul(here, there.T.copy())
@@ -156,7 +168,7 @@ def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: A
     count = np.array([min(imputer.n_neighbors, len(donors))])
     distance, nearest = op.emit("TopK", _columns(op, order, donors), count, axis=1, largest=0, outputs=2)
     distance.dtype, nearest.dtype = ir.DataType.DOUBLE, ir.DataType.INT64
-    near = op.Cast(op.Less(distance, np.array(_FAR)), to=_FLOAT)
+    near = op.Cast(op.Less(distance, np.array(_FAR)), to=FLOAT)
     total = op.ReduceSum(op.Mul(near, op.Gather(numbers, nearest, axis=0)), axes=[1], keepdims=True)
     share = op.ReduceSum(near, axes=[1], keepdims=True)
     return op.Where(op.Greater(share, 0.0), op.Div(total, op.Max(share, 1.0)), float(numbers.mean(dtype=float)))
@@ -174,7 +186,7 @@ CONVERTERS: dict[type, Converter] = {
         lambda imputer: _has_gaps(imputer) and imputer.weights == "uniform" and imputer.metric == "nan_euclidean",
     ),
     MiniBatchKMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
-    MissingIndicator: of_rows(_indicators, lambda indicator: len(indicator.features_), _has_gaps),
+    MissingIndicator: of_rows(_indicators_alone, lambda indicator: len(indicator.features_), _has_gaps),
     Normalizer: of_rows(_by_largest, lambda scaler: scaler.n_features_in_, lambda scaler: scaler.norm == "max"),
     SimpleImputer: of_rows(
         _filled,

@@ -32,7 +32,7 @@ def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
     op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
     counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
     counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), FAR))
-    return op.Neg(op.Add(op.Relu(op.Neg(counted)), op.Log(op.Add(op.Exp(op.Neg(op.Abs(counted))), 1.0))))
+    return op.Neg(op.Softplus(op.Neg(counted)))  # of Relu and Abs, both slopes at 0 would be 0
 
 
 CONVERTERS: dict[type, Converter] = {SGDClassifier: Converter(_by_gradient_descent)}

@@ -20,6 +20,7 @@ from sklearn.gaussian_process._gpc import COEFS, LAMBDAS
 
 from .._graph.builder import GraphBuilder
 from .._graph.rewrites.distances import root, squared_distances
+from .._walk import Path
 from ..exceptions import ModelError
 from .source import Converter, Source
 
@@ -31,7 +32,7 @@ _NODES, _SHARES = np.polynomial.legendre.leggauss(4)
 def _process(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     if len(model.classes_) == 2:
-        p = _probability(s, model, "base_estimator_.", model.base_estimator_)
+        p = _probability(s, model, ("base_estimator_",), model.base_estimator_)
         columns = op.Concat(op.Sub(1.0, p), p, axis=1)
         return s.chosen(columns), columns
     if model.multi_class != "one_vs_rest":
@@ -39,17 +40,17 @@ def _process(s: Source) -> Sequence[ir.Value]:
             "This GaussianProcessClassifier tells pairs of classes apart and counts their votes, which have no "
             "gradient. Fit it with multi_class='one_vs_rest'."
         )
-    columns = op.Concat(*(_probability(s, one, "", one) for one in model.base_estimator_.estimators_), axis=1)
+    columns = op.Concat(*(_probability(s, one, (), one) for one in model.base_estimator_.estimators_), axis=1)
     p = op.Div(columns, op.ReduceSum(columns, axes=[1], keepdims=True))
     return s.chosen(p), p
 
 
-def _probability(s: Source, owner: Any, prefix: str, process: Any) -> ir.Value:
+def _probability(s: Source, owner: Any, path: Path, process: Any) -> ir.Value:
     """Return the probability of the second of two classes, (rows, 1)."""
     op = s.op
-    points = s.parameter(owner, f"{prefix}X_train_")
+    points = s.parameter(owner, (*path, "X_train_"))
     k = _kernel(op, process.kernel_, s.x, points, process.X_train_)
-    expected = s.parameter(owner, f"{prefix}pi_", shape=(-1, 1))
+    expected = s.parameter(owner, (*path, "pi_"), shape=(-1, 1))
     right = op.Sub(process.y_train_.astype(np.float32)[:, np.newaxis], expected)
     mean = op.MatMul(k, right)
     solved = solve_triangular(process.L_, np.diag(process.W_sr_), lower=True)

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from sklearn.base import is_outlier_detector
 
 from .._graph.builder import GraphBuilder
+from .._walk import Path, follow
 
-Path: TypeAlias = "tuple[str | int, ...]"
-
+DOUBLE = int(ir.DataType.DOUBLE)
 FLOAT = int(ir.DataType.FLOAT)
 INT64 = int(ir.DataType.INT64)
 
@@ -73,17 +73,21 @@ class Source:
     known: list[Known] = field(default_factory=list)
 
     def parameter(
-        self, owner: Any, attribute: str, array: Any = None, *, shape: Sequence[int] | None = None, form: str = "same"
+        self,
+        owner: Any,
+        attribute: str | Path,
+        array: Any = None,
+        *,
+        shape: Sequence[int] | None = None,
+        form: str = "same",
     ) -> ir.Value:
         """Return the numbers of an attribute, or others for them, in a new initializer, which may be trained.
 
         It has the shape of the attribute, or one axis for a single number; ``shape`` is what it is needed in.
         """
-        path: Path = tuple(attribute.split("."))
-        held = owner
-        for part in path:
-            held = getattr(held, str(part))
-        name = self.op.name(attribute)
+        path: Path = (attribute,) if isinstance(attribute, str) else attribute
+        held = follow(owner, path)
+        name = self.op.name(".".join(map(str, path)))
         self.known.append(Known(name, owner, path, form))
         numbers = np.asarray(held if array is None else array, np.float32).reshape(np.shape(held) or (1,))
         value = self.op.parameter(name, np.ascontiguousarray(numbers))
@@ -145,14 +149,14 @@ class Converter:
 
 
 def of_rows(
-    emit: Callable[[GraphBuilder, ir.Value, Any], ir.Value],
+    emit: Callable[[Source], ir.Value],
     columns: Callable[[Any], int],
     takes: Callable[[Any], bool] = lambda estimator: True,
 ) -> Converter:
-    """Return the converter by ``emit(op, x, estimator)``, which computes one output; a detector gets labels too."""
+    """Return the converter by ``emit(source)``, which computes one output; a detector gets labels too."""
 
     def results(source: Source) -> Sequence[ir.Value]:
-        result = emit(source.op, source.x, source.estimator)
+        result = emit(source)
         return [_signs(source.op, result), result] if is_outlier_detector(source.estimator) else [result]
 
     return Converter(results, columns, takes)
@@ -160,11 +164,6 @@ def of_rows(
 
 def _signs(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     return op.Where(op.Less(scores, 0.0), np.array(-1), np.array(1))
-
-
-def parameter(op: GraphBuilder, name: str, numbers: Any) -> ir.Value:
-    """Return an initializer that is trained; the name of the attribute is in its name."""
-    return op.parameter(op.name(name), np.ascontiguousarray(numbers, np.float32))
 
 
 def labels(estimator: Any) -> np.ndarray:
