@@ -167,8 +167,8 @@ def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> N
     if len(made) != 1 or len(given) != 1:
         return
     op = GraphBuilder(graph, prefix="power_transform", constant_nodes=True)
-    read = [v for node in inside for v in node.inputs if v is not None and v.const_value is not None]
-    power = next(v for v in read if np.array_equal(v.const_value.numpy(), exponents))
+    read = [v for node in inside for v in node.inputs if v is not None]
+    power = next(v for v in read if v.const_value is not None and np.array_equal(v.const_value.numpy(), exponents))
     result = _powers(op, given[0], power, estimator.method)
     result.type, result.shape = made[0].type, made[0].shape
     ir.convenience.replace_all_uses_with(made[0], result, replace_graph_outputs=True)
@@ -180,7 +180,8 @@ def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
     made = [v for node in nodes for v in node.outputs]
     outside = [v for v in made if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
     read = {v: None for node in nodes for v in node.inputs if v is not None and v not in made and v.const_value is None}
-    return [v for v in read if v.producer() is None or v.producer().op_type != "Constant"], outside
+    makers = {v: v.producer() for v in read}
+    return [v for v, maker in makers.items() if maker is None or maker.op_type != "Constant"], outside
 
 
 def _leave_gaps_out(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:

@@ -249,12 +249,12 @@ def _inner(estimator: Any) -> list[Any]:
 
 def _column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
     """Return what all that take a column say of it together."""
-    taking = [taker for taker in takers if taker.place(index) is not None]
-    taken = [(taker.steps, taker.place(index)) for taker in taking]
+    places = [(taker, taker.place(index)) for taker in takers]
+    taken = [(taker.steps, place) for taker, place in places if place is not None]
     if not taken:
         return TableColumn(name, "unused")
     if not any(steps and _is_text(steps[0], place) for steps, place in taken):
-        column = TableColumn(name, "number", all(taker.takes_gaps for taker in taking))
+        column = TableColumn(name, "number", all(taker.takes_gaps for taker, place in places if place is not None))
     else:
         column = TableColumn(name, "text")
     for steps, place in taken:

@@ -130,7 +130,7 @@ def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], f
         nodes = flat[tree].nodes
         return lambda: float(nodes["value"][node]), lambda value: nodes["value"].__setitem__(node, value)
     values = _trees(owner)[tree].value
-    place = _position(owner, values, node, target)
+    place = _position(owner, node, target)
     return lambda: float(values[place]), lambda value: values.__setitem__(place, value)
 
 
@@ -140,7 +140,7 @@ def _trees(owner: Any) -> list[Any]:
     return [estimator.tree_ for estimator in np.ravel(np.array(owner.estimators_, dtype=object))]
 
 
-def _position(owner: Any, values: np.ndarray, node: int, target: int) -> tuple[int, int, int]:
+def _position(owner: Any, node: int, target: int) -> tuple[int, int, int]:
     boosted = isinstance(getattr(owner, "estimators_", None), np.ndarray)
     if boosted:
         return node, 0, 0
