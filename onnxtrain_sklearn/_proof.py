@@ -95,7 +95,7 @@ def margins(model: Any, rows: Any, scores: np.ndarray) -> np.ndarray:
         return np.abs(_beyond_threshold(rule, model, rows))
     if isinstance(last_step(model), SVC | NuSVC):
         return np.asarray(np.abs(_pairs(model, rows, len(scores))).min(axis=1))
-    if isinstance(last_step(model), SGDClassifier):  # whose clipped probabilities may be even where these are not
+    if isinstance(last_step(model), SGDClassifier):  # whose probabilities may be even where these are not
         scores = np.asarray(model.decision_function(rows)).reshape(len(scores), -1)
     if scores.shape[1] == 1:
         return np.abs(scores[:, 0])

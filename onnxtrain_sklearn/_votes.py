@@ -43,7 +43,7 @@ def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
         _keep_votes_of_machine(graph, last, watched, decides=decides)
     elif isinstance(last, OneVsOneClassifier):
         _keep_confidences(graph, last, decides=decides)
-    elif isinstance(last, SGDClassifier) and last.loss == "modified_huber" and decides:
+    elif isinstance(last, SGDClassifier) and hasattr(last, "predict_proba") and decides:
         _keep_largest_margin(graph, last, watched)
 
 
@@ -58,10 +58,10 @@ def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched]
 
 
 def _keep_largest_margin(graph: ir.Graph, classifier: SGDClassifier, watched: Sequence[Watched]) -> None:
-    """Clipped probabilities are even where margins, which are the first sum of the converter, are not."""
+    """Probabilities at their bounds are even where margins, which are the first sum of the converter, are not."""
     made = next(one for one in watched if one.estimator is classifier)
     if len(classifier.classes_) > 2:
-        margin = next(node for node in graph if node.op_type == "Add" and node.name in made.nodes).outputs[0]
+        margin = next(n for n in graph if n.op_type in ("Add", "Gemm") and n.name in made.nodes).outputs[0]
         op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
         add_output(graph, CHOICE, op.ArgMax(margin, axis=1, keepdims=False))
 

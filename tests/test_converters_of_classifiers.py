@@ -385,7 +385,7 @@ class TestEnsembles:
             (BaggingClassifier(SVM, 2), "count the votes.*SVC.probability=True"),
             (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels alone.*voting='soft'"),
             (OneVsRestClassifier(Ridge()), "labels alone"),
-            (OneVsRestClassifier(SVC(probability=True)), "decision functions of its SVC.*probability=False"),
+            (OneVsRestClassifier(SVC(probability=True)), "decision functions of its SVC.*one of both"),
             (OutputCodeClassifier(LogisticRegression()), "labels alone"),
             (GaussianProcessClassifier(multi_class="one_vs_one"), "multi_class='one_vs_rest'"),
         ],
