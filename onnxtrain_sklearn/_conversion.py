@@ -1,8 +1,9 @@
-"""Fitted scikit-learn models as ONNX graphs, by skl2onnx's converters, each of which is watched.
+"""Fitted scikit-learn models as ONNX graphs, by converters of our own and skl2onnx's, each of which is watched.
 
-What a converter adds to the graph is noted with the estimator that it converted: so each number in the graph is known
-by its owner. The graph has one input, a matrix of numbers, whether the model takes columns by name or not; where some
-of them hold text, it has one for each column.
+skl2onnx puts the estimators into order and asks for the converter of each: our own where there is one for it, as
+settings of estimators and types of data allow, else its own. What a converter adds to the graph is noted with the
+estimator that it converted: so each number in the graph is known by its owner. The graph has one input, a matrix of
+numbers, whether the model takes columns by name or not; where some of them hold text, it has one for each column.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
     Raises
     ------
     ModelError
-        skl2onnx cannot convert it.
+        It cannot be converted.
     """
     import skl2onnx
     from skl2onnx._supported_operators import sklearn_operator_name_map

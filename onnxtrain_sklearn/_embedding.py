@@ -22,7 +22,13 @@ from .exceptions import ModelError
 
 OPSET = 18
 
-_DTYPES = {"Int64TensorType": ir.DataType.INT64, "StringTensorType": ir.DataType.STRING}
+_NUMBERS = {
+    "BooleanTensorType": ir.DataType.BOOL,
+    "FloatTensorType": ir.DataType.FLOAT,
+    "Int64TensorType": ir.DataType.INT64,
+}
+_DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
+"""What skl2onnx calls types."""
 
 
 def convert(scope: Any, operator: Any, container: Any) -> list[Known] | None:
@@ -48,13 +54,6 @@ def convert(scope: Any, operator: Any, container: Any) -> list[Known] | None:
     if results is not None:
         _add(graph, results, [variable.full_name for variable in operator.outputs], container)
     return None if results is None else source.known
-
-
-_NUMBERS = {
-    "FloatTensorType": ir.DataType.FLOAT,
-    "Int64TensorType": ir.DataType.INT64,
-    "BooleanTensorType": ir.DataType.BOOL,
-}
 
 
 def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -> ir.Value:

@@ -54,7 +54,7 @@ from sklearn.svm import SVC, SVR, LinearSVC, NuSVC, NuSVR, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph import model as border
+from onnxtrain_sklearn._graph import border
 from onnxtrain_sklearn._graph.builder import is_float
 from onnxtrain_sklearn._graph.rewrite import RULES, rewrite
 from tests.test_rewrite import assert_gradients, assert_same, run, run_proto
