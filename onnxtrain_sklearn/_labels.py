@@ -16,9 +16,10 @@ from sklearn.svm import SVC, NuSVC
 
 from ._conversion import Watched
 from ._converters.outputs import in_order_of_labels, is_estimator_an_output
+from ._converters.source import EPSILON
 from ._gradient.nodes import attribute, constant
 from ._graph.builder import GraphBuilder
-from ._scores import EPSILON, ends_in
+from ._scores import ends_in
 from ._votes import CHOICE, add_output, chosen_index
 from ._walk import last_step
 from .exceptions import ModelError

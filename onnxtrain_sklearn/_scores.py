@@ -19,14 +19,12 @@ from sklearn.svm import SVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from ._conversion import Watched
+from ._converters.source import EPSILON
 from ._gradient.nodes import dims
 from ._graph.builder import GraphBuilder
 from ._origins import Origin
 from ._walk import follow, gives_labels, last_step
 from .exceptions import ModelError
-
-EPSILON = 1e-6
-"""Added to probabilities before their logarithm, so that one of zero can still be trained."""
 
 
 def prune(model: ir.Model, position: int) -> None:

@@ -21,15 +21,13 @@ from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.svm import SVC, NuSVC
 
 from ._conversion import Watched
+from ._converters.source import EPSILON
 from ._graph.builder import GraphBuilder
 from ._walk import last_step
 from .exceptions import ModelError
 
 PAIRS, CHOICE = "pairs", "choice"
 """Names of the outputs that hold the scores of pairs of classes, and the index of the class that is chosen."""
-
-EPSILON = 1e-6
-"""Added to probabilities before their logarithm."""
 
 
 def keep_votes(graph: ir.Graph, estimator: Any, watched: list[Watched]) -> None:
@@ -124,7 +122,8 @@ def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
             f"{type(rule).__name__} chooses labels by decision_function(), of which the probabilities that are trained "
             f"know nothing. Fit it with response_method='predict_proba'."
         )
-    if op.shape(output) is not None and op.shape(output)[-1] == 2:  # type: ignore[index]
+    shape = op.shape(output)
+    if shape is not None and shape[-1] == 2:
         score = op.Gather(output, np.array([positive]), axis=1)
     else:
         negative = op.Sub(1.0, output) if of_probabilities else op.Neg(output)

@@ -17,10 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from .._walk import last_step, walk
 from ..exceptions import ModelError
-from .source import FLOAT, Converter, Source
-
-EPSILON = 1e-6
-"""How far the thresholds of isotonic probabilities are kept off 0 and 1, where no logarithm has a gradient."""
+from .source import EPSILON, FLOAT, Converter, Source
 
 
 def _calibrated(s: Source) -> Sequence[ir.Value]:

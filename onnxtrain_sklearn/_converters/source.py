@@ -23,6 +23,9 @@ DOUBLE = int(ir.DataType.DOUBLE)
 FLOAT = int(ir.DataType.FLOAT)
 INT64 = int(ir.DataType.INT64)
 
+EPSILON = 1e-6
+"""How far probabilities are kept off 0 and 1, where their logarithm has no gradient or too steep a one."""
+
 
 @dataclass(frozen=True)
 class Known:

@@ -112,9 +112,9 @@ def _before_numbers(graph: ir.Graph, trained: Collection[str]) -> set[ir.Node]:
     nodes = _on_text(graph)
     front = list(nodes)
     while front:
-        makers = {v.producer() for v in reads(front.pop())} - {None} - nodes
-        nodes |= makers  # type: ignore[arg-type]
-        front += makers  # type: ignore[arg-type]
+        makers = {maker for v in reads(front.pop()) if (maker := v.producer()) is not None} - nodes
+        nodes |= makers
+        front += makers
     for node in graph:
         if node not in nodes and _depends_on(node, nodes, trained):
             nodes.add(node)
