@@ -25,6 +25,7 @@ LAYERS = (
     "_graph.builder",
     "_graph.versions",
     "_graph.border",
+    "_graph.final_activation",
     "_graph.model",
     "_graph.columns",
     "_graph.rewrites.source",

@@ -239,6 +239,11 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype.is_floating_point()
 
 
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """Return an integer attribute of a node, or what it is where it is left out."""
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
 def reaching(output: ir.Value) -> set[str]:
     """Return the names of the values that ``output`` depends on through floating-point values, its own included."""
     front, seen = [output], set()

@@ -16,16 +16,14 @@ import onnx_ir.passes.common as common
 
 from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
-from .builder import infer_shapes, is_float, reaching
+from .builder import infer_shapes, int_attribute, is_float, reaching
+from .final_activation import ACTIVATIONS, behind_activation, positive_class
 from .versions import readable, values
 
 _TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),
     ir.DataType.DOUBLE: np.dtype(np.float64),
 }
-
-ACTIVATIONS = {"Softmax": "softmax", "LogSoftmax": "softmax", "Sigmoid": "sigmoid", "Exp": "exp"}
-"""Final operators that losses look behind, and the link of each (a log-softmax is the logits of its own softmax)."""
 
 NOT_WEIGHTS: dict[str, frozenset[int]] = {
     "BatchNormalization": frozenset({3, 4}),
@@ -160,8 +158,8 @@ def trainable_model(
     _free_batch_axis(model)
     graph, listing = model.graph, _listing(model.graph)
     named = {v.name: v for v in graph.outputs}
-    final = _positive_class(_trained_output(graph, output))
-    scores, activation = _behind_activation(final) if pairs is None else (named[pairs], "")
+    final = positive_class(_trained_output(graph, output))
+    scores, activation = behind_activation(final) if pairs is None else (named[pairs], "")
     graph.outputs.clear()
     graph.outputs.extend(dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]]))
     common.RemoveUnusedNodesPass()(model)
@@ -256,7 +254,7 @@ def _pass_on(node: ir.Node) -> None:
 def _normalises_by_batch(node: ir.Node) -> bool:
     """Whether a node takes the statistics of each batch; before opset 14 that is told by its further outputs."""
     is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
-    return is_batch_norm and bool(_int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
+    return is_batch_norm and bool(int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
 
 
 def _normalise_by_running_statistics(node: ir.Node) -> None:
@@ -298,56 +296,6 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
         f"Outputs: {kinds}; initializers: {_listing(graph)}. Weights must be float32 or float64 initializers of the "
         f"main graph."
     )
-
-
-def _positive_class(final: ir.Value) -> ir.Value:
-    """Return p where ``final`` is the two columns ``Concat(1 - p, p)`` with which exported binary classifiers end.
-
-    1 - p may be the sigmoid of the opposite score instead, which is more exact where p is almost one.
-    """
-    concat = final.producer()
-    if concat is None or concat.op_type != "Concat" or concat.domain or len(concat.inputs) != 2:
-        return final
-    if _int_attribute(concat, "axis", 0) not in (1, -1):
-        return final
-    other, p = concat.inputs
-    complement = None if other is None else other.producer()
-    if p is not None and complement is not None and _opposite(complement, p.producer()):
-        return p
-    if p is None or complement is None or complement.op_type != "Sub" or complement.inputs[1] is not p:
-        return final
-    one = None if complement.inputs[0] is None else ir.convenience.get_const_tensor(complement.inputs[0])
-    node = p.producer()
-    is_probability = node is not None and node.op_type == "Sigmoid" and not node.domain
-    return p if is_probability and one is not None and one.numpy().tolist() in (1.0, [1.0]) else final
-
-
-def _opposite(complement: ir.Node, node: ir.Node | None) -> bool:
-    """Whether two sigmoids are those of -s and s."""
-    if complement.op_type != "Sigmoid" or complement.domain or complement.inputs[0] is None:
-        return False
-    negative = complement.inputs[0].producer()
-    if node is None or node.op_type != "Sigmoid" or node.domain or negative is None or negative.domain:
-        return False
-    return negative.op_type == "Neg" and negative.inputs[0] is node.inputs[0]
-
-
-def _behind_activation(final: ir.Value) -> tuple[ir.Value, str]:
-    """Return the scores behind a final activation, and its operator ("" where there is none)."""
-    node = final.producer()
-    while node is not None and node.op_type == "Identity" and not node.domain:
-        assert node.inputs[0] is not None
-        node = node.inputs[0].producer()
-    if node is None or node.domain or node.op_type not in ACTIVATIONS or node.inputs[0] is None:
-        return final, ""
-    rank = None if final.shape is None else len(final.shape)
-    if "oftmax" in node.op_type and not (rank == 2 and _int_attribute(node, "axis", -1) in (1, -1)):
-        return final, ""  # the default axis was 1 before opset 13: the last one of two as well
-    return node.inputs[0], node.op_type
-
-
-def _int_attribute(node: ir.Node, name: str, default: int) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def _parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
