@@ -26,6 +26,7 @@ LAYERS = (
     "_graph.versions",
     "_graph.border",
     "_graph.final_activation",
+    "_graph.weights",
     "_graph.model",
     "_graph.columns",
     "_graph.rewrites.source",

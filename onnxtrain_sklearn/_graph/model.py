@@ -16,37 +16,10 @@ import onnx_ir.passes.common as common
 
 from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
-from .builder import infer_shapes, int_attribute, is_float, reaching
+from .builder import infer_shapes, int_attribute, is_float
 from .final_activation import ACTIVATIONS, behind_activation, positive_class
 from .versions import readable, values
-
-_TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
-    ir.DataType.FLOAT: np.dtype(np.float32),
-    ir.DataType.DOUBLE: np.dtype(np.float64),
-}
-
-NOT_WEIGHTS: dict[str, frozenset[int]] = {
-    "BatchNormalization": frozenset({3, 4}),
-    "CastLike": frozenset({1}),
-    "Clip": frozenset({1, 2}),
-    "DequantizeLinear": frozenset({1}),
-    "Dropout": frozenset({1}),
-    "OneHot": frozenset({1, 2}),
-    "Pad": frozenset({2}),
-    "Pow": frozenset({1}),
-    "QuantizeLinear": frozenset({1}),
-    "Range": frozenset({0, 1, 2}),
-    "Resize": frozenset({1, 2}),
-    "Upsample": frozenset({1}),
-}
-"""Float inputs that are settings or statistics, not weights: operator -> positions."""
-
-BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
-"""Operators beside which a single number is a bound or a filler, not a weight: operator -> most axes it has then."""
-
-_EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
-
-RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
+from .weights import TRAINED_TYPES, array_of, common_dtype, listing, parameters_of, statistics_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +75,7 @@ class TrainableModel:
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
         initializers = self.model.graph.initializers
-        return {name: np.array(_array(initializers[name])) for name in (*self.parameters, *self.statistics)}
+        return {name: np.array(array_of(initializers[name])) for name in (*self.parameters, *self.statistics)}
 
     @property
     def moving(self) -> dict[str, str]:
@@ -156,7 +129,7 @@ def trainable_model(
     """
     model = source.clone()
     _free_batch_axis(model)
-    graph, listing = model.graph, _listing(model.graph)
+    graph, initializers = model.graph, listing(model.graph)
     named = {v.name: v for v in graph.outputs}
     final = positive_class(_trained_output(graph, output))
     scores, activation = behind_activation(final) if pairs is None else (named[pairs], "")
@@ -166,11 +139,11 @@ def trainable_model(
     for value in [v for v in graph.inputs if not v.uses()]:
         graph.inputs.remove(value)
     _prepare_batch_statistics(graph)
-    parameters = _parameters(graph, scores)
+    parameters = parameters_of(graph, scores)
     if not parameters:
         raise ModelError(
-            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {listing}. Weights must "
-            f"be float32 or float64 initializers of the main graph."
+            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
+            f"must be float32 or float64 initializers of the main graph."
         )
     return TrainableModel(
         model=model,
@@ -180,8 +153,8 @@ def trainable_model(
         link=ACTIVATIONS.get(activation, None if pairs is None else "votes"),
         log_output=activation == "LogSoftmax",
         parameters=tuple(parameters),
-        statistics=tuple(_statistics(graph)),
-        dtype=_common_dtype(graph, parameters),
+        statistics=tuple(statistics_of(graph)),
+        dtype=common_dtype(graph, parameters),
         choice=choice,
     )
 
@@ -214,10 +187,10 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
     for value in values(clone):
-        if value.dtype in _TRAINED_TYPES and not _is_single(value.producer()):
+        if value.dtype in TRAINED_TYPES and not _is_single(value.producer()):
             value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
-        if value.const_value is not None and value.const_value.dtype in _TRAINED_TYPES:
-            array = _array(value).astype(_TRAINED_TYPES[dtype])
+        if value.const_value is not None and value.const_value.dtype in TRAINED_TYPES:
+            array = array_of(value).astype(TRAINED_TYPES[dtype])
             value.const_value = ir.tensor(array, name=value.name)
     for node in clone.graph.all_nodes():
         _attributes_in_dtype(node, dtype)
@@ -288,24 +261,14 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
         return outputs[output]
     for value in graph.outputs:
         tensor = value.producer() is not None and isinstance(value.type, ir.TensorType)
-        if tensor and is_float(value) and _parameters(graph, value):
+        if tensor and is_float(value) and parameters_of(graph, value):
             return value
     kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
     raise ModelError(
         f"No float output of the graph depends on a float initializer, so there is no parameter to train. "
-        f"Outputs: {kinds}; initializers: {_listing(graph)}. Weights must be float32 or float64 initializers of the "
+        f"Outputs: {kinds}; initializers: {listing(graph)}. Weights must be float32 or float64 initializers of the "
         f"main graph."
     )
-
-
-def _parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
-    """Return the float initializers that serve as a weight somewhere on the way to ``scores``."""
-    reached = reaching(scores)
-    return [
-        name
-        for name, value in graph.initializers.items()
-        if name in reached and value.dtype in _TRAINED_TYPES and _is_weight(value) and _array(value).size
-    ]
 
 
 def _prepare_batch_statistics(graph: ir.Graph) -> None:
@@ -318,7 +281,7 @@ def _prepare_batch_statistics(graph: ir.Graph) -> None:
             if x in seen:
                 assert x is not None
                 name = f"{x.name}/{node.name}"
-                own = ir.Value(name=name, type=x.type, shape=x.shape, const_value=ir.tensor(_array(x), name=name))
+                own = ir.Value(name=name, type=x.type, shape=x.shape, const_value=ir.tensor(array_of(x), name=name))
                 graph.initializers.add(own)
                 node.replace_input_with(i, own)
             elif x is not None:
@@ -343,36 +306,6 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
         )
 
 
-def _is_weight(value: ir.Value) -> bool:
-    return any(node.domain or not _is_setting(value, node, index) for node, index in value.uses())
-
-
-def _is_setting(value: ir.Value, node: ir.Node, index: int) -> bool:
-    """Whether the operator wants a setting there, or has a single number for a bound or to keep off zero."""
-    array, wanted = _array(value), index in NOT_WEIGHTS.get(node.op_type, ())
-    if wanted or array.size != 1:
-        return wanted
-    if node.op_type in BOUNDS:
-        return array.ndim <= BOUNDS[node.op_type]
-    small = bool(0 < array.ravel()[0] <= 1e-3) and node.op_type == "Add"
-    return small and all((user.op_type, i) in _EPSILON_FEEDS for user, i in node.outputs[0].uses())
-
-
-def _statistics(graph: ir.Graph) -> list[str]:
-    return [
-        name
-        for name, value in graph.initializers.items()
-        if any(not node.domain and index in RUNNING_STATISTICS.get(node.op_type, ()) for node, index in value.uses())
-    ]
-
-
-def _common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
-    dtypes = {_TRAINED_TYPES[graph.initializers[name].dtype] for name in parameters}
-    if len(dtypes) > 1:
-        raise ModelError("The graph mixes float32 and float64 parameters; cast it to one type before training.")
-    return dtypes.pop()
-
-
 def spec_of(value: ir.Value) -> TensorSpec:
     """Return name, type and shape of a graph input, whose first axis is the batch."""
     if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None or not len(value.shape):
@@ -388,18 +321,9 @@ def _is_single(node: ir.Node | None) -> bool:
 
 def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
     for key in ("to", "dtype", "output_datatype"):
-        if key in node.attributes and node.attributes[key].value in _TRAINED_TYPES:
+        if key in node.attributes and node.attributes[key].value in TRAINED_TYPES:
             node.attributes[key] = ir.AttrInt64(key, dtype.value)
     for attribute in list(node.attributes.values()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _TRAINED_TYPES:
-            array = attribute.value.numpy().astype(_TRAINED_TYPES[dtype])
+        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in TRAINED_TYPES:
+            array = attribute.value.numpy().astype(TRAINED_TYPES[dtype])
             node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
-
-
-def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return value.const_value.numpy()
-
-
-def _listing(graph: ir.Graph) -> str:
-    return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"

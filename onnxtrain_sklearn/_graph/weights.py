@@ -1,0 +1,91 @@
+"""Which numbers of a graph are weights, chosen by the role that each plays, and which are settings or statistics.
+
+Nothing here changes a graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..exceptions import ModelError
+from .builder import reaching
+
+TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
+    ir.DataType.FLOAT: np.dtype(np.float32),
+    ir.DataType.DOUBLE: np.dtype(np.float64),
+}
+
+NOT_WEIGHTS: dict[str, frozenset[int]] = {
+    "BatchNormalization": frozenset({3, 4}),
+    "CastLike": frozenset({1}),
+    "Clip": frozenset({1, 2}),
+    "DequantizeLinear": frozenset({1}),
+    "Dropout": frozenset({1}),
+    "OneHot": frozenset({1, 2}),
+    "Pad": frozenset({2}),
+    "Pow": frozenset({1}),
+    "QuantizeLinear": frozenset({1}),
+    "Range": frozenset({0, 1, 2}),
+    "Resize": frozenset({1, 2}),
+    "Upsample": frozenset({1}),
+}
+"""Float inputs that are settings or statistics, not weights: operator -> positions."""
+
+BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
+"""Operators beside which a single number is a bound or a filler, not a weight: operator -> most axes it has then."""
+
+_EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
+
+RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
+
+
+def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
+    """Return the float initializers that serve as a weight somewhere on the way to ``scores``."""
+    reached = reaching(scores)
+    return [
+        name
+        for name, value in graph.initializers.items()
+        if name in reached and value.dtype in TRAINED_TYPES and _is_weight(value) and array_of(value).size
+    ]
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return any(node.domain or not _is_setting(value, node, index) for node, index in value.uses())
+
+
+def _is_setting(value: ir.Value, node: ir.Node, index: int) -> bool:
+    """Whether the operator wants a setting there, or has a single number for a bound or to keep off zero."""
+    array, wanted = array_of(value), index in NOT_WEIGHTS.get(node.op_type, ())
+    if wanted or array.size != 1:
+        return wanted
+    if node.op_type in BOUNDS:
+        return array.ndim <= BOUNDS[node.op_type]
+    small = bool(0 < array.ravel()[0] <= 1e-3) and node.op_type == "Add"
+    return small and all((user.op_type, i) in _EPSILON_FEEDS for user, i in node.outputs[0].uses())
+
+
+def statistics_of(graph: ir.Graph) -> list[str]:
+    return [
+        name
+        for name, value in graph.initializers.items()
+        if any(not node.domain and index in RUNNING_STATISTICS.get(node.op_type, ()) for node, index in value.uses())
+    ]
+
+
+def common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
+    dtypes = {TRAINED_TYPES[graph.initializers[name].dtype] for name in parameters}
+    if len(dtypes) > 1:
+        raise ModelError("The graph mixes float32 and float64 parameters; cast it to one type before training.")
+    return dtypes.pop()
+
+
+def array_of(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def listing(graph: ir.Graph) -> str:
+    return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"
