@@ -167,8 +167,14 @@ class BaseOrtGradient(BaseEstimator, ABC):
         check_is_fitted(self)
         return to_proto(inference_model(self._run.deployed, self._run.weights(), self._run.head, form=form))
 
-    def to_sklearn(self) -> Any:
+    def to_sklearn(self, X: Any = None) -> Any:
         """Return the fitted scikit-learn model that was given, with the trained numbers written back.
+
+        Parameters
+        ----------
+        X : data as for :meth:`fit`, default=None
+            Rows to compare the predictions of both models on. None: some of those of the last fit. A copy that was
+            pickled holds no data and needs them.
 
         Returns
         -------
@@ -181,6 +187,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         ModelError
             ``model`` is no fitted scikit-learn model, or a number was trained that scikit-learn does not hold; the
             message names it.
+        ValueError
+            There are no rows to compare on.
 
         Examples
         --------
@@ -200,13 +208,18 @@ class BaseOrtGradient(BaseEstimator, ABC):
         run = self._run
         if run.fitted is None:
             raise ModelError(
-                "to_sklearn() gives back a fitted scikit-learn model, but model is none: the graph was built or given "
-                "as ONNX. Take to_onnx()."
+                "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
+                "Use to_onnx()."
             )
+        if X is None and run.sample is None:
+            raise ValueError(
+                "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give some rows, "
+                "to_sklearn(X)."
+            )
+        rows = run.sample if X is None else sample_rows(X)
         result = write_back(self.model, run.fitted.origins, run.source.weights(), run.weights())
-        require_equal(
-            result, run.sample, self._on_sample(run), what="Take to_onnx(), as the trained graph", tolerance=1e-5
-        )
+        found = self._on_rows(run, rows)
+        require_equal(result, rows, found, what="Take to_onnx(), as the trained graph", tolerance=1e-5)
         return result
 
     def __sklearn_clone__(self) -> Any:
@@ -414,14 +427,14 @@ class BaseOrtGradient(BaseEstimator, ABC):
 
     def _require_equal_start(self, run: Run, X: Any, fitted: FittedModel) -> None:
         """Raise where the graph does not predict what the fitted model predicts; words may differ in every row."""
-        run.sample = X if fitted.table is not None and fitted.table.takes_words else sample_rows(X)
+        rows = X if fitted.table is not None and fitted.table.takes_words else sample_rows(X)
         what = "It is refused, as training would begin from another model: its ONNX form"
-        require_equal(self.model, run.sample, self._on_sample(run), what=what, tolerance=1e-4)
+        require_equal(self.model, rows, self._on_rows(run, rows), what=what, tolerance=1e-4)
         run.sample = sample_rows(X)
 
-    def _on_sample(self, run: Run) -> dict[str, np.ndarray]:
-        """Return what the graph predicts for the sample of a run, by the method of scikit-learn."""
-        columns = self._columns(run.sample, run.source.inputs, run.fitted, reset=False)
+    def _on_rows(self, run: Run, rows: Any) -> dict[str, np.ndarray]:
+        """Return what the graph predicts for some rows, by the method of scikit-learn."""
+        columns = self._columns(rows, run.source.inputs, run.fitted, reset=False)
         results = {"predict": run.predictor().run(columns)}
         if run.head.has_probabilities:
             results["predict_proba"] = run.predictor().run(columns, output=1)

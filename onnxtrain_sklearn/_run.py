@@ -56,7 +56,7 @@ class Run:
     fitted : FittedModel or None
         What is known of a fitted model that the graph was made from.
     sample : data or None
-        Some rows as scikit-learn takes them, to compare predictions on.
+        Some rows as scikit-learn takes them, to compare predictions on. Pickles do not hold it: they hold no data.
     """
 
     source: TrainableModel
@@ -79,7 +79,7 @@ class Run:
     predictors: dict[str, Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "step": None, "step_key": None, "predictors": {}}
+        return {**self.__dict__, "sample": None, "step": None, "step_key": None, "predictors": {}}
 
     @property
     def given(self) -> TrainableModel:

@@ -332,10 +332,21 @@ class TestGoOn:
         tuned = regressor(ridge(), warm_start=True).fit(X[NEW], NUMBER[NEW])
         twin = copied(tuned)
         assert_array_equal(twin.predict(X), tuned.predict(X))
-        assert_array_equal(twin.to_sklearn().predict(X), tuned.to_sklearn().predict(X))
+        assert_array_equal(twin.to_sklearn(X).predict(X), tuned.to_sklearn().predict(X))
         tuned.fit(X[NEW], NUMBER[NEW])
         twin.fit(X[NEW], NUMBER[NEW])
         assert_array_equal(twin.predict(X), tuned.predict(X))
+
+    @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+    def test_pickles_hold_no_training_data(self, protocol):
+        rows = X[NEW].astype(np.float64)
+        data = pickle.dumps(regressor(ridge()).fit(rows, NUMBER[NEW]), protocol=protocol)
+        assert not any(row.astype(kind).tobytes() in data for row in rows for kind in (np.float32, np.float64))
+
+    def test_a_pickled_copy_asks_for_rows_to_compare_on(self):
+        twin = pickle.loads(pickle.dumps(regressor(ridge()).fit(X[NEW], NUMBER[NEW])))
+        with pytest.raises(ValueError, match=r"give some rows, to_sklearn\(X\)"):
+            twin.to_sklearn()
 
     def test_clone_keeps_the_model_fitted(self):
         model = ridge()
