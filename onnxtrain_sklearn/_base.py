@@ -213,8 +213,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
             )
         if X is None and run.sample is None:
             raise ValueError(
-                "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give some rows, "
-                "to_sklearn(X)."
+                "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give "
+                "some rows, to_sklearn(X)."
             )
         rows = run.sample if X is None else sample_rows(X)
         result = write_back(self.model, run.fitted.origins, run.source.weights(), run.weights())

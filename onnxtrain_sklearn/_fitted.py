@@ -26,15 +26,16 @@ from sklearn.svm import SVC, NuSVC
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from ._conversion import converted
+from ._conversion import Watched, converted
 from ._graph.builder import infer_shapes
 from ._graph.columns import Parts, in_parts
 from ._graph.model import TrainableModel, trainable_model
-from ._graph.rewrite import rewrite
+from ._graph.rewrite import Rewritten, rewrite
 from ._labels import are_indicators, classes_of_outputs, expose_labels, keep_votes_of_labels
 from ._origins import Origin, named
 from ._scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
 from ._tables import Table, table_of
+from ._tracers import Tracer
 from ._votes import CHOICE, PAIRS, keep_threshold, keep_votes, threshold_rule
 from ._walk import classes_of, first_step, follow, gives_labels, last_step, walk
 from .exceptions import ModelError, UnsupportedOperatorError
@@ -164,14 +165,15 @@ def _graph_of(
     The order counts: votes are found by the converters' nodes, which rewriting replaces; numbers by those of the
     attributes, before any is made of others; thresholds on the scores, once these are exposed.
     """
-    model, watched = converted(estimator, None if table is None else table.texts)
-    prune(model, 1 if gives_labels(estimator) else 0)
-    keep_votes(model.graph, estimator, watched)
-    keep_votes_of_labels(model.graph, estimator, watched)
-    infer_shapes(model)
-    drop_needless_norms(model.graph)
-    rewritten = rewrite(model)
-    model, origins = rewritten.model, named(rewritten.model, rewritten.roles, watched, estimator)
+    texts = None if table is None else table.texts
+    rewritten, watched, structure = _rewritten(estimator, texts)
+
+    def again(twin: Any) -> tuple[ir.Model, object]:
+        other, _, its_structure = _rewritten(twin, texts)
+        return other.model, its_structure
+
+    model, tracer = rewritten.model, Tracer(estimator, structure, again)
+    origins = named(model, rewritten.roles, watched, estimator, tracer)
     origins = [as_probabilities(model, one, estimator) for one in origins]
     for origin in origins:
         tie_normal_density(model, origin, estimator, watched)
@@ -181,6 +183,18 @@ def _graph_of(
         expose_labels(model, estimator, outputs)
     keep_threshold(model.graph, estimator)
     return infer_shapes(model), origins
+
+
+def _rewritten(estimator: Any, texts: Mapping[str, bool] | None) -> tuple[Rewritten, Sequence[Watched], object]:
+    """Return the graph in plain operators, what each converter added to it, and what was converted."""
+    model, watched = converted(estimator, texts)
+    prune(model, 1 if gives_labels(estimator) else 0)
+    structure = [(node.op_type, [x and x.name for x in node.inputs]) for node in model.graph]
+    keep_votes(model.graph, estimator, watched)
+    keep_votes_of_labels(model.graph, estimator, watched)
+    infer_shapes(model)
+    drop_needless_norms(model.graph)
+    return rewrite(model), watched, structure
 
 
 def _refuse_other_kinds(estimator: Any) -> None:

@@ -6,17 +6,17 @@ that it is a weight and not a setting, and is the way back into scikit-learn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.base import BaseEstimator
 
 from ._conversion import Watched
 from ._converters.source import Known
 from ._graph.builder import GraphBuilder
+from ._tracers import Tracer, numbers_of
 from ._walk import Path, follow, has_attributes, walk
 
 
@@ -65,12 +65,13 @@ COMPUTED: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 """The forms that are computed in the graph, so that the parameter holds the numbers of the attribute as they are."""
 
 
-FITTED_SETTINGS = frozenset({"coef0"})
-"""Arguments of constructors that are numbers of the fitted model too."""
+def named(
+    model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], root: Any, tracer: Tracer
+) -> list[Origin]:
+    """Rename the parameters of the graph by their estimators, in place; return where each comes from.
 
-
-def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], root: Any) -> list[Origin]:
-    """Rename the parameters of the graph by their estimators, in place; return where each comes from."""
+    ``tracer`` finds the attribute of a parameter whose numbers do not tell.
+    """
     ways = {id(part): path for path, part in walk(root)}
     made = {role.name: role for role in roles}
     origins: list[Origin] = []
@@ -88,6 +89,8 @@ def named(model: ir.Model, roles: Sequence[Any], watched: Sequence[Watched], roo
             attribute, form = known.attribute, known.form
         else:
             attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
+            if attribute and _is_doubtful(owner, array):
+                attribute, form = _traced(tracer, name, ways[id(owner)], role, (attribute, form))
         if role is None and not attribute:
             continue
         used.add(attribute)
@@ -116,7 +119,7 @@ def _owner(watched: Sequence[Watched], node: str, initializer: str) -> Any:
 def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
     """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
     best: tuple[float, Path, str] = (-1.0, (), "same")
-    for path, numbers in _numbers(owner):
+    for path, numbers in numbers_of(owner):
         known = "intercept" in str(path) or str(path[0]).strip("_") in role
         incidental = strict and numbers.size == 1 and not known
         if path in used or numbers.size != array.size or incidental:
@@ -129,21 +132,28 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
     return best[1], best[2]
 
 
-def _numbers(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
-    """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
-    for name, value in vars(owner).items():
-        if not (name.endswith("_") or name.startswith("_") or name in FITTED_SETTINGS):
-            continue
-        if isinstance(value, np.ndarray | float | np.floating):
-            array = np.asarray(value)
-            if array.dtype.kind == "f" and array.size:
-                yield (name,), array
-        elif isinstance(value, list | tuple):
-            for i, inner in enumerate(value):
-                if isinstance(inner, np.ndarray) and inner.dtype.kind == "f" and inner.size:
-                    yield (name, i), inner
-        elif isinstance(value, BaseEstimator):
-            yield from (((name, *path), array) for path, array in _numbers(value))
+def _is_doubtful(owner: Any, array: np.ndarray) -> bool:
+    """Whether numbers do not tell what they are: they are trivial, or equal to several attributes or forms of one."""
+    if np.isin(array, (-1, 0, 1)).all():
+        return True
+    flat = len(_squeezed(array.shape)) < 2
+    same = ("same", "probability", "transposed") if flat else ("same", "probability")
+    equal = {
+        (tuple(str(part).strip("_") for part in path), "same" if form in same else form)
+        for path, numbers in numbers_of(owner)
+        if numbers.size == array.size
+        for form, (there, _) in FORMS.items()
+        if _equal(there, numbers, array)
+    }
+    return len(equal) > 1
+
+
+def _traced(tracer: Tracer, name: str, owner: Path, role: Any, guess: tuple[Path, str]) -> tuple[Path, str]:
+    """Return the attribute and form that the tracer finds, ``guess`` where the copy was converted otherwise."""
+    array = tracer.array(name)
+    if array is None:
+        return guess
+    return _attribute(tracer.part(owner), array, role.role if role else name, set(), strict=role is None)
 
 
 def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:

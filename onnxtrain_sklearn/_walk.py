@@ -56,6 +56,29 @@ def follow(root: Any, path: Path) -> Any:
     return root
 
 
+def assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
+    """Put numbers in the place that ``path`` leads to from ``owner``, in the shape and the type of those there."""
+    holder, last = follow(owner, path[:-1]), path[-1]
+    old = follow(holder, (last,))
+    new = numbers.reshape(np.shape(old))
+    if isinstance(old, np.ndarray):  # data that a model was fitted to and keeps may be integers
+        value = new.astype(np.float64 if old.dtype.kind in "iub" else old.dtype)
+    else:
+        value = float(new)
+    if isinstance(last, str) and not isinstance(holder, Mapping):
+        setattr(holder, last, value)
+    elif isinstance(holder, tuple):
+        _assign_in_tuple(owner, path, value)
+    else:
+        holder[last] = value
+
+
+def _assign_in_tuple(owner: Any, path: Path, value: Any) -> None:
+    items = list(follow(owner, path[:-1]))
+    items[int(path[-1])] = value
+    setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
+
+
 def last_step(estimator: Any) -> Any:
     """Return the estimator that a pipeline ends in."""
     estimator = unwrapped(estimator)

@@ -20,7 +20,7 @@ from sklearn.ensemble._gb import BaseGradientBoosting
 from sklearn.svm import OneClassSVM
 
 from ._origins import FORMS, Origin
-from ._walk import Path, follow
+from ._walk import Path, assign, follow
 from .exceptions import ModelError
 
 
@@ -39,33 +39,11 @@ def write_back(
     for origin in changed:
         owner = follow(result, origin.owner)
         if origin.attribute:
-            _assign(owner, origin.attribute, FORMS[origin.form][1](np.asarray(now[origin.name], np.float64)))
+            assign(owner, origin.attribute, FORMS[origin.form][1](np.asarray(now[origin.name], np.float64)))
         else:
             LEAVES[origin.role](owner, origin, before[origin.name], now[origin.name])
         _complete(follow(owner, origin.attribute[:-1]) if len(origin.attribute) > 1 else owner, origin.attribute)
     return result
-
-
-def _assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
-    holder, last = follow(owner, path[:-1]), path[-1]
-    old = follow(holder, (last,))
-    new = numbers.reshape(np.shape(old))
-    if isinstance(old, np.ndarray):  # data that a model was fitted to and keeps may be integers
-        value = new.astype(np.float64 if old.dtype.kind in "iub" else old.dtype)
-    else:
-        value = float(new)
-    if isinstance(last, str) and not isinstance(holder, Mapping):
-        setattr(holder, last, value)
-    elif isinstance(holder, tuple):
-        _assign_in_tuple(owner, path, value)
-    else:
-        holder[last] = value
-
-
-def _assign_in_tuple(owner: Any, path: Path, value: Any) -> None:
-    items = list(follow(owner, path[:-1]))
-    items[int(path[-1])] = value
-    setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
 
 
 def _complete(owner: Any, path: Path) -> None:

@@ -89,6 +89,7 @@ LAYERS = (
     "_repairs",
     "_conversion",
     "_tables",
+    "_tracers",
     "_origins",
     "_votes",
     "_scores",
