@@ -47,6 +47,7 @@ from ._run import (
     start,
 )
 from ._settings import batch_limit, trainer_settings
+from ._start import Start
 from ._tables import holds_text
 from ._targets import Targets, row_weights
 from ._trainer import Trainer
@@ -398,6 +399,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
     def _known_source(self, old: Run | None, X: Any) -> tuple[TrainableModel | None, FittedModel | None]:
         """Return the graph where it is known before the data are: given, or trained before."""
         if old is not None:
+            if old.began is not None:
+                old.began.require_same(self.model, self.output)
             return old.given, old.fitted
         if self.model is None or is_builder(self.model):
             return None, None
@@ -489,7 +492,9 @@ class BaseOrtGradient(BaseEstimator, ABC):
             seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
         )
         if old is None:
-            return start(source, seen, head, settings, self.trainable, columns, rng, fitted), settings
+            run = start(source, seen, head, settings, self.trainable, columns, rng, fitted)
+            run.began = Start.of(self.model, self.output)
+            return run, settings
         return go_on(old, seen, head, settings, self.trainable, columns), settings
 
     def _split(

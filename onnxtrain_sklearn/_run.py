@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from . import _runtime
+from ._content import content
 from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
 from ._device_step import DeviceStep
 from ._fitted import FittedModel, fitted_model, is_estimator
@@ -23,6 +24,7 @@ from ._graph.border import load
 from ._graph.model import TrainableModel, trainable_model
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters, select_trainable
+from ._start import Start
 from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
 from ._trainer import History
@@ -57,6 +59,8 @@ class Run:
         What is known of a fitted model that the graph was made from.
     sample : data or None
         Some rows as scikit-learn takes them, to compare predictions on. Pickles do not hold it: they hold no data.
+    began : Start or None
+        The model that was given, and the output of it.
     """
 
     source: TrainableModel
@@ -72,6 +76,7 @@ class Run:
     seed: int
     fitted: FittedModel | None = None
     sample: Any = None
+    began: Start | None = None
     state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
     step: TrainingStep | DeviceStep | None = None
@@ -293,11 +298,9 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
 
 
 def _key(settings: StepSettings) -> tuple[object, ...]:
-    """Objects of one class and equal parameters stand for the same step."""
-    objects = (settings.loss, settings.optimizer)
-    texts = tuple((type(o), repr(sorted(o.get_params().items()))) for o in objects)
-    rest = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.engine, settings.device)
-    return (*texts, *rest, repr(settings.session_options))
+    """Objects of one class and equal content stand for the same step."""
+    objects = content([settings.loss, settings.optimizer, settings.session_options])
+    return (objects, settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.engine, settings.device)
 
 
 def batches_for(

@@ -213,3 +213,14 @@ def test_float_or_unknown():
     assert is_float(ir.val("x", ir.DataType.FLOAT16))
     assert not is_float(ir.val("x", ir.DataType.INT64))
     assert not is_float(ir.val("x", ir.DataType.BOOL))
+
+
+def test_attributes_that_differ_in_shape_or_in_the_middle_are_told_apart():
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="g"), prefix="g", shared=True)
+    long = np.zeros(5000, np.float32)
+    other = long.copy()
+    other[2500] = 1.0
+    arrays = [np.zeros(4, np.float32), np.zeros((2, 2), np.float32), long, other]
+    values = [op.Constant(value=ir.tensor(array)) for array in arrays]
+    assert len(set(map(id, values))) == 4
+    assert op.Constant(value=ir.tensor(arrays[1])) is values[1]

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 # A module imports only from rows above its own, and from its own package's rows above.
 LAYERS = (
     "exceptions",
+    "_content",
     "_runtime",
     "_graph.builder",
     "_graph.versions",
@@ -108,6 +109,7 @@ LAYERS = (
     "_inference",
     "_trainer",
     "_settings",
+    "_start",
     "_run",
     "_base",
     "_estimators",

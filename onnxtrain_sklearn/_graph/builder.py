@@ -216,11 +216,14 @@ def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
 
 
 def _hashable(attributes: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    arrays = {k: (a.dtype, a.numpy().tobytes()) for k, a in attributes.items() if isinstance(a, ir.TensorProtocol)}
-    return tuple((key, repr(arrays.get(key, _identity(a)))) for key, a in sorted(attributes.items()))
+    return tuple((key, repr(_identity(a))) for key, a in sorted(attributes.items()))
 
 
 def _identity(attribute: object) -> object:
+    if isinstance(attribute, ir.TensorProtocol):
+        return attribute.dtype, tuple(attribute.shape), attribute.numpy().tobytes()
+    if isinstance(attribute, np.ndarray):  # whose repr is shortened
+        return attribute.dtype, attribute.shape, attribute.tobytes()
     return id(attribute) if isinstance(attribute, ir.Graph) else attribute
 
 

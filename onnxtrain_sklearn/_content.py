@@ -1,0 +1,125 @@
+"""The content of an object as a value that can be compared: arrays by their bytes, objects by class and state.
+
+A ``repr`` is no substitute: numpy shortens arrays of more than 1000 numbers, and rounds. Two objects of equal content
+are interchangeable. Objects of different content may still behave alike; whoever compares then renews needlessly.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+_LONG = 4096
+"""Bytes from which on a digest stands for an array."""
+
+_ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
+
+Seen = dict[int, tuple[int, Any]]
+"""Objects already met, by address, with their number; holding them keeps the addresses theirs."""
+
+
+@dataclass(frozen=True)
+class _Same:
+    """An object that is only equal to itself."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def content(value: Any) -> object:
+    """Return what ``value`` holds, all the way down; compare two of them with ``==``.
+
+    Functions are equal to themselves only, and only while what they close over stays as it is.
+    """
+    try:
+        return _content(value, {})
+    except RecursionError:
+        return object()  # equal to nothing
+
+
+def _content(value: Any, seen: Seen) -> object:
+    if isinstance(value, _ATOMS):
+        return type(value), value
+    if isinstance(value, float | complex):
+        return type(value), repr(value)  # here NaN is equal to itself, and -0.0 is not 0.0
+    if id(value) in seen:
+        return "seen", seen[id(value)][0]
+    seen[id(value)] = len(seen), value
+    return type(value), *(part if isinstance(part, bytes) else _frozen(part, seen) for part in _parts(value, seen))
+
+
+def _frozen(part: Any, seen: Seen) -> object:
+    return part if isinstance(part, _Same | tuple | frozenset) else _content(part, seen)
+
+
+def _parts(value: Any, seen: Seen) -> Iterator[Any]:
+    """Yield what ``value`` consists of."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
+        array = np.asarray(value)
+        data = array.tobytes()
+        yield from (array.dtype, _each(array.shape, seen), data if len(data) < _LONG else blake2b(data).digest())
+    elif isinstance(value, np.ndarray):
+        yield from (_each(value.shape, seen), value.ravel().tolist())
+    elif isinstance(value, Mapping):
+        yield from (_each(pair, seen) for pair in value.items())
+    elif isinstance(value, list | tuple):
+        yield _each(value, seen)
+    elif isinstance(value, set | frozenset):
+        yield frozenset(_each([item], seen) for item in value)
+    elif isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        yield from (_Same(value), [cells, value.__defaults__, value.__kwdefaults__])
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    else:
+        yield from _pickled(value)
+    if attributes := getattr(value, "__dict__", None):
+        yield sorted(attributes.items())
+
+
+def _each(values: Any, seen: Seen) -> tuple[object, ...]:
+    return tuple(_content(item, seen) for item in values)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # a name that the function around has not set yet
+        return False
+
+
+def _pickled(value: Any) -> Iterator[Any]:
+    """Yield what an object holds beside its ``__dict__``: its slots, or what a pickle would hold; else itself."""
+    kind: Any = type(value)
+    slots, own_reduction = _layout(kind)
+    if slots:
+        yield [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+    if own_reduction:
+        try:
+            whole, *items = value.__reduce_ex__(2)[:5]
+        except Exception:  # whatever a class raises that cannot be pickled
+            yield _Same(value)
+        else:
+            yield [whole, *(list(part) if isinstance(part, Iterator) else part for part in items)]
+    elif not slots and not hasattr(value, "__dict__"):
+        yield _Same(value)
+
+
+@lru_cache(maxsize=256)
+def _layout(kind: Any) -> tuple[list[str], bool]:
+    """Return the slots of a class, and whether it says itself how its objects are pickled."""
+    declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
+    own_reduction = any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))
+    return [name for name in slots if name not in ("__dict__", "__weakref__")], own_reduction

@@ -1,0 +1,53 @@
+"""What a run was started from, to hold later calls to it: they go on with its graph, whatever ``model`` says then."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sklearn.base import clone
+
+from ._content import content
+from .exceptions import ModelError
+from .models import MLP
+
+
+@dataclass(frozen=True)
+class Start:
+    """The parameters ``model`` and ``output`` of a first call: a builder is a copy, all else the object itself."""
+
+    model: Any
+    output: str | None
+
+    @classmethod
+    def of(cls, model: Any, output: str | None) -> Start:
+        """Return the start that these parameters make."""
+        builder = hasattr(model, "build")
+        return cls(clone(model, safe=False) if builder else model, output)
+
+    def require_same(self, model: Any, output: str | None) -> None:
+        """Raise ModelError where a later call comes with another model, or another output of it."""
+        if output != self.output:
+            raise ModelError(_message("output", self.output, output))
+        if model is not self.model and content(_default(model)) != content(_default(self.model)):
+            raise ModelError(_message("model", _told(self.model), _told(model)))
+
+
+def _default(model: Any) -> Any:
+    if isinstance(model, os.PathLike):
+        return os.fspath(model)
+    return MLP() if model is None else model
+
+
+def _told(model: Any) -> str:
+    return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
+
+
+def _message(name: str, first: Any, now: Any) -> str:
+    told = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
+    return (
+        f"{name} was changed {told}, but warm_start and partial_fit go on training the graph of the first call. Give "
+        f"the earlier {name} back to go on; to train another, set warm_start=False and call fit, or take a new "
+        f"estimator (sklearn.base.clone)."
+    )
