@@ -24,6 +24,7 @@ LAYERS = (
     "_content",
     "_runtime",
     "_graph.builder",
+    "_graph.folding",
     "_graph.versions",
     "_graph.border",
     "_graph.final_activation",
@@ -120,6 +121,7 @@ LAYERS = (
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
+    "_graph.folding": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.model": {"load_model_from_string"},  # of pickles
     "_graph.border": {

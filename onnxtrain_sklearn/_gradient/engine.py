@@ -16,7 +16,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, infer_shapes, is_float, multiply_by_columns
+from .._graph.builder import GraphBuilder, is_float, multiply_by_columns
+from .._graph.folding import fold
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from . import ort, portable
 from .nodes import dims, path, reads
@@ -57,7 +58,7 @@ def choose_engine(engine: str) -> str:
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
-    source = multiply_by_columns(infer_shapes(_inline(model.clone())))
+    source = multiply_by_columns(fold(_inline(model.clone())))
     return _differentiate(source, wrt, of, engine)
 
 
@@ -110,7 +111,8 @@ def gradient_graph(
     -------
     onnx.ModelProto
         The inputs, initializers and outputs of ``model``, and for each name in ``wrt`` an output ``NAME_grad`` of its
-        shape and type. Its opset is that of ``model``; an onnxruntime that takes this opset loads it as it is.
+        shape and type. Its opset is that of ``model``, or on the portable engine the first newer one that has the
+        operators that the gradient needs (an embedding needs 16); an onnxruntime that takes it loads it as it is.
 
     Raises
     ------
@@ -130,7 +132,7 @@ def gradient_graph(
     >>> [output.name for output in gradient_graph(model, wrt="x").graph.output]
     ['y', 'x_grad']
     """
-    source = multiply_by_columns(infer_shapes(_inline(ir.from_proto(model))))
+    source = multiply_by_columns(fold(_inline(ir.from_proto(model))))
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
     _check_names(source.graph, names)
     output = _scalar_output(source.graph, of)

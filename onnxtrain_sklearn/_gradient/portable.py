@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from .. import _runtime
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
-from .._graph.versions import MAX_OPSET, MIN_OPSET
-from ..exceptions import UnsupportedOperatorError
+from .._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
+from ..exceptions import ModelError, UnsupportedOperatorError
 from . import control, fallback
 from .expand import expand
 from .nodes import Passage, kind, path
-from .reverse import Reverse, Rule, Slopes, unsupported, zeros_like
+from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, unsupported, zeros_like
 from .rules import (
     convolution,
     elementwise,
@@ -58,7 +59,27 @@ SEVERAL_OUTPUTS = frozenset(
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
-    """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
+    """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract.
+
+    Where the gradient of a node needs operators that the graph's opset lacks, the result is of the first that has them.
+    """
+    try:
+        return _differentiate(model, wrt, of)
+    except NewerOpsetNeeded as error:
+        return differentiate(_in_newer_opset(model, error), wrt, of)
+
+
+def _in_newer_opset(model: ir.Model, error: NewerOpsetNeeded) -> ir.Model:
+    """Return the model in the opset that a gradient needs, or raise the refusal where that cannot be done."""
+    if error.opset > _runtime.limits().opset:
+        raise error
+    try:
+        return in_opset(model, error.opset)
+    except ModelError:
+        raise error from None
+
+
+def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     result = model.clone()
     graph = result.graph
     _require_opset(graph)

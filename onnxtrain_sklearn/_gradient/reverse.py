@@ -23,6 +23,14 @@ Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Slopes: TypeAlias = "dict[ir.Value, list[ir.Value]]"
 Rule: TypeAlias = "Callable[[Reverse], Sequence[Thunk | None]]"
 
+class NewerOpsetNeeded(UnsupportedOperatorError):
+    """The gradient of a node is written in operators that the opset of the graph does not have yet."""
+
+    def __init__(self, message: str, opset: int) -> None:
+        super().__init__(message)
+        self.opset = opset
+
+
 REMEDY = "Freeze the parameters before it, or put other operators in its place."
 
 
@@ -98,9 +106,9 @@ class Reverse:
         return self.refuse("the rank of its input is not known") if shape is None else len(shape)
 
     def need_opset(self, version: int, what: str) -> None:
-        """Refuse where the opset is older."""
+        """Refuse where the opset is older; the engine then tries the graph in that opset."""
         if self.opset < version:
-            self.refuse(f"{what} needs opset {version} or newer")
+            raise NewerOpsetNeeded(str(unsupported(self.node, f"{what} needs opset {version} or newer")), version)
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise the error that names the node, the reason and the remedy."""

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from .. import _runtime
 from ..exceptions import ModelError
-from .builder import infer_shapes
+from .folding import complete_shapes
 from .versions import readable, reason, values
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -39,7 +39,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
     source = readable(proto, _runtime.limits() if limits is None else limits)
     common.RemoveInitializersFromInputsPass()(source)
     _refuse_reserved_names(source)
-    return infer_shapes(source)
+    return complete_shapes(source)
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -59,6 +59,19 @@ def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits) -> onnx.Mod
     return converted
 
 
+def in_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Return the model in a newer default opset, its shapes inferred; ModelError where ONNX's converter cannot."""
+    proto = ir.to_proto(model)
+    try:
+        converted = onnx.version_converter.convert_version(proto, opset)
+        onnx.checker.check_model(converted)
+    except Exception as error:
+        raise ModelError(f"ONNX's converter cannot bring the graph to opset {opset}: {reason(error)}") from error
+    result = ir.from_proto(converted)
+    _name_nodes(result.graph)
+    return infer_shapes(result)
+
+
 def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
     """ONNX has no converter for this domain."""
     version = model.opset_imports.get("ai.onnx.ml", 0)

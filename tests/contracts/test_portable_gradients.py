@@ -29,8 +29,6 @@ NEWEST = min(MAX_OPSET, _runtime.limits().opset)
 COARSE = {"y = ReduceL2(x)": "y = Abs(x)", "y = ReduceL2<noop_with_empty_axes = 1>(x)": "y = Abs(x)"}
 
 MAY_REFUSE = {
-    "needs opset 13 or newer": "older forms of ReduceSum and Squeeze take their axes as attributes, from no run",
-    "needs opset 16 or newer": "nothing before adds up what is scattered to one place",
     "its auto_pad needs fixed sizes": "the pads that it stands for depend on the sizes",
     "the sizes from its axis on must be fixed": "a scale for each block along an axis of unknown size",
 }

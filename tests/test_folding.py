@@ -1,0 +1,165 @@
+"""Shapes that a graph computes itself: what is folded is what onnxruntime computes, and what varies is not folded."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from onnxtrain_sklearn import SGD, OrtGradientRegressor, gradient_graph
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.folding import complete_shapes, fold
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+NUMBER = "n = Constant<value_ints = [2]>() m = Constant<value_ints = [-7, 5]>() o = Constant<value_ints = [0]>()"
+INTEGERS = {
+    "Shape": "y = Shape(X)",
+    "Shape of a part": "y = Shape<start = -2, end = 3>(X)",
+    "Size": "y = Size(X)",
+    "Gather": "s = Shape(X) y = Gather(s, m1)",
+    "Slice": "s = Shape(X) y = Slice(s, o, n)",
+    "Slice backwards": "e = Constant<value_ints = [-9]>() k = Constant<value_ints = [-1]>() s = Shape(X) "
+    "y = Slice(s, n, e, o, k)",
+    "Concat": "s = Shape(X) y = Concat<axis = 0>(s, n, s)",
+    "Unsqueeze": "s = Shape(X) y = Unsqueeze(s, o)",
+    "Squeeze": "s = Shape(X) t = Unsqueeze(s, o) y = Squeeze(t, o)",
+    "Reshape": "s = Shape(X) k = Constant<value_ints = [0, 1, -1]>() y = Reshape(s, k)",
+    "Add": "s = Shape(X) y = Add(s, n)",
+    "Sub": "s = Shape(X) y = Sub(n, s)",
+    "Mul": "s = Shape(X) y = Mul(s, n)",
+    "Div": "s = Shape<start = 1>(X) a = Neg(s) y = Div(a, n)",
+    "Div by a negative": "s = Shape<end = 2>(X) y = Div(s, m)",
+    "Mod": "s = Shape<end = 2>(X) y = Mod(m, s)",
+    "Mod towards zero": "s = Shape<end = 2>(X) y = Mod<fmod = 1>(m, s)",
+    "Min and Max": "s = Shape(X) a = Min(s, n) b = Max(s, n, a) y = Concat<axis = 0>(a, b)",
+    "Where": "s = Shape(X) c = Greater(s, n) y = Where(c, s, n)",
+    "Logic": "s = Shape(X) c = GreaterOrEqual(s, n) d = LessOrEqual(s, n) e = And(c, d) f = Or(c, d) g = Not(f) "
+    "h = Equal(s, n) i = Less(s, n) j = Concat<axis = 0>(e, f, g, h, i) y = Cast<to = 7>(j)",
+    "ConstantOfShape": "s = Shape(X) y = ConstantOfShape<value = int64[1] {4}>(s)",
+    "Expand": "s = Shape(X) y = Expand(n, s)",
+    "Range": "s = Shape(X) k = Size(s) a = Squeeze(o) b = Squeeze(n) y = Range(a, k, b)",
+    "ReduceProd": "s = Shape(X) y = ReduceProd<keepdims = 0>(s)",
+    "Cast": "s = Shape(X) a = Cast<to = 6>(s) b = Cast<to = 9>(a) y = Cast<to = 7>(b)",
+    "Abs": "s = Shape(X) a = Neg(s) y = Abs(a)",
+    "Identity": "s = Shape(X) y = Identity(s)",
+}
+
+
+def model(body, inputs="float[2, 3, 4] X", outputs="int64[?] y", opset=18, weights=""):
+    known = f"{NUMBER} m1 = Constant<value_ints = [-1, 0]>()"
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> net ({inputs}) => ({outputs}) <{weights}> {{ {known} {body} }}'
+    )
+
+
+def run(proto, **feeds):
+    return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+def folded(proto):
+    return fold(ir.from_proto(proto))
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_constants_are_what_onnxruntime_computes(name):
+    """The last node reads the constant; the type of the output is left to inference."""
+    proto = model(INTEGERS[name].replace("y = ", "v = ") + " y = Identity(v)")
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    result = folded(proto)
+    last = result.graph.outputs[0].producer()
+    constant = ir.convenience.get_const_tensor(last.inputs[0])
+    assert constant is not None
+    X = np.zeros((2, 3, 4), np.float32)
+    (expected,) = run(proto, X=X)
+    assert_array_equal(constant.numpy(), expected)
+    assert not [node.op_type for node in result.graph if node.op_type not in ("Constant", "Identity")]
+
+
+def test_sizes_that_vary_stay_computed():
+    body = "s = Shape(X) a = Slice(s, o, n) k = Constant<value_ints = [12]>() t = Concat<axis = 0>(a, k) y = Mul(t, n)"
+    result = folded(model(body, "float[N, 3, 4] X"))
+    assert "Shape" in [node.op_type for node in result.graph]
+    proto = ir.to_proto(result)
+    for rows in (1, 5):
+        assert_array_equal(run(proto, X=np.zeros((rows, 3, 4), np.float32))[0], [2 * rows, 6, 24])
+
+
+def test_an_initializer_that_is_an_input_is_no_constant():
+    """It can be fed."""
+    text = model("y = Add(k, n)", "float[2] X, int64[1] k", weights="int64[1] k = {3}")
+    result = folded(text)
+    assert_array_equal(run(ir.to_proto(result), X=np.zeros(2, np.float32), k=np.array([9]))[0], [11])
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("a = Slice(s, o, one) t = Concat<axis = 0>(a, k)", ["N", 6, 2]),
+        ("a = Slice(s, o, one) r = Constant<value_ints = [-1]>() t = Concat<axis = 0>(a, r)", ["N", 12]),
+        ("t = Concat<axis = 0>(o, k)", ["N", 6, 2]),
+        ("r = Constant<value_ints = [-1, 4]>() t = Identity(r)", [None, 4]),
+    ],
+)
+def test_names_of_sizes_are_followed(target, expected):
+    """At opset 13 ONNX's own inference does not look into these chains."""
+    head = "one = Constant<value_ints = [1]>() k = Constant<value_ints = [6, 2]>() s = Shape(X)"
+    proto = model(f"{head} {target} y = Reshape(X, t)", "float[N, 3, 4] X", "float[] y", 13)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    result = complete_shapes(ir.from_proto(proto))
+    shape = [d if isinstance(d, int) else d.value for d in result.graph.outputs[0].shape]
+    known = [None if isinstance(d, str) and d.startswith("unk__") else d for d in shape]
+    assert known == expected
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("opset", [11, 13, 14, 15, 16, 18])
+def test_embeddings_train_at_every_opset(engine, opset):
+    """Rows of the table are picked more than once; the gradients of one of them add up."""
+    axes = "p = ReduceMean<axes = [1], keepdims = 0>(e)"
+    if opset >= 18:
+        axes = "k = Constant<value_ints = [1]>() p = ReduceMean<keepdims = 0>(e, k)"
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": {opset}]>
+        net (int64[N, 3] X) => (float[N, 1] y) {{ e = Gather(table, X) {axes} y = MatMul(p, W) }}""")
+    rng = np.random.default_rng(0)
+    weights = {"table": rng.normal(size=(5, 4)).astype(np.float32), "W": rng.normal(size=(4, 1)).astype(np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights.items())
+    X, y = np.array([[0, 0, 1], [4, 1, 1], [2, 2, 2], [0, 4, 4]]), np.array([1.0, -1.0, 0.5, 2.0])
+    regressor = OrtGradientRegressor(
+        proto, optimizer=SGD(momentum=0.0), learning_rate_init=0.1, batch_size=4, max_iter=1, engine=engine
+    ).fit(X, y)
+    error = weights["table"][X].mean(axis=1) @ weights["W"][:, 0] - y
+    slope = np.zeros_like(weights["table"])
+    for row, e in zip(X, error, strict=True):
+        np.add.at(slope, row, 2 * e / 4 * weights["W"][:, 0] / 3)
+    assert_allclose(regressor.weights_["table"], weights["table"] - 0.1 * slope, rtol=1e-5, atol=1e-6)
+    onnx.checker.check_model(regressor.to_onnx(), full_check=True)
+    assert next(o.version for o in regressor.to_onnx().opset_import if not o.domain) == opset
+
+
+ADDING_UP = {
+    "GatherElements": "g = GatherElements<axis = 0>(X, I)",
+    "GatherND": "J = Unsqueeze(I, two) g = GatherND(X, J)",
+    "MaxPool": "v = Unsqueeze(X, front) g = MaxPool<kernel_shape = [2], strides = [1]>(v)",
+}
+
+
+@pytest.mark.parametrize("operator", ADDING_UP)
+def test_what_adds_up_is_differentiated_at_old_opsets(operator):
+    more = "two = Constant<value_ints = [2]>() front = Constant<value_ints = [0]>()"
+    more += " I = Constant<value = int64[1, 2] {1, 1}>()"
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 13]>
+        net (float[3, 2] X) => (float y)
+        {{ {more} {ADDING_UP[operator]} z = Mul(g, g) y = ReduceSum<keepdims = 0>(z) }}""")
+    graph = gradient_graph(proto, wrt="X", engine="portable")
+    X = np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32)
+    wanted = np.zeros_like(X)
+    for place in np.ndindex(*X.shape):
+        step = np.zeros_like(X)
+        step[place] = 1e-2
+        wanted[place] = (run(proto, X=X + step)[0] - run(proto, X=X - step)[0]) / 2e-2
+    assert_allclose(run(graph, X=X)[1], wanted, rtol=1e-3, atol=1e-3)
