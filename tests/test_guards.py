@@ -47,6 +47,7 @@ LAYERS = (
     "schedules",
     "optimizers",
     "_gradient.nodes",
+    "_gradient.known",
     "_gradient.forms",
     "_gradient.faster",
     "_gradient.ort",
@@ -128,6 +129,7 @@ PROTOBUF = {
         *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
         "shape_inference",
     },
+    "_gradient.known": {"defs"},  # the defaults of attributes
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one

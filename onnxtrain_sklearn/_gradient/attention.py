@@ -6,20 +6,20 @@ may be symbolic; the numbers and sizes of the heads are fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .known import Known
 from .nodes import attribute, dims, operand
-from .reverse import unsupported
+from .reverse import Lowering, unsupported
 
 
 def _attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     q, k, v, mask, past_key, past_value = (operand(node, i) for i in range(6))
     assert q is not None
-    _require_what_is_known(node)
     flat = len(dims(q) or []) == 3
     queries = _heads(op, node, q, "q_num_heads")
     keys, values = _heads(op, node, k, "kv_num_heads"), _heads(op, node, v, "kv_num_heads")
@@ -36,15 +36,6 @@ def _attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     if flat:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, heads * _size(node, values, 3)])
     return [y, keys, values]
-
-
-def _require_what_is_known(node: ir.Node) -> None:
-    if operand(node, 6) is not None:
-        raise unsupported(node, "with nonpad_kv_seqlen it has no gradient")
-    if "softmax_precision" in node.attributes:
-        raise unsupported(node, "with softmax_precision it has no gradient")
-    if len(node.outputs) > 3 and (node.outputs[3].uses() or node.outputs[3].is_graph_output()):
-        raise unsupported(node, "with qk_matmul_output it has no gradient")
 
 
 def _size(node: ir.Node, value: ir.Value, axis: int) -> int:
@@ -171,7 +162,7 @@ def _pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tupl
     return op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
 
 
-LOWERINGS: dict[str, Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]] = {
-    "Attention": _attention,
-    "RotaryEmbedding": _rotary,
+LOWERINGS: dict[str, Lowering] = {
+    "Attention": Known(_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
+    "RotaryEmbedding": Known(_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
 }

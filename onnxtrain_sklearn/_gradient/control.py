@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, infer_shapes, is_float, reads
+from .known import ANY, Known
 from .nodes import Passage, constant, dependent, dims, kind, operand, passages
 from .reverse import Slopes, unsupported, zeros_like
 
@@ -43,7 +44,7 @@ class Flow:
         return [v for v in dict.fromkeys(read) if v in self.sources]
 
 
-Rule: TypeAlias = "Callable[[Flow], list[tuple[ir.Value, ir.Value]]]"
+Rule: TypeAlias = "Known[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
 
 
 RANDOM = frozenset(
@@ -374,4 +375,10 @@ def _loop(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     return _iteration(flow, _loop_frame(flow.node))
 
 
-RULES: dict[str, Rule] = {"If": _if, "Loop": _loop, "Scan": _scan}
+_SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
+
+RULES: dict[str, Rule] = {
+    "If": Known(_if, "else_branch then_branch", outputs=ANY, slopes=ANY),
+    "Loop": Known(_loop, "body", inputs=ANY, outputs=ANY, slopes=ANY),
+    "Scan": Known(_scan, _SCAN, inputs=ANY, outputs=ANY, slopes=ANY),
+}

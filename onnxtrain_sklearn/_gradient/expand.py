@@ -6,8 +6,7 @@ sequence was made of. The graph computes what it did before. Nothing is differen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -15,8 +14,7 @@ from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from . import attention, recurrent, sequences
 from .control import inner_builder
 from .nodes import Passage, kind, passages
-
-Lowering: TypeAlias = Callable[[GraphBuilder, ir.Node], "Sequence[ir.Value | None]"]
+from .reverse import Lowering, require
 
 LOWERINGS: dict[str, Lowering] = {**attention.LOWERINGS, **recurrent.LOWERINGS, **sequences.LOWERINGS}
 
@@ -45,11 +43,12 @@ def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[ir.No
 
 
 def _lower(op: GraphBuilder, node: ir.Node) -> None:
-    graph = node.graph
+    graph, lowering = node.graph, LOWERINGS[kind(node)]
+    require(lowering, node)
     assert isinstance(graph, ir.Graph)
     builder = op if graph is op.graph else inner_builder(op, graph)
     builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
-    for old, new in zip(node.outputs, LOWERINGS[kind(node)](builder, node), strict=False):
+    for old, new in zip(node.outputs, lowering.rule(builder, node), strict=False):
         if new is not None:
             _replace(builder, old, new)
     graph.remove(node, safe=True)

@@ -1,4 +1,4 @@
-"""Gradients of single nodes by the library onnx-ad, for the operators in :data:`PROVEN` and no others.
+"""Gradients of single nodes by the library onnx-ad, for the operators in :data:`RULES` and no others.
 
 onnx-ad finds its rules by operator type alone, whatever the domain, and some of them are wrong: the table names what
 cases have proven right and what no rule of ours covers. A node is differentiated on its own, in a model of one node.
@@ -15,10 +15,10 @@ import onnx_ad
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from .known import Known
 from .nodes import constant, describe
 from .reverse import Reverse, Rule, Thunk
 
-PROVEN = frozenset({"TensorScatter"})
 PREFIX = "slope_"
 
 
@@ -96,4 +96,4 @@ def _spliced(r: Reverse, model: ir.Model, wanted: Sequence[int]) -> dict[int, ir
     return {i: op.Squeeze(ends[f"{PREFIX}x{i}"], axes=[-1]) for i in wanted}
 
 
-RULES: dict[str, Rule] = dict.fromkeys(PROVEN, _rule)
+RULES: dict[str, Rule] = {"TensorScatter": Known(_rule, "axis mode=circular|linear", inputs=3)}

@@ -10,7 +10,7 @@ before, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.forms`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -21,11 +21,13 @@ from .._graph.builder import is_float
 from ..exceptions import UnsupportedOperatorError
 from .faster import use_faster_forms
 from .forms import prepare, training_mode
+from .known import ANY, PADDING, Known
 from .nodes import Dims, Passage, attribute, constant, describe, dims, fixed, kind, operand, opset, path
 
 OPSETS = range(11, 22)
 
 Rule: TypeAlias = Callable[[Passage], "str | None"]
+Proven: TypeAlias = Known[tuple[Rule, ...]]
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
@@ -34,9 +36,12 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     if not wrt:
         return prepared
     _require_opset(model.graph)
+    for passage in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
+        _refuse(passage, _unknown(passage))
     seed = prepare(prepared, wrt, of)
     for passage in path(prepared.graph, wrt, seed):
-        _require_proven(passage)
+        for reason in _objections(passage):
+            _refuse(passage, reason)
     return _restore(use_faster_forms(_build(prepared, wrt, seed.name or of)), model, wrt)
 
 
@@ -49,17 +54,26 @@ def _require_opset(graph: ir.Graph) -> None:
         )
 
 
-def _require_proven(passage: Passage) -> None:
-    rules = PROVEN.get(kind(passage.node), (_unknown,))
-    for reason in filter(None, (rule(passage) for rule in rules)):
+def _refuse(passage: Passage, reason: str | None) -> None:
+    if reason:
         raise UnsupportedOperatorError(f"{describe(passage.node)} cannot be differentiated: {reason}. {_REMEDY}")
 
 
-_REMEDY = "Freeze the parameters before it, or put other operators in its place."
-
-
 def _unknown(passage: Passage) -> str | None:
-    return "onnxruntime-training has no gradient for it that is proven right"
+    """Asked of the graph as it is given: other forms may have lost what a node has set."""
+    known = PROVEN.get(kind(passage.node))
+    missing = "onnxruntime-training has no gradient for it that is proven right"
+    return missing if known is None else known.unknown(passage.node)
+
+
+def _objections(passage: Passage) -> Iterator[str | None]:
+    """Asked of the prepared graph."""
+    known = PROVEN[kind(passage.node)]
+    yield known.missing(passage.node, passage.outputs)
+    yield from (rule(passage) for rule in known.rule)
+
+
+_REMEDY = "Freeze the parameters before it, or put other operators in its place."
 
 
 def _wrong(reason: str, when: Callable[[Passage], object]) -> Rule:
@@ -68,10 +82,6 @@ def _wrong(reason: str, when: Callable[[Passage], object]) -> Rule:
 
 def _only_input(others: str) -> Rule:
     return _wrong(f"the gradient of {others} is missing", lambda p: not p.inputs <= {0})
-
-
-def _only_output(others: str) -> Rule:
-    return _wrong(f"the gradient through {others} is wrong", lambda p: not p.outputs <= {0})
 
 
 def _since(version: int) -> Rule:
@@ -132,10 +142,7 @@ def _normalized_dims(passage: Passage) -> Dims:
     return (_input_dims(passage) or [])[attribute(passage.node, "axis", -1) :]
 
 
-_ALWAYS = """
-    Abs Cast Ceil Exp Flatten Floor Gather GatherElements GlobalAveragePool Identity Log LogSoftmax Neg Reciprocal Relu
-    Reshape Round Sigmoid Sign Sin Softmax Softplus Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze
-""".split()
+_ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu Round Sigmoid Sign Sin Softplus Tanh"
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
 )
@@ -143,81 +150,121 @@ _NO_AXES = _wrong(
     "noop_with_empty_axes fails without axes",
     lambda p: operand(p.node, 1) is None and attribute(p.node, "noop_with_empty_axes", 0),
 )
-_REDUCTION = _wrong(
-    "its gradient is wrong with a reduction", lambda p: attribute(p.node, "reduction", "none") != "none"
-)
+_REDUCED = "axes keepdims noop_with_empty_axes"
+_WINDOW = f"{PADDING} dilations kernel_shape pads strides"
 
-PROVEN: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(_ALWAYS, ()),
-    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), (_operands,)),
-    **dict.fromkeys(("Expand", "Max", "Min"), (_into_output,)),
-    **dict.fromkeys(("Cos", "Erf", "Sqrt", "Where"), (_SCALAR,)),
-    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), (_NO_AXES,)),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), (_REDUCTION,)),
-    "AveragePool": (
-        _wrong("the sizes of its input, the batch too, must be fixed", lambda p: not fixed(_input_dims(p))),
-        _wrong("its gradient is wrong in three dimensions", lambda p: len(_input_dims(p) or ()) > 4),
-        _wrong("its gradient is wrong with dilations", lambda p: set(attribute(p.node, "dilations", ())) - {1}),
-        _wrong(
-            "its gradient is wrong for ceil_mode with count_include_pad",
-            lambda p: attribute(p.node, "ceil_mode", 0) and attribute(p.node, "count_include_pad", 0),
+PROVEN: dict[str, Proven] = {
+    **dict.fromkeys(_ALWAYS.split(), Known(())),
+    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), Known((_operands,), inputs=2)),
+    **dict.fromkeys(("Cos", "Erf", "Sqrt"), Known((_SCALAR,))),
+    **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Known((), "axis")),
+    **dict.fromkeys(("Gather", "GatherElements"), Known((), "axis", inputs=2)),
+    **dict.fromkeys(("Max", "Min"), Known((_into_output,), inputs=ANY)),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Known((_NO_AXES,), _REDUCED, inputs=2)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), Known((), "axes", inputs=2)),
+    "AveragePool": Known(
+        (
+            _wrong("the sizes of its input, the batch too, must be fixed", lambda p: not fixed(_input_dims(p))),
+            _wrong("its gradient is wrong in three dimensions", lambda p: len(_input_dims(p) or ()) > 4),
+            _wrong("its gradient is wrong with dilations", lambda p: set(attribute(p.node, "dilations", ())) - {1}),
+            _wrong(
+                "its gradient is wrong for ceil_mode with count_include_pad",
+                lambda p: attribute(p.node, "ceil_mode", 0) and attribute(p.node, "count_include_pad", 0),
+            ),
         ),
+        f"ceil_mode count_include_pad {_WINDOW}",
     ),
-    "Clip": (_only_input("its bounds"), _since(12)),
-    "Concat": (
-        _wrong(
-            "its sizes must be fixed, or the opset 13 or newer",
-            lambda p: opset(p.node) < 13 and not fixed(_sizes_along_axis(p)),
+    "Cast": Known((), "to"),
+    "Clip": Known((_only_input("its bounds"), _since(12)), inputs=3),
+    "Concat": Known(
+        (
+            _wrong(
+                "its sizes must be fixed, or the opset 13 or newer",
+                lambda p: opset(p.node) < 13 and not fixed(_sizes_along_axis(p)),
+            ),
         ),
+        "axis",
+        inputs=ANY,
     ),
-    "Conv": (_wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),),
-    "Dropout": (
-        _only_input("its ratio"),
-        _wrong("its training_mode must be constant", lambda p: training_mode(p.node) is None),
+    "Conv": Known(
+        (_wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),),
+        f"group {_WINDOW}",
+        inputs=3,
     ),
-    "GatherND": (_since(12),),
-    "Gelu": (
-        _wrong(
-            "the tanh approximation gets the gradient of the exact form",
-            lambda p: attribute(p.node, "approximate", "none") != "none",
+    "Dropout": Known(
+        (
+            _only_input("its ratio"),
+            _wrong("its training_mode must be constant", lambda p: training_mode(p.node) is None),
         ),
+        "ratio seed",
+        inputs=3,
+        outputs=2,
     ),
-    "Gemm": (
-        _wrong("its alpha is zero", lambda p: attribute(p.node, "alpha", 1) == 0),
-        _wrong("its beta is zero", lambda p: 2 in p.inputs and attribute(p.node, "beta", 1) == 0),
-        _bias,
-    ),
-    "LayerNormalization": (
-        _only_output("its mean and deviation"),
-        _wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),
-    ),
-    "LeakyRelu": (
-        _wrong("its gradient is wrong for a negative alpha", lambda p: attribute(p.node, "alpha", 0.01) < 0),
-    ),
-    "MatMul": (_matrices,),
-    "MaxPool": (
-        # The kernel learns the sizes here, and writes outside its memory where they are not known.
-        _wrong(
-            "the sizes of its input, but for the batch, must be fixed",
-            lambda p: not fixed((_input_dims(p) or [None, None])[1:]),
+    "Expand": Known((_into_output,), inputs=2),
+    "GatherND": Known((_since(12),), "batch_dims", inputs=2),
+    "Gelu": Known((), "approximate=none"),
+    "Gemm": Known(
+        (
+            _wrong("its alpha is zero", lambda p: attribute(p.node, "alpha", 1) == 0),
+            _wrong("its beta is zero", lambda p: 2 in p.inputs and attribute(p.node, "beta", 1) == 0),
+            _bias,
         ),
-        _wrong("its gradient is wrong for storage_order=1", lambda p: attribute(p.node, "storage_order", 0)),
+        "alpha beta transA transB",
+        inputs=3,
     ),
-    "Pad": (
-        _only_input("its constant value"),
-        _wrong("only mode='constant' has a gradient", lambda p: attribute(p.node, "mode", "constant") != "constant"),
-        _wrong("its gradient is wrong with axes", lambda p: operand(p.node, 3) is not None),
+    "LayerNormalization": Known(
+        (_wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),),
+        "axis epsilon",
+        inputs=3,
+        outputs=3,
     ),
-    "Pow": (_only_input("its exponent"), _SCALAR),
-    "ReduceL2": (_NO_AXES, _wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p))),
-    "Slice": (_wrong("its steps must be positive constants", _steps_may_be_negative),),
-    "SoftmaxCrossEntropyLoss": (_only_input("its class weights"), _only_output("its log_prob")),
-    "Split": (
-        _wrong(
-            "some of its outputs do not reach the loss, and their sizes are not known",
-            lambda p: len(p.outputs) < len(p.node.outputs),
+    "LeakyRelu": Known(
+        (_wrong("its gradient is wrong for a negative alpha", lambda p: attribute(p.node, "alpha", 0.01) < 0),),
+        "alpha",
+    ),
+    "MatMul": Known((_matrices,), inputs=2),
+    "MaxPool": Known(
+        (
+            # The kernel learns the sizes here, and writes outside its memory where they are not known.
+            _wrong(
+                "the sizes of its input, but for the batch, must be fixed",
+                lambda p: not fixed((_input_dims(p) or [None, None])[1:]),
+            ),
         ),
+        f"ceil_mode {_WINDOW}",
+        outputs=2,
     ),
+    "Pad": Known((_only_input("its constant value"),), "mode=constant", inputs=3),
+    "Pow": Known((_only_input("its exponent"), _SCALAR), inputs=2),
+    "ReduceL2": Known(
+        (_NO_AXES, _wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p))),
+        _REDUCED,
+        inputs=2,
+    ),
+    "Reshape": Known((), "allowzero", inputs=2),
+    "ScatterElements": Known((), "axis reduction=none", inputs=3),
+    "ScatterND": Known((), "reduction=none", inputs=3),
+    "Slice": Known((_wrong("its steps must be positive constants", _steps_may_be_negative),), inputs=5),
+    "SoftmaxCrossEntropyLoss": Known(
+        (_only_input("its class weights"),), "ignore_index reduction=mean|none|sum", inputs=3, outputs=2
+    ),
+    "Split": Known(
+        (
+            _wrong(
+                "some of its outputs do not reach the loss, and their sizes are not known",
+                lambda p: len(p.outputs) < len(p.node.outputs),
+            ),
+        ),
+        "axis num_outputs split",
+        inputs=2,
+        outputs=ANY,
+        slopes=ANY,
+    ),
+    "Tile": Known((), inputs=2),
+    "TopK": Known((), "axis largest sorted", inputs=2, outputs=2),
+    "Transpose": Known((), "perm"),
+    "Trilu": Known((), "upper", inputs=2),
+    "Where": Known((_SCALAR,), inputs=3),
 }
 
 

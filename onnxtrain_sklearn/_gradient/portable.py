@@ -20,7 +20,7 @@ from ..exceptions import ModelError, UnsupportedOperatorError
 from . import control, fallback
 from .expand import expand
 from .nodes import Passage, kind, path
-from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, unsupported, zeros_like
+from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, require, unsupported, zeros_like
 from .rules import (
     convolution,
     elementwise,
@@ -52,10 +52,6 @@ RULES: dict[str, Rule] = {
     **sources.RULES,
     **spectra.RULES,
 }
-SEVERAL_OUTPUTS = frozenset(
-    {"BatchNormalization", "DynamicQuantizeLinear", "LayerNormalization", "SoftmaxCrossEntropyLoss", "Split"}
-)
-"""Operators whose rule takes the slopes of all outputs; the others know that of the first only."""
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
@@ -128,13 +124,15 @@ def _gradients(
     """Return the values that a node reads and that have a gradient, each with it."""
     node = passage.node
     if kind(node) in control.RULES:
-        return control.RULES[kind(node)](control.Flow(op, node, totals, passage.sources, _backward))
+        flow = control.RULES[kind(node)]
+        require(flow, node)
+        return flow.rule(control.Flow(op, node, totals, passage.sources, _backward))
     if kind(node) not in RULES:
         raise unsupported(node, "the portable engine has no gradient for it")
-    if any(total is not None for total in totals[1:]) and kind(node) not in SEVERAL_OUTPUTS:
-        raise unsupported(node, "the gradient through its further outputs is missing")
+    known = RULES[kind(node)]
+    require(known, node, through=[i for i, total in enumerate(totals) if total is not None])
     op.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
-    thunks = RULES[kind(node)](Reverse(op, node, totals, passage.inputs))
+    thunks = known.rule(Reverse(op, node, totals, passage.inputs))
     pairs = []
     for i in sorted(passage.inputs):
         x, thunk = node.inputs[i], thunks[i] if i < len(thunks) else None

@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, Operand
 from .control import inner_builder
+from .known import Known
 from .nodes import attribute, dims, operand
-from .reverse import unsupported
+from .reverse import Lowering, unsupported
 
 Function = Callable[[GraphBuilder, ir.Value], ir.Value]
 
@@ -132,7 +133,7 @@ def _lower(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     if attribute(node, "layout", 0):
         raise unsupported(node, "with layout=1 no onnxruntime computes it")
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
-    ways = directions[attribute(node, "direction", "forward").lower()]
+    ways = directions[attribute(node, "direction", "forward")]
     ends = [_one_direction(op, node, cell, i, backwards) for i, backwards in enumerate(ways)]
     return [_joined(op, parts, axis=1 if k == 0 else 0) for k, parts in enumerate(zip(*ends, strict=True))]
 
@@ -262,10 +263,13 @@ def _body(
 
 def _activations(node: ir.Node, cell: _Cell) -> list[Function]:
     """Return the activations of all directions; alphas and betas belong to those that take one, in turn."""
-    count = 2 if attribute(node, "direction", "forward").lower() == "bidirectional" else 1
+    count = 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
     names = attribute(node, "activations", None) or list(cell.activations) * count
     alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))
     functions: list[Function] = []
+    unheard = [name for name in names if name.lower() not in ACTIVATIONS]
+    if unheard:
+        raise unsupported(node, f"no gradient is known of its activation {unheard[0]}")
     known = [ACTIVATIONS[name.lower()][0] for name in names]
     if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
         raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
@@ -292,4 +296,12 @@ def _apply(
     return function(op, x, a, b)
 
 
-LOWERINGS: dict[str, Callable[[GraphBuilder, ir.Node], Sequence[ir.Value]]] = dict.fromkeys(CELLS, _lower)
+_SETTINGS = """
+    activation_alpha activation_beta activations clip direction=bidirectional|forward|reverse hidden_size layout
+"""
+
+LOWERINGS: dict[str, Lowering] = {
+    "GRU": Known(_lower, f"linear_before_reset {_SETTINGS}", inputs=6, outputs=2),
+    "LSTM": Known(_lower, f"input_forget {_SETTINGS}", inputs=8, outputs=3),
+    "RNN": Known(_lower, _SETTINGS, inputs=6, outputs=2),
+}

@@ -3,12 +3,13 @@
 A rule is a function of a :class:`Reverse`, one node on the way back, that returns one thunk per input, in their order:
 the gradient of the scalar with respect to that input, of its shape and type. Only the thunks of wanted inputs are
 called. A thunk that returns None says that the gradient is zero; None in place of a thunk, or too few of them, that
-there is no rule for that input. Emitted operators are ONNX's own, of the opset of the graph.
+there is no rule for that input. Emitted operators are ONNX's own, of the opset of the graph. The tables hold each rule
+in a :class:`~onnxtrain_sklearn._gradient.known.Known`, beside the attributes, inputs and outputs that it honors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -17,11 +18,14 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, Operand
 from ..exceptions import UnsupportedOperatorError
+from .known import Known
 from .nodes import Dims, attribute, constant, describe, dims, fixed, operand, opset
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Slopes: TypeAlias = "dict[ir.Value, list[ir.Value]]"
-Rule: TypeAlias = "Callable[[Reverse], Sequence[Thunk | None]]"
+Rule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
+
+Lowering: TypeAlias = "Known[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
 
 class NewerOpsetNeeded(UnsupportedOperatorError):
     """The gradient of a node is written in operators that the opset of the graph does not have yet."""
@@ -122,6 +126,13 @@ class Reverse:
     def sum_to(self, value: ir.Value, index: int) -> ir.Value:
         """Sum ``value``, of the shape of the first output, over the axes along which an input was broadcast."""
         return sum_to(self, value, dims(self.y), self.x(index))
+
+
+def require(known: Known[Any], node: ir.Node, through: Collection[int] = ()) -> None:
+    """Refuse a node that has more set than its rule knows, or a gradient ``through`` outputs that it does not."""
+    reason = known.unknown(node) or known.missing(node, through)
+    if reason:
+        raise unsupported(node, reason)
 
 
 def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:

@@ -7,22 +7,27 @@ which tensor goes where; other sequences are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .known import ANY, Known
 from .nodes import attribute, constant, dims, kind, operand
-from .reverse import unsupported
+from .reverse import Lowering, require, unsupported
 
-Members = list[ir.Value]
+Members: TypeAlias = list[ir.Value]
+Maker: TypeAlias = Known[Callable[[GraphBuilder, ir.Node], Members]]
 
 
 def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members:
     """Return the tensors that the sequence ``value``, an input of ``node``, holds, or refuse."""
     producer = None if value is None else value.producer()
-    if producer is None or kind(producer) not in _MAKERS:
+    if producer is None or kind(producer) not in MAKERS:
         raise unsupported(node, "the sequence that it reads is not made of known tensors")
-    return _MAKERS[kind(producer)](op, producer)
+    maker = MAKERS[kind(producer)]
+    require(maker, producer)
+    return maker.rule(op, producer)
 
 
 def _constructed(op: GraphBuilder, node: ir.Node) -> Members:
@@ -81,15 +86,15 @@ def _sizes(node: ir.Node, axis: int) -> list[int]:
     return [min(size, total - start) for start in range(0, total, size)]
 
 
-_MAKERS: dict[str, Callable[[GraphBuilder, ir.Node], Members]] = {
-    "Identity": _same,
-    "Optional": _same,
-    "OptionalGetElement": _same,
-    "SequenceConstruct": _constructed,
-    "SequenceEmpty": lambda op, node: [],
-    "SequenceErase": _erased,
-    "SequenceInsert": _inserted,
-    "SplitToSequence": _parts,
+MAKERS: dict[str, Maker] = {
+    "Identity": Known(_same),
+    "Optional": Known(_same, "type"),
+    "OptionalGetElement": Known(_same),
+    "SequenceConstruct": Known(_constructed, inputs=ANY),
+    "SequenceEmpty": Known(lambda op, node: [], "dtype", inputs=0),
+    "SequenceErase": Known(_erased, inputs=2),
+    "SequenceInsert": Known(_inserted, inputs=3),
+    "SplitToSequence": Known(_parts, "axis keepdims", inputs=2),
 }
 
 
@@ -116,8 +121,8 @@ def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     return [None if x is None else op.Identity(x)]
 
 
-LOWERINGS: dict[str, Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]] = {
-    "ConcatFromSequence": _concatenated,
-    "OptionalGetElement": _element,
-    "SequenceAt": _at,
+LOWERINGS: dict[str, Lowering] = {
+    "ConcatFromSequence": Known(_concatenated, "axis new_axis"),
+    "OptionalGetElement": Known(_element),
+    "SequenceAt": Known(_at, inputs=2),
 }

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand
+from ..known import PADDING, Known
 from ..nodes import Dims, dims, fixed
 from ..reverse import Reverse, Rule, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 
@@ -277,15 +278,17 @@ def _global_max(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(hits, op.Div(r.g, total))]
 
 
+_WINDOW = f"{PADDING} dilations kernel_shape pads strides"
+
 RULES: dict[str, Rule] = {
-    "AveragePool": _average_pool,
-    "Col2Im": _col2im,
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "GlobalAveragePool": _global_average,
-    "GlobalLpPool": _global_lp_pool,
-    "GlobalMaxPool": _global_max,
-    "LpPool": _lp_pool,
-    "MaxPool": _max_pool,
-    "MaxUnpool": _max_unpool,
+    "AveragePool": Known(_average_pool, f"ceil_mode count_include_pad {_WINDOW}"),
+    "Col2Im": Known(_col2im, "dilations pads strides", inputs=3),
+    "Conv": Known(_conv, f"group {_WINDOW}", inputs=3),
+    "ConvTranspose": Known(_conv_transpose, f"group output_padding output_shape {_WINDOW}", inputs=3),
+    "GlobalAveragePool": Known(_global_average),
+    "GlobalLpPool": Known(_global_lp_pool, "p"),
+    "GlobalMaxPool": Known(_global_max),
+    "LpPool": Known(_lp_pool, f"ceil_mode p {_WINDOW}"),
+    "MaxPool": Known(_max_pool, f"ceil_mode storage_order {_WINDOW}", outputs=2),
+    "MaxUnpool": Known(_max_unpool, "kernel_shape pads strides", inputs=3),
 }

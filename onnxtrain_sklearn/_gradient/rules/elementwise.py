@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand
+from ..known import ANY, Known
 from ..nodes import constant, dims
 from ..reverse import Reverse, Rule, Thunk, mask
 
@@ -267,21 +268,31 @@ def _dropout(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(r.g, scaled if training else op.Where(mode, scaled, 1.0))]
 
 
+SETTINGS = {
+    "Cast": "to",
+    **dict.fromkeys(("Celu", "Elu", "LeakyRelu", "Swish", "ThresholdedRelu"), "alpha"),
+    "Gelu": "approximate=none|tanh",
+    "HardSigmoid": "alpha beta",
+    "Selu": "alpha gamma",
+    "Shrink": "bias lambd",
+}
+"""The attributes of the operators of one operand; those that are not here have none."""
+
 RULES: dict[str, Rule] = {
-    **{name: partial(_unary, slope) for name, slope in SLOPES.items()},
-    "Add": _add,
-    "CastLike": _cast_like,
-    "Clip": _clip,
-    "Div": _div,
-    "Dropout": _dropout,
-    "Max": _extreme,
-    "Mean": _mean,
-    "Min": _extreme,
-    "Mod": _mod,
-    "Mul": _mul,
-    "PRelu": _prelu,
-    "Pow": _pow,
-    "Sub": _sub,
-    "Sum": _variadic_sum,
-    "Where": _where,
+    **{name: Known(partial(_unary, slope), SETTINGS.get(name, "")) for name, slope in SLOPES.items()},
+    "Add": Known(_add, inputs=2),
+    "CastLike": Known(_cast_like, inputs=2),
+    "Clip": Known(_clip, inputs=3),
+    "Div": Known(_div, inputs=2),
+    "Dropout": Known(_dropout, "ratio seed", inputs=3, outputs=2),
+    "Max": Known(_extreme, inputs=ANY),
+    "Mean": Known(_mean, inputs=ANY),
+    "Min": Known(_extreme, inputs=ANY),
+    "Mod": Known(_mod, "fmod", inputs=2),
+    "Mul": Known(_mul, inputs=2),
+    "PRelu": Known(_prelu, inputs=2),
+    "Pow": Known(_pow, inputs=2),
+    "Sub": Known(_sub, inputs=2),
+    "Sum": Known(_variadic_sum, inputs=ANY),
+    "Where": Known(_where, inputs=3),
 }

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ..known import Known
 from ..reverse import (
     Reverse,
     Rule,
@@ -64,8 +65,8 @@ def _scatter_nd(r: Reverse) -> Sequence[Thunk | None]:
 
 def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
     """``pick`` reads at the indices, in the shape of the updates; several of them may go to one place."""
-    rules = {"add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
-    of_data, of_updates = rules.get(r.attribute("reduction", "none"), _replaced)(r, pick)
+    rules = {"none": _replaced, "add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
+    of_data, of_updates = rules[r.attribute("reduction", "none")](r, pick)
     return of_data, None, of_updates
 
 
@@ -132,12 +133,12 @@ def _top_k(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, Rule] = {
-    "Gather": _gather,
-    "GatherElements": _gather_elements,
-    "GatherND": _gather_nd,
-    "OneHot": _one_hot,
-    "ScatterElements": _scatter_elements,
-    "ScatterND": _scatter_nd,
-    "TopK": _top_k,
-    "Unique": _unique,
+    "Gather": Known(_gather, "axis", inputs=2),
+    "GatherElements": Known(_gather_elements, "axis", inputs=2),
+    "GatherND": Known(_gather_nd, "batch_dims", inputs=2),
+    "OneHot": Known(_one_hot, "axis", inputs=3),
+    "ScatterElements": Known(_scatter_elements, "axis reduction=add|max|min|mul|none", inputs=3),
+    "ScatterND": Known(_scatter_nd, "reduction=add|max|min|mul|none", inputs=3),
+    "TopK": Known(_top_k, "axis largest sorted", inputs=2, outputs=2),
+    "Unique": Known(_unique, "axis sorted", outputs=4),
 }

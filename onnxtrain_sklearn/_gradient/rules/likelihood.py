@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from ..known import Known
 from ..nodes import dims, fixed
 from ..reverse import Reverse, Rule, Thunk, mask
 
@@ -96,7 +97,9 @@ def _class_weights(
     return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, rank)], keepdims=False)
 
 
+_SETTINGS = "ignore_index reduction=mean|none|sum"
+
 RULES: dict[str, Rule] = {
-    "NegativeLogLikelihoodLoss": partial(_loss, False),
-    "SoftmaxCrossEntropyLoss": partial(_loss, True),
+    "NegativeLogLikelihoodLoss": Known(partial(_loss, False), _SETTINGS, inputs=3),
+    "SoftmaxCrossEntropyLoss": Known(partial(_loss, True), _SETTINGS, inputs=3, outputs=2, slopes=2),
 }

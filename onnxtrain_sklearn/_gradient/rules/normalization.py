@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand
+from ..known import Known
 from ..nodes import dims, fixed
 from ..reverse import Reverse, Rule, Thunk, positive_axes, reshape_to, shape_of
 
@@ -223,12 +224,12 @@ def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, Rule] = {
-    "BatchNormalization": _batch_normalization,
-    "GroupNormalization": _group_normalization,
-    "InstanceNormalization": _instance_normalization,
-    "LRN": _local_response_normalization,
-    "LayerNormalization": _layer_normalization,
-    "LpNormalization": _lp_normalization,
-    "MeanVarianceNormalization": _mean_variance_normalization,
-    "RMSNormalization": _rms_normalization,
+    "BatchNormalization": Known(_batch_normalization, "epsilon momentum training_mode", inputs=5, outputs=5, slopes=5),
+    "GroupNormalization": Known(_group_normalization, "epsilon num_groups", inputs=3),
+    "InstanceNormalization": Known(_instance_normalization, "epsilon", inputs=3),
+    "LRN": Known(_local_response_normalization, "alpha beta bias size"),
+    "LayerNormalization": Known(_layer_normalization, "axis epsilon", inputs=3, outputs=3, slopes=3),
+    "LpNormalization": Known(_lp_normalization, "axis p"),
+    "MeanVarianceNormalization": Known(_mean_variance_normalization, "axes"),
+    "RMSNormalization": Known(_rms_normalization, "axis epsilon", inputs=2),
 }

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ..known import ANY, Known
 from ..nodes import Dims, dims
 from ..reverse import Reverse, Rule, Thunk, mask, shape_of, sum_to
 
@@ -169,4 +170,8 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
     return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
 
 
-RULES: dict[str, Rule] = {"Einsum": _einsum, "Gemm": _gemm, "MatMul": _matmul}
+RULES: dict[str, Rule] = {
+    "Einsum": Known(_einsum, "equation", inputs=ANY),
+    "Gemm": Known(_gemm, "alpha beta transA transB", inputs=3),
+    "MatMul": Known(_matmul, inputs=2),
+}

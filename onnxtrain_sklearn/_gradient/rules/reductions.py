@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand
+from ..known import Known
 from ..nodes import constant, dims, operand
 from ..reverse import Reverse, Rule, Thunk, count, mask, shape_of
 
@@ -153,11 +154,14 @@ def _det(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, Rule] = {
-    **{name: partial(_reduction, rule) for name, rule in REDUCTIONS.items()},
-    "CumProd": _cumprod,
-    "CumSum": _cumsum,
-    "Det": _det,
-    "Hardmax": _nothing,
-    "LogSoftmax": _log_softmax,
-    "Softmax": _softmax,
+    **{
+        name: Known(partial(_reduction, rule), "axes keepdims noop_with_empty_axes", inputs=2)
+        for name, rule in REDUCTIONS.items()
+    },
+    "CumProd": Known(_cumprod, "exclusive reverse", inputs=2),
+    "CumSum": Known(_cumsum, "exclusive reverse", inputs=2),
+    "Det": Known(_det),
+    "Hardmax": Known(_nothing, "axis"),
+    "LogSoftmax": Known(_log_softmax, "axis"),
+    "Softmax": Known(_softmax, "axis"),
 }

@@ -9,14 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import Operand
+from ..known import Known
 from ..nodes import constant, dims, operand
 from ..reverse import Reverse, Rule, Thunk
 
 
 def _resize(r: Reverse) -> Sequence[Thunk]:
     """Each axis was multiplied by a matrix of its own: what the runtime itself makes of the unit matrix."""
-    if r.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        r.refuse("only keep_aspect_ratio_policy='stretch' is differentiated")
     return [lambda: _resized_back(r)]
 
 
@@ -99,4 +98,14 @@ def _center_crop_pad(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.again(r.g, target)]
 
 
-RULES: dict[str, Rule] = {"AffineGrid": _affine_grid, "CenterCropPad": _center_crop_pad, "Resize": _resize}
+_RESIZE = """
+    antialias axes cubic_coeff_a exclude_outside extrapolation_value keep_aspect_ratio_policy=stretch
+    mode=cubic|linear|nearest nearest_mode=ceil|floor|round_prefer_ceil|round_prefer_floor
+    coordinate_transformation_mode=align_corners|asymmetric|half_pixel|half_pixel_symmetric|pytorch_half_pixel|tf_crop_and_resize
+"""
+
+RULES: dict[str, Rule] = {
+    "AffineGrid": Known(_affine_grid, "align_corners", inputs=2),
+    "CenterCropPad": Known(_center_crop_pad, "axes", inputs=2),
+    "Resize": Known(_resize, _RESIZE, inputs=4),
+}

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import Operand
+from ..known import Known
 from ..nodes import dims, fixed
 from ..reverse import Reverse, Rule, Thunk, mask, reshape_to, scatter_add, zeros_like
 
@@ -299,9 +300,15 @@ def _roi_align(r: Reverse) -> Sequence[Thunk | None]:
     return of_images, of_regions, None
 
 
+_GRID = "align_corners mode=bicubic|bilinear|cubic|linear|nearest padding_mode=border|reflection|zeros"
+_ALIGN = """
+    coordinate_transformation_mode=half_pixel|output_half_pixel mode=avg|max output_height output_width sampling_ratio
+    spatial_scale
+"""
+
 RULES: dict[str, Rule] = {
-    "DeformConv": _deform_conv,
-    "GridSample": _grid_sample,
-    "MaxRoiPool": _max_roi_pool,
-    "RoiAlign": _roi_align,
+    "DeformConv": Known(_deform_conv, "dilations group kernel_shape offset_group pads strides", inputs=5),
+    "GridSample": Known(_grid_sample, _GRID, inputs=2),
+    "MaxRoiPool": Known(_max_roi_pool, "pooled_shape spatial_scale", inputs=2),
+    "RoiAlign": Known(_roi_align, _ALIGN, inputs=3),
 }

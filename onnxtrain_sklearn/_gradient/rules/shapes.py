@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import Operand
+from ..known import ANY, Known
 from ..nodes import constant, dims, fixed, operand
 from ..reverse import (
     Reverse,
@@ -147,17 +148,20 @@ def _taken(repeats: bool, r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
-    "Compress": partial(_taken, False),
-    "Concat": _concat,
-    "DepthToSpace": _depth_to_space,
-    "Expand": _expand,
-    "Pad": _pad,
-    "ReverseSequence": partial(_taken, False),
-    "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
-    "Split": _split,
-    "Tile": _tile,
-    "Transpose": _transpose,
-    "Trilu": _trilu,
+    "Compress": Known(partial(_taken, False), "axis", inputs=2),
+    "Concat": Known(_concat, "axis", inputs=ANY),
+    "DepthToSpace": Known(_depth_to_space, "blocksize mode=CRD|DCR"),
+    "Expand": Known(_expand, inputs=2),
+    "Flatten": Known(_reshape, "axis"),
+    "Pad": Known(_pad, "mode=constant|edge|reflect|wrap", inputs=4),
+    "Reshape": Known(_reshape, "allowzero", inputs=2),
+    "ReverseSequence": Known(partial(_taken, False), "batch_axis time_axis", inputs=2),
+    "Slice": Known(_slice, inputs=5),
+    "SpaceToDepth": Known(_space_to_depth, "blocksize"),
+    "Split": Known(_split, "axis num_outputs split", inputs=2, outputs=ANY, slopes=ANY),
+    "Squeeze": Known(_reshape, "axes", inputs=2),
+    "Tile": Known(_tile, inputs=2),
+    "Transpose": Known(_transpose, "perm"),
+    "Trilu": Known(_trilu, "upper", inputs=2),
+    "Unsqueeze": Known(_reshape, "axes", inputs=2),
 }

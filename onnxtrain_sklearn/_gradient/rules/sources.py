@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..known import Known
 from ..nodes import dims, fixed
 from ..reverse import Reverse, Rule, Thunk, filled_like, mask, reshape_to, sum_to
 
@@ -71,8 +72,12 @@ def _dynamic_quantize(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Bernoulli", "EyeLike", "MelWeightMatrix", "RandomNormalLike", "RandomUniformLike"), _nothing),
-    "DequantizeLinear": _dequantize,
-    "DynamicQuantizeLinear": _dynamic_quantize,
-    "Range": _range,
+    "Bernoulli": Known(_nothing, "dtype seed"),
+    "DequantizeLinear": Known(_dequantize, "axis block_size", inputs=3),
+    "DynamicQuantizeLinear": Known(_dynamic_quantize, outputs=3, slopes=2),
+    "EyeLike": Known(_nothing, "dtype k"),
+    "MelWeightMatrix": Known(_nothing, "output_datatype", inputs=5),
+    "RandomNormalLike": Known(_nothing, "dtype mean scale seed"),
+    "RandomUniformLike": Known(_nothing, "dtype high low seed"),
+    "Range": Known(_range, inputs=3),
 }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..known import Known
 from ..nodes import dims
 from ..reverse import Reverse, Rule, Thunk, scatter_add, zeros_like
 
@@ -107,4 +108,7 @@ def _frame_length(r: Reverse, signal: int | str | None) -> int:
     return length if isinstance(length, int) else r.refuse("the length of its frames is not known")
 
 
-RULES: dict[str, Rule] = {"DFT": _dft, "STFT": _stft}
+RULES: dict[str, Rule] = {
+    "DFT": Known(_dft, "axis inverse onesided", inputs=3),
+    "STFT": Known(_stft, "onesided", inputs=4),
+}
