@@ -428,8 +428,16 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ndarray of shape (n_samples, n_classes), or a list of them
             In the order of ``classes_``. Of several labels a row that are 0 or 1 the probability that each is 1, a
             column a label, for every model; of other labels a list with an array for each.
+
+        Notes
+        -----
+        For float32 ``X`` these are the numbers that the graph of :meth:`to_onnx` gives. For other ``X`` the last
+        activation is computed in float64 from the same scores: rows are ranked as by :meth:`decision_function`, where
+        float32 has no numbers between 1 and 1 - 6e-8 to tell them apart.
         """
-        return self._by_label(self._predict(X, output=1))
+        number_type = _number_type(X)
+        numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
+        return self._by_label(numbers.astype(number_type, copy=False))
 
     def decision_function(self, X: Any) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
@@ -495,7 +503,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             Without training-only operators, with the opset domains that it uses. Labels are strings, int64 (booleans
             too), or doubles where they are floats. A loss without probabilities (hinge) gives ``scores`` in their
             place, of shape (n_samples, 1) for two classes unless an option asks for a column per class. The
-            predictions are those of :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.
+            predictions are those of :meth:`predict`, :meth:`decision_function` and, for float32 ``X``,
+            :meth:`predict_proba`; of other ``X`` its probabilities are rounded to float32.
 
         Raises
         ------

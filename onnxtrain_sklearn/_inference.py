@@ -90,7 +90,11 @@ def inference_model(
     form: Form = Form(),
     with_scores: bool = False,
 ) -> ir.Model:
-    """Return the graph that predicts, with ``weights``; ``with_scores`` adds the scores as the last output."""
+    """Return the graph that predicts, with ``weights``.
+
+    ``with_scores`` adds the scores as the last output, and computes probabilities from them in float64: in float32
+    rows of different scores have equal probabilities, as there is no number between 1 and 1 - 6e-8.
+    """
     result = inference_form(model.model)
     graph = result.graph
     swap_initializers(graph, weights)
@@ -108,6 +112,8 @@ def inference_model(
         columns = _columns(op, decision)
         label = _label(op, columns, head) if model.choice is None else _named(op, outputs[model.choice], head)
         _add_output(op, "output_label" if form.zipmap else "label", label, None)
+        if with_scores and head.has_probabilities and (own is None or _activates(own, scores)):
+            op, columns, own = *_in_double(op, columns, head), None
         for name, values in _values(op, columns, own, head, form).items():
             _add_output(op, name, values, None)
     if with_scores:
@@ -250,6 +256,30 @@ def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) ->
             f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} columns, "
             f"one for each pair. Fit the model with decision_function_shape='ovr', or take to_onnx() as it is."
         )
+
+
+def _activates(final: ir.Value, scores: ir.Value) -> bool:
+    """Whether ``final`` is nothing but the activation of the scores; what else a graph computes is left as it is."""
+    node = final.producer()
+    return node is not None and node.op_type in ("Sigmoid", "Softmax") and node.inputs[0] is scores
+
+
+def _in_double(op: GraphBuilder, scores: ir.Value, head: Head) -> tuple[GraphBuilder, ir.Value]:
+    """Return a builder for float64, and the scores in it; two classes of a softmax as 0 and their difference.
+
+    The decision function of two classes is that difference in the type of the graph: both rank rows alike.
+    """
+    groups = head.groups or (head.n_outputs,)
+    if head.link == "softmax" and 2 in groups:
+        parts = split_columns(op, scores, groups)
+        parts = [_relative(op, p) if n == 2 else p for p, n in zip(parts, groups, strict=True)]
+        scores = op.Concat(*parts, axis=1)
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="double", constant_nodes=True)
+    return double, double.Cast(scores, to=ir.DataType.DOUBLE)
+
+
+def _relative(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    return op.Sub(scores, op.Gather(scores, [0], axis=1))
 
 
 def _sequence(op: GraphBuilder, scores: ir.Value, head: Head, form: Form) -> ir.Value:

@@ -479,6 +479,8 @@ def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
 
 
 def _hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    if op.dtype == ir.DataType.DOUBLE:  # onnxruntime's kernel is for float32 alone
+        return op.Clip(op.Add(op.Mul(scores, 0.5), 0.5), 0.0, 1.0)
     return op.HardSigmoid(scores, alpha=0.5, beta=0.5)
 
 

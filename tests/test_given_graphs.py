@@ -218,7 +218,7 @@ def test_images_may_come_flat(dtype):
         assert_array_equal(array, rows.weights_[name])
     for fitted in (square, rows):
         assert_array_equal(fitted.predict_proba(pixels), fitted.predict_proba(flat))
-        assert_array_equal(fitted.predict_proba(pixels.tolist()), fitted.predict_proba(flat))
+        assert_array_equal(fitted.decision_function(pixels.tolist()), fitted.decision_function(flat))
     with pytest.raises(ValueError, match="63 features"):
         square.predict(flat[:, :-1])
 
