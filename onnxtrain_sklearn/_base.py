@@ -24,6 +24,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
+from ._components import resolved
 from ._data import Column, dict_columns, shaped
 from ._encoding import Columns, Specs, as_trained, table_columns
 from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
@@ -38,7 +39,6 @@ from ._run import (
     built_source,
     go_on,
     head_for,
-    is_builder,
     prepare_step,
     require_like,
     require_rows,
@@ -55,7 +55,7 @@ from ._training_graph import StepSettings
 from ._write_back import write_back
 from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
-from .models import MLP, MODELS
+from .models import MLP, MODELS, is_builder
 from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from .schedules import Schedule
 
@@ -237,6 +237,9 @@ class BaseOrtGradient(BaseEstimator, ABC):
     def set_params(self, **params: Any) -> BaseOrtGradient:
         """Set parameters of this estimator, or of a builder or an object within it by ``NAME__PARAMETER``.
 
+        Where a name stands for an object (``optimizer="sgd"``, or ``model=None`` for ``MLP()``), setting a parameter
+        within it puts the object in the name's place.
+
         Returns
         -------
         self
@@ -252,7 +255,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
                 f"{within[0]}: the parameters of a fitted model are those that it was fitted with. Set them before "
                 f"fitting it, and give it as model."
             )
-        return super().set_params(**params)
+        return super().set_params(**resolved(self, params))
 
     @property
     def model_(self) -> onnx.ModelProto:

@@ -29,7 +29,7 @@ from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
 from ._trainer import History
 from ._training_graph import TARGET, StepSettings, as_float32, n_classes_of, target_layout
-from .exceptions import ModelError
+from .exceptions import ModelError, instead_of
 from .losses import LOSSES, Link, Loss, Task
 from .optimizers import Optimizer
 
@@ -134,7 +134,7 @@ def source_of(
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise TypeError(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
-            f"graph builder such as MLP(), or None, got {type(model).__name__}."
+            f"graph builder such as MLP(), or None, {instead_of(model)}."
         )
     return trainable_model(load(model), output), None
 
@@ -142,11 +142,6 @@ def source_of(
 def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
     """Return the trainable form of the graph that a builder makes for the data."""
     return trainable_model(load(builder.build(n_features, n_outputs, rng)))
-
-
-def is_builder(model: Any) -> bool:
-    """Whether ``model`` makes a graph sized to the data."""
-    return not isinstance(model, type) and callable(getattr(model, "build", None))
 
 
 def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:

@@ -1,14 +1,18 @@
-"""The parameters of an estimator that concern the loop, checked and resolved."""
+"""The parameters of an estimator, checked; those that concern the loop, resolved."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 from sklearn.utils import check_scalar
 
 from ._trainer import TrainerSettings
+from .exceptions import instead_of
+from .models import is_builder
 from .optimizers import LBFGS, BaseOptimizer
 from .schedules import resolve_schedule
 
@@ -19,15 +23,58 @@ LBFGS_PIECE = 4096
 """Rows of the pieces that the full batch of L-BFGS is accumulated from."""
 
 
+def check_parameters(estimator: Any) -> None:
+    """Raise TypeError or ValueError, naming the parameter, where one that needs no data to tell is wrong.
+
+    Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
+    """
+    for name in ("shuffle", "early_stopping", "warm_start"):
+        if not isinstance(getattr(estimator, name), bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, {instead_of(getattr(estimator, name))}.")
+    if not isinstance(estimator.verbose, bool | np.bool_):
+        check_scalar(estimator.verbose, "verbose", Integral, min_val=0)
+    _check_output(estimator)
+    _check_class_weight(getattr(estimator, "class_weight", None))
+    if not isinstance(estimator.session_options, Mapping | None):
+        raise TypeError(f"session_options must be a dict or None, {instead_of(estimator.session_options)}.")
+
+
+def _check_output(estimator: Any) -> None:
+    output, model = estimator.output, estimator.model
+    if not isinstance(output, str | None):
+        raise TypeError(f"output must be the name of an output of the graph or None, {instead_of(output)}.")
+    if output is not None and (model is None or is_builder(model)):
+        builder = "None (MLP())" if model is None else type(model).__name__
+        raise ValueError(
+            f"output={output!r} names an output of a given ONNX graph; model is {builder}, whose graph has one output. "
+            f"Leave output=None."
+        )
+
+
+def _check_class_weight(class_weight: Any) -> None:
+    if isinstance(class_weight, Mapping | list | None) or (
+        isinstance(class_weight, str) and class_weight == "balanced"
+    ):
+        dicts = class_weight if isinstance(class_weight, list) else [class_weight]
+        numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
+        if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
+            raise ValueError(f"class_weight must not hold negative weights or what is no number, got {wrong[0]!r}.")
+        return
+    raise ValueError(
+        f"class_weight must be a dict from labels to weights, 'balanced' or None (several labels a row: a list of "
+        f"dicts), {instead_of(class_weight)}."
+    )
+
+
 def trainer_settings(estimator: Any) -> TrainerSettings:
     """Return the settings of the loop; TypeError or ValueError says which parameter is wrong."""
+    check_parameters(estimator)
     _check_number(estimator, "learning_rate_init", Real, 0.0)
     _check_number(estimator, "max_iter", Integral, 1)
     _check_number(estimator, "n_iter_no_change", Integral, 1)
     _check_number(estimator, "alpha", Real, 0.0)
     _check_number(estimator, "l1_ratio", Real, 0.0, 1.0)
-    if estimator.early_stopping:
-        _check_number(estimator, "validation_fraction", Real, 0.0, 1.0, ends="neither")
+    _check_number(estimator, "validation_fraction", Real, 0.0, 1.0, ends="neither")
     if estimator.max_grad_norm is not None:
         _check_number(estimator, "max_grad_norm", Real, 0.0, ends="neither")
     check_scalar(estimator.tol, "tol", Real)

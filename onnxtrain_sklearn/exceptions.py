@@ -15,6 +15,7 @@ Wrong arguments and wrong data raise plain ``ValueError`` and ``TypeError``, as 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -58,6 +59,14 @@ class RuntimeNotFoundError(OnnxTrainError, ImportError):
 
 class OnnxTrainWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
+
+
+def instead_of(value: object) -> str:
+    """Return the end of an error message: what was got; for a class, that an instance of it is wanted."""
+    if isinstance(value, type):
+        return f"got {type(value).__name__}, the class itself; give an instance: {value.__name__}()"
+    shown = "" if value is None else f" ({reprlib.repr(value)})"
+    return f"got {type(value).__name__}{shown}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
 from ._graph.builder import GraphBuilder
-from .exceptions import ModelError, nearest
+from .exceptions import ModelError, instead_of, nearest
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
 Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
@@ -377,7 +377,7 @@ LOSSES: dict[str, type[Loss]] = {
 def resolve_loss(loss: str | Loss) -> Loss:
     """Return the loss object that a name or an object stands for, its parameters validated."""
     if not isinstance(loss, str | Loss):
-        raise TypeError(f"loss must be a name or a Loss object, got {type(loss).__name__}.")
+        raise TypeError(f"loss must be a name or a Loss object, {instead_of(loss)}.")
     if isinstance(loss, str) and loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}.{nearest(loss, LOSSES)}")
     resolved = LOSSES[loss]() if isinstance(loss, str) else loss

@@ -23,7 +23,7 @@ from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder
 from .exceptions import nearest
 
-__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear"]
+__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear", "is_builder"]
 
 ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "identity": lambda op, x: x,
@@ -171,6 +171,11 @@ class Linear(GraphModel):
 
 MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
 """The builders that the package brings."""
+
+
+def is_builder(model: Any) -> bool:
+    """Whether ``model`` makes a graph sized to the data."""
+    return not isinstance(model, type) and callable(getattr(model, "build", None))
 
 
 def _check_initialization(name: str) -> None:

@@ -25,7 +25,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval
 
 from ._graph.builder import GraphBuilder
-from .exceptions import ModelError, nearest
+from .exceptions import ModelError, instead_of, nearest
 
 __all__ = [
     "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "MinimizeResult",
@@ -495,7 +495,7 @@ def resolve_optimizer(optimizer: str | BaseOptimizer) -> BaseOptimizer:
             raise ValueError(f"Unknown optimizer {optimizer!r}.{nearest(optimizer, OPTIMIZERS)}")
         return OPTIMIZERS[optimizer]()
     if not isinstance(optimizer, BaseOptimizer):
-        raise TypeError(f"optimizer must be a name or an Optimizer object, got {type(optimizer).__name__}.")
+        raise TypeError(f"optimizer must be a name or an Optimizer object, {instead_of(optimizer)}.")
     optimizer.validate()
     return optimizer
 

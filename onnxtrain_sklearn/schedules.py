@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval
 
-from .exceptions import nearest
+from .exceptions import instead_of, nearest
 
 __all__ = [
     "SCHEDULES", "Adaptive", "Constant", "Cosine", "Exponential", "InverseScaling", "Linear", "OneCycle", "Progress",
@@ -417,9 +417,14 @@ def resolve_schedule(schedule: str | Schedule) -> Schedule:
             raise ValueError(f"Unknown learning_rate {schedule!r}.{nearest(schedule, SCHEDULES)}")
         return SCHEDULES[schedule]()
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"learning_rate must be a name or a Schedule object, got {type(schedule).__name__}.")
+        got = f"{instead_of(schedule)}.{_as_rate(schedule)}"
+        raise TypeError(f"learning_rate must be a name or a Schedule object, {got}")
     schedule.validate()
     return schedule
+
+
+def _as_rate(value: Any) -> str:
+    return f" The rate itself is learning_rate_init={value!r}." if isinstance(value, Real) else ""
 
 
 def _total_steps(schedule: Schedule, own: int | None, progress: Progress) -> int:

@@ -110,6 +110,7 @@ LAYERS = (
     "_device_step",
     "_inference",
     "_trainer",
+    "_components",
     "_settings",
     "_start",
     "_run",
