@@ -417,8 +417,9 @@ def resolve_schedule(schedule: str | Schedule) -> Schedule:
             raise ValueError(f"Unknown learning_rate {schedule!r}.{nearest(schedule, SCHEDULES)}")
         return SCHEDULES[schedule]()
     if not isinstance(schedule, Schedule):
-        got = f"{instead_of(schedule)}.{_as_rate(schedule)}"
-        raise TypeError(f"learning_rate must be a name or a Schedule object, {got}")
+        raise TypeError(
+            f"learning_rate must be a name or a Schedule object, {instead_of(schedule)}.{_as_rate(schedule)}"
+        )
     schedule.validate()
     return schedule
 
