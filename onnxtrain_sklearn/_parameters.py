@@ -16,6 +16,17 @@ import numpy as np
 from .exceptions import nearest
 
 
+def owned(array: np.ndarray) -> np.ndarray:
+    """Return ``array`` where it may be bound and trained in place, else a copy that may.
+
+    What was unpickled may be mapped from a file (``mmap_mode``, the workers of joblib), read only or not: sessions
+    would write through it, and end the process or change the file.
+    """
+    if type(array) is np.ndarray and array.flags.owndata and array.flags.carray:
+        return array
+    return np.array(array, order="C", subok=False)
+
+
 class FlatParameters:
     """Named arrays that share one vector.
 
@@ -67,6 +78,7 @@ class FlatParameters:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.everything = owned(self.everything)
         self._divide(state["vector"])
 
     def span(self, name: str) -> slice:

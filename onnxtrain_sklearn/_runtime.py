@@ -342,6 +342,10 @@ class Binding:
 
     Host arrays of a session on the host are bound once. A session on a device copies host inputs, and inputs that it
     wants on the host, when they are bound, not when it runs: there all inputs are bound anew for each run.
+
+    Kernels write through whatever they are bound to, inputs among it (BatchNormalization), be it read-only memory or
+    not. An array that is not contiguous, or an input that is read only, gets a copy bound in its place, which each run
+    fills before and empties after; an output that is read only is an error.
     """
 
     def __init__(
@@ -350,6 +354,7 @@ class Binding:
         self._session, self._arrays = session, {**inputs, **outputs}
         self._inputs = {value.name for value in session.get_inputs()}
         self._again = session.get_providers()[0] in OWN_MEMORY
+        self._copies: dict[str, np.ndarray] = {}
         self._binding = session.io_binding()
         for name in self._arrays:
             self._bind(name)
@@ -359,7 +364,17 @@ class Binding:
         self._arrays.update(changed)
         for name in changed.keys() | self._inputs if self._again else changed:
             self._bind(name)
+        if self._copies:
+            self._run_on_copies()
+        else:
+            self._session.run_with_iobinding(self._binding)
+
+    def _run_on_copies(self) -> None:
+        for name in self._copies.keys() & self._inputs:
+            self._copies[name][...] = self._arrays[name]
         self._session.run_with_iobinding(self._binding)
+        for name in self._copies.keys() - self._inputs:
+            self._arrays[name][...] = self._copies[name]  # type: ignore[index]
 
     def _bind(self, name: str) -> None:
         array, binding = self._arrays[name], self._binding
@@ -367,6 +382,9 @@ class Binding:
         if isinstance(array, DeviceArray):
             bind(name, *array.memory, array.dtype, array.shape, array.pointer)
             return
-        if not array.flags.c_contiguous:
-            raise ValueError(f"{name!r} must be C-contiguous to be bound.")
+        if not (array.flags.writeable or name in self._inputs):
+            raise ValueError(f"{name!r} is read only: an output must be writable to be bound. Give a copy of it.")
+        self._copies.pop(name, None)
+        if not array.flags.carray:
+            array = self._copies[name] = np.array(array, order="C", subok=False)
         bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -21,7 +21,7 @@ from ._dropout import UniformNumbers, expose_dropout
 from ._gradient.engine import differentiate
 from ._graph.border import to_proto
 from ._graph.model import TrainableModel, initializers_to_inputs
-from ._parameters import FlatParameters
+from ._parameters import FlatParameters, owned
 from ._training_graph import (
     LOSS,
     PARALLEL_WORK,
@@ -47,6 +47,10 @@ class OptimizerState:
     t: int = 0
     slots: dict[str, np.ndarray] = field(default_factory=dict)
     draws: int = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.slots = {name: owned(slot) for name, slot in self.slots.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +238,8 @@ class TrainingStep:
 def prepare_slots(state: OptimizerState, slots: Mapping[str, float], vector: np.ndarray) -> None:
     """Give ``state`` these slots at their initial values, unless it has them already."""
     if {name: v.shape for name, v in state.slots.items()} != dict.fromkeys(slots, vector.shape):
-        state.t = 0
-        state.slots = {name: np.full_like(vector, initial) for name, initial in slots.items()}
+        fresh = {name: np.full_like(vector, initial) for name, initial in slots.items()}
+        vars(state).update(t=0, slots=fresh)  # at once: an interrupt finds one or the other
 
 
 def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequence[str]) -> TrainableModel:

@@ -32,7 +32,7 @@ _FACTOR = Interval(Real, 0, None, closed="left")
 _GAMMA = Interval(Real, 0, 1, closed="right")
 
 
-@dataclass(slots=True)
+@dataclass
 class Progress:
     """How far a training run has come; schedules read it, only the trainer writes it.
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import joblib
@@ -53,9 +54,13 @@ def joblib_copy(estimator: OrtGradientClassifier) -> OrtGradientClassifier:
     return joblib.load(io.BytesIO(file.getvalue()))
 
 
+def pickled(estimator: OrtGradientClassifier, protocol: int) -> OrtGradientClassifier:
+    return pickle.loads(pickle.dumps(estimator, protocol=protocol))
+
+
 COPIES = {
     "pickle": lambda e: pickle.loads(pickle.dumps(e)),
-    "pickle of the oldest protocol": lambda e: pickle.loads(pickle.dumps(e, protocol=2)),
+    **{f"pickle of protocol {n}": partial(pickled, protocol=n) for n in range(pickle.HIGHEST_PROTOCOL + 1)},
     "deepcopy": copy.deepcopy,
     "joblib": joblib_copy,
 }

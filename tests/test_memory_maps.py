@@ -1,0 +1,155 @@
+"""Estimators whose numbers are mapped from a file: they train on copies, in processes that live on, and the file stays."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import joblib
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from numpy.testing import assert_array_equal
+
+from onnxtrain_sklearn import MLP, Adam, OrtGradientRegressor
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._parameters import FlatParameters, owned
+from onnxtrain_sklearn._step import OptimizerState
+
+WIDE = 600
+rng = np.random.RandomState(0)
+X = rng.normal(size=(40, 600)).astype(np.float32)
+y = X[:, :5].sum(axis=1)
+
+NORMALIZED = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 600] X) => (float[N, 1] Y) {
+    B, m1, v1 = BatchNormalization <training_mode = 1> (X, s, b, m, v)  H = MatMul (B, V)  Y = MatMul (H, W) }"""
+
+
+def normalized() -> onnx.ModelProto:
+    """Return a graph with more than a megabyte of weights, and running statistics."""
+    model = onnx.parser.parse_model(NORMALIZED)
+    ones, zeros = np.ones(600, np.float32), np.zeros(600, np.float32)
+    weights = {"V": rng.normal(0, 0.01, (600, WIDE)), "W": rng.normal(0, 0.01, (WIDE, 1))}
+    arrays = {**weights, "s": ones, "b": zeros, "m": zeros, "v": ones}
+    for name, array in arrays.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    return model
+
+
+MODELS = {"network": lambda: MLP((WIDE,)), "running statistics": normalized}
+CASES = pytest.mark.parametrize(
+    ("model", "engine"), [("network", engine) for engine in available_engines()] + [("running statistics", "auto")]
+)
+
+
+def fitted(model: str, engine: str) -> OrtGradientRegressor:
+    settings = {"optimizer": Adam(), "learning_rate_init": 1e-4, "alpha": 1e-3, "max_grad_norm": 1.0, "batch_size": 20}
+    estimator = OrtGradientRegressor(MODELS[model](), engine=engine, random_state=0, **settings)
+    return estimator.partial_fit(X, y)
+
+
+def in_a_child(program: str, folder: Path) -> None:
+    """Run ``program``, which finds X, y and the name of the folder, in a process of its own."""
+    head = f"""
+import sys, joblib, numpy as np
+from pathlib import Path
+folder = Path({str(folder)!r})
+X, y = (np.load(folder / name) for name in ("X.npy", "y.npy"))
+"""
+    np.save(folder / "X.npy", X)
+    np.save(folder / "y.npy", y)
+    done = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def assert_equal(estimator: OrtGradientRegressor, twin: OrtGradientRegressor) -> None:
+    assert_array_equal(estimator.predict(X), twin.predict(X))
+    for name, array in estimator.weights_.items():
+        assert_array_equal(twin.weights_[name], array)
+
+
+LOADED = """
+for mode in ("r", "r+", "c"):
+    estimator = joblib.load(folder / "model", mmap_mode=mode)
+    estimator.predict(X)
+    for _ in range(2):
+        estimator.partial_fit(X, y)
+    joblib.dump(estimator, folder / mode)
+"""
+
+
+@CASES
+def test_what_was_loaded_as_a_memory_map_goes_on_and_leaves_the_file_alone(model, engine, tmp_path):
+    estimator = fitted(model, engine)
+    joblib.dump(estimator, tmp_path / "model")
+    before = (tmp_path / "model").read_bytes()
+    in_a_child(LOADED, tmp_path)
+    assert (tmp_path / "model").read_bytes() == before
+    estimator.partial_fit(X, y).partial_fit(X, y)
+    for mode in ("r", "r+", "c"):
+        assert_equal(estimator, joblib.load(tmp_path / mode))
+
+
+PARALLEL = """
+def go_on(estimator):
+    return estimator.partial_fit(X, y)
+if __name__ == "__main__":
+    estimator = joblib.load(folder / "model")
+    found = joblib.Parallel(n_jobs=2)(joblib.delayed(go_on)(estimator) for _ in range(2))
+    joblib.dump(found, folder / "after")
+"""
+
+
+def test_workers_that_are_given_memory_maps_train(tmp_path):
+    estimator = fitted("network", "auto")
+    assert len(pickle.dumps(estimator._run.parameters)) > 2**20  # from where on joblib maps arrays
+    joblib.dump(estimator, tmp_path / "model")
+    in_a_child(PARALLEL, tmp_path)
+    estimator.partial_fit(X, y)
+    for twin in joblib.load(tmp_path / "after"):
+        assert_equal(estimator, twin)
+
+
+def test_rows_that_are_mapped_read_only_train_and_predict(tmp_path):
+    in_a_child(
+        """
+from onnxtrain_sklearn import MLP, OrtGradientRegressor
+mapped = [np.load(folder / name, mmap_mode="r") for name in ("X.npy", "y.npy")]
+estimators = [OrtGradientRegressor(MLP((5,)), random_state=0) for _ in range(2)]
+for estimator, data in zip(estimators, (mapped, (X, y))):
+    estimator.partial_fit(*data, sample_weight=data[1] ** 2)
+assert (estimators[0].predict(mapped[0]) == estimators[1].predict(X)).all()
+""",
+        tmp_path,
+    )
+
+
+def test_arrays_are_copied_where_others_own_them_or_they_cannot_be_written(tmp_path):
+    plain = np.arange(6.0)
+    assert owned(plain) is plain
+    np.save(tmp_path / "array.npy", plain)
+    read_only = plain.copy()
+    read_only.flags.writeable = False
+    others = [np.load(tmp_path / "array.npy", mmap_mode=mode) for mode in ("r", "r+", "c")]
+    for array in [*others, read_only, plain[::2], plain[1:]]:
+        copied = owned(array)
+        assert type(copied) is np.ndarray
+        assert copied.flags.carray
+        assert not np.shares_memory(copied, array)
+        assert_array_equal(copied, array)
+
+
+def test_what_is_unpickled_without_copying_shares_no_memory():
+    weights = {"W": np.ones((300, 300), np.float32)}
+    parts = FlatParameters(weights, np.dtype(np.float32)), OptimizerState(3, {"m": np.ones(7)}, 2)
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(parts, protocol=5, buffer_callback=buffers.append)
+    parameters, state = pickle.loads(data, buffers=buffers)
+    parameters.vector[:] = 2
+    state.slots["m"][:] = 2
+    assert (parts[0].vector == 1).all()
+    assert (parts[1].slots["m"] == 1).all()
+    assert (state.t, state.draws) == (3, 2)
