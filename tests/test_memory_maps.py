@@ -1,4 +1,4 @@
-"""Estimators whose numbers are mapped from a file: they train on copies, in processes that live on, and the file stays."""
+"""Estimators whose numbers are mapped from a file: they train on copies, the process lives on, the file stays."""
 
 from __future__ import annotations
 
