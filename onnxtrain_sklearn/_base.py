@@ -155,10 +155,13 @@ class BaseOrtGradient(BaseEstimator, ABC):
         DivergenceError
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
-        if (X_val is None) != (y_val is None):
+        return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val))
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, held: tuple[Any, Any, Any], classes: Any = None) -> Any:
+        if (held[0] is None) != (held[1] is None):
             raise ValueError("X_val and y_val belong together: give both or neither.")
-        validation = None if X_val is None else (X_val, y_val, sample_weight_val)
-        return self._train(X, y, sample_weight, resume=self.warm_start, validation=validation)
+        validation = None if held[0] is None else held
+        return self._train(X, y, sample_weight, resume=self.warm_start, classes=classes, validation=validation)
 
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:

@@ -17,39 +17,15 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 
+from ._availability import check_one_pass, gives_probabilities, takes_negative_numbers, trains_in_minibatches
 from ._base import BaseOrtGradient
 from ._fitted import is_estimator, listed
 from ._inference import Form
-from ._run import Run
-from ._targets import Classes, Targets, class_targets, labels_of, regression_targets
-from .losses import LOSSES, Loss
-from .optimizers import LBFGS, BaseOptimizer
+from ._targets import Classes, Targets, class_targets, labels_of, regression_targets, require_sorted, sorted_classes
+from .losses import Loss
+from .models import is_builder
+from .optimizers import BaseOptimizer
 from .schedules import Schedule
-
-
-def _trains_in_minibatches(estimator: BaseOrtGradient) -> bool:
-    if isinstance(estimator.optimizer, LBFGS) or estimator.optimizer == "lbfgs":
-        raise AttributeError("partial_fit trains on minibatches; optimizer='lbfgs' takes all data at once.")
-    return True
-
-
-def _check_one_pass(estimator: BaseOrtGradient) -> None:
-    if estimator.early_stopping:
-        raise ValueError("partial_fit does not support early_stopping=True; it makes one pass and cannot stop earlier.")
-
-
-def _gives_probabilities(estimator: Any) -> bool:
-    run: Run | None = getattr(estimator, "_run", None)
-    loss = estimator.loss
-    if not (_links_classes(loss) if run is None else run.head.has_probabilities):
-        raise AttributeError(f"predict_proba is not available: loss={loss!r} gives scores without probabilities.")
-    return True
-
-
-def _links_classes(loss: Any) -> bool:
-    """Whether ``loss`` gives probabilities; of what is no loss, ``fit`` will tell what is wrong with it."""
-    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
-    return not isinstance(known, Loss) or known.link("binary") != "identity"
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray:
@@ -57,16 +33,6 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
     if scores.shape[1] == 1:
         return scores.ravel()
     return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
-
-
-def _takes_negative_numbers(loss: Any) -> bool:
-    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
-    try:
-        if isinstance(known, Loss):
-            known.check_targets(np.array([[-1.0]]))
-    except ValueError:
-        return False
-    return True
 
 
 def _number_type(X: Any) -> type[np.floating[Any]]:
@@ -208,7 +174,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     _default_loss = "squared_error"
 
-    @available_if(_trains_in_minibatches)
+    @available_if(trains_in_minibatches)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OrtGradientRegressor:
         """Train for one pass over the data, going on from where the last call ended.
 
@@ -221,7 +187,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         -------
         self
         """
-        _check_one_pass(self)
+        check_one_pass(self)
         return self._train(X, y, sample_weight, resume=True, one_pass=True)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -262,7 +228,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = not _takes_negative_numbers(self.loss)
+        tags.target_tags.positive_only = not takes_negative_numbers(self.loss)
         return tags
 
     def _encode(self, y: Any, classes: Any) -> Targets:
@@ -373,7 +339,51 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         )
         self.class_weight = class_weight
 
-    @available_if(_trains_in_minibatches)
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+        classes: Any = None,
+    ) -> OrtGradientClassifier:
+        """Train the graph for up to ``max_iter`` epochs.
+
+        Parameters
+        ----------
+        X, y, sample_weight, X_val, y_val, sample_weight_val
+            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels.
+        classes : array-like of shape (n_classes,), or list of them, default=None
+            All labels that there are, where ``y`` lacks some: a graph with ten scores is trained on rows of four of its
+            classes. The scores are those of the labels in sorted order. None: the labels in ``y``.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError, TypeError, ModelError, DivergenceError
+            As in :meth:`OrtGradientRegressor.fit`.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> few = y < 4
+        >>> head = Linear().build(n_features=64, n_outputs=10, random_state=0)
+        >>> classifier = OrtGradientClassifier(head, max_iter=5, tol=0.5).fit(X[few], y[few], classes=range(10))
+        >>> classifier.predict_proba(X).shape
+        (1797, 10)
+        """
+        known = self._known_classes(classes, fitted=self.warm_start and hasattr(self, "_run"))
+        return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val), known)
+
+    @available_if(trains_in_minibatches)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> OrtGradientClassifier:
         """Train for one pass over the data, going on from where the last call ended.
 
@@ -389,13 +399,18 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         self
         """
-        _check_one_pass(self)
+        check_one_pass(self)
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
                 "sklearn.utils.class_weight.compute_class_weight makes."
             )
-        known = self._known_classes(y, classes)
+        known = self._known_classes(classes, fitted=hasattr(self, "_run"))
+        several = type_of_target(y) == "multilabel-indicator"
+        if not (hasattr(self, "_run") or known is not None or is_estimator(self.model) or several):
+            raise ValueError(
+                "classes must be passed on the first call to partial_fit: all labels that any call will bring."
+            )
         return self._train(X, y, sample_weight, resume=True, one_pass=True, classes=known)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -415,7 +430,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         several = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
         return np.asarray(labels).astype(np.result_type(*several))
 
-    @available_if(_gives_probabilities)
+    @available_if(gives_probabilities)
     def predict_proba(self, X: Any) -> np.ndarray | list[np.ndarray]:
         """Predict probabilities.
 
@@ -534,22 +549,14 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tags.target_tags.multi_output = True
         return tags
 
-    def _known_classes(self, y: Any, classes: Any) -> Classes:
-        given: Classes = None
-        if classes is not None:
-            several = isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes)
-            given = [np.unique(known) for known in classes] if several else np.unique(classes)
-        if hasattr(self, "_run"):
-            if given is not None and listed(given) != listed(self.classes_):
-                raise ValueError(
-                    f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}."
-                )
-            return None
-        if given is None and not is_estimator(self.model) and type_of_target(y) != "multilabel-indicator":
-            raise ValueError(
-                "classes must be passed on the first call to partial_fit: all labels that any call will bring."
-            )
-        return given
+    def _known_classes(self, classes: Any, *, fitted: bool) -> Classes:
+        """Return the classes that the user names, sorted; None where a fitted estimator knows them already."""
+        given = None if classes is None else sorted_classes(classes)
+        if fitted and given is not None and listed(given) != listed(self.classes_):
+            raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}.")
+        if given is not None and not (self.model is None or is_builder(self.model) or is_estimator(self.model)):
+            require_sorted(classes, given)
+        return None if fitted else given
 
     def _encode(self, y: Any, classes: Any) -> Targets:
         return class_targets(y, classes)

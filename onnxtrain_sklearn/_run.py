@@ -209,7 +209,9 @@ def _task(targets: Targets, n_columns: int) -> Task:
     if n_columns != targets.n_outputs:
         what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
         count = targets.n_outputs if targets.classes is None else len(targets.classes)
-        raise ValueError(f"The graph's output has {n_columns} column(s), but y has {count} {what}.")
+        known = targets.task in ("binary", "multiclass") and count < n_columns
+        hint = " Where y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
+        raise ValueError(f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint}")
     return targets.task
 
 

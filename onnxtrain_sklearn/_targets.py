@@ -81,10 +81,37 @@ def class_targets(y: Any, classes: Classes) -> Targets:
     labels = column_or_1d(y, warn=True)
     known = np.unique(labels) if classes is None else classes
     if len(known) < 2:
-        raise ValueError(f"Classification needs at least 2 classes in y, got {len(known)} class: {known.tolist()}.")
+        where = "y" if classes is None else "classes"
+        raise ValueError(
+            f"Classification needs at least 2 classes in {where}, got {len(known)} class: {known.tolist()}."
+        )
     values = _indices(labels, known, "y")
     many = len(known) > 2
     return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
+
+
+def sorted_classes(classes: Any) -> np.ndarray | list[np.ndarray]:
+    """Return the classes that a user names without repetition, in order; of each of several labels a row."""
+    several = isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes)
+    return [np.unique(known) for known in classes] if several else np.unique(_flat(classes))
+
+
+def require_sorted(classes: Any, known: np.ndarray | list[np.ndarray]) -> None:
+    """Raise where the classes for the columns of a given graph come in another order than that of their columns."""
+    for given, own in zip(classes, known, strict=True) if isinstance(known, list) else [(_flat(classes), known)]:
+        if list(given) != own.tolist():
+            raise ValueError(
+                f"classes must be sorted and without repetition where the graph is given: its scores are those of "
+                f"{own.tolist()}, in this order. Got {list(given)}."
+            )
+
+
+def _flat(classes: Any) -> np.ndarray:
+    is_list = np.iterable(classes) and not isinstance(classes, str)
+    array = np.asarray(list(classes) if is_list else classes)
+    if array.ndim != 1:
+        raise ValueError(f"classes must be a list of labels, got {classes!r}.")
+    return array
 
 
 def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
@@ -96,7 +123,7 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
     if np.any(unknown):
         raise ValueError(
             f"{name} contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
-            f"The classes, fixed by the fitted model or when training began, are {known.tolist()}."
+            f"The classes, given or fixed by the fitted model or when training began, are {known.tolist()}."
         )
     return values
 

@@ -115,6 +115,7 @@ LAYERS = (
     "_start",
     "_run",
     "_base",
+    "_availability",
     "_estimators",
     "export",
     "__main__",
