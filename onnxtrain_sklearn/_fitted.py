@@ -134,7 +134,7 @@ def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableMo
     outputs = classes_of_outputs(estimator) if is_classifier(estimator) else None
     table = table_of(estimator, has_text=has_text)
     model, origins = _graph_of(estimator, outputs, table)
-    special = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in model.graph.outputs}}
+    special: dict[str, Any] = {name: name for name in (PAIRS, CHOICE) if name in {v.name for v in model.graph.outputs}}
     try:
         source = trainable_model(model, **special)
     except UnsupportedOperatorError:

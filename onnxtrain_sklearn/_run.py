@@ -136,7 +136,7 @@ def source_of(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
             f"graph builder such as MLP(), or None, {instead_of(model)}."
         )
-    return trainable_model(load(model), output), None
+    return trainable_model(load(model), output, foreign=True), None
 
 
 def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:

@@ -29,6 +29,8 @@ LAYERS = (
     "_graph.border",
     "_graph.final_activation",
     "_graph.weights",
+    "_graph.roles",
+    "_graph.constants",
     "_graph.model",
     "_graph.columns",
     "_graph.rewrites.source",

@@ -5,8 +5,8 @@ Nothing here knows of losses, data or sessions, and nothing changes a model that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx_ir.passes.common as common
 from .. import _runtime
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, int_attribute, is_float
+from .constants import quantized_nodes, store_weights, verdicts
 from .final_activation import ACTIVATIONS, behind_activation, positive_class
 from .versions import readable, values
 from .weights import TRAINED_TYPES, array_of, common_dtype, listing, parameters_of, statistics_of
@@ -59,6 +60,12 @@ class TrainableModel:
     choice : str or None
         The value that holds the index of the class that the graph itself chooses, by votes or at a threshold; None:
         the scores alone decide.
+    roles : dict of str to str
+        Of a foreign graph: what makes a weight of each parameter.
+    constants : dict of str to str
+        Of a foreign graph: the float constants that are no weights, and why.
+    quantized : tuple of str
+        Of a foreign graph: the nodes that compute with integers in place of floats.
     """
 
     model: ir.Model
@@ -71,6 +78,9 @@ class TrainableModel:
     statistics: tuple[str, ...]
     dtype: np.dtype[Any]
     choice: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    quantized: tuple[str, ...] = ()
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
@@ -120,18 +130,28 @@ class TrainableModel:
 
 
 def trainable_model(
-    source: ir.Model, output: str | None = None, *, pairs: str | None = None, choice: str | None = None
+    source: ir.Model,
+    output: str | None = None,
+    *,
+    pairs: str | None = None,
+    choice: str | None = None,
+    foreign: bool = False,
 ) -> TrainableModel:
     """Prune ``source`` to the output that is trained and find its parameters.
 
-    ``choice`` names the output with the index of the class that the graph itself chooses, ``pairs`` the one with scores
-    of pairs of classes, where the trained output is a decision function made of them.
+    Those of a ``foreign`` graph are found by their roles, wherever the graph holds them; else they are all float
+    initializers that no operator takes for a setting. ``choice`` names the output with the index of the class that the
+    graph itself chooses, ``pairs`` the one with scores of pairs of classes, where the trained output is a decision
+    function made of them.
     """
     model = source.clone()
     _free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
+    if foreign:
+        store_weights(graph)
+    find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
-    final = positive_class(_trained_output(graph, output))
+    final = positive_class(_trained_output(graph, output, find))
     scores, activation = behind_activation(final) if pairs is None else (named[pairs], "")
     graph.outputs.clear()
     graph.outputs.extend(dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]]))
@@ -139,7 +159,8 @@ def trainable_model(
     for value in [v for v in graph.inputs if not v.uses()]:
         graph.inputs.remove(value)
     _prepare_batch_statistics(graph)
-    parameters = parameters_of(graph, scores)
+    parameters = find(graph, scores)
+    judged = verdicts(graph, scores) if foreign else {}
     if not parameters:
         raise ModelError(
             f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
@@ -156,7 +177,15 @@ def trainable_model(
         statistics=tuple(statistics_of(graph)),
         dtype=common_dtype(graph, parameters),
         choice=choice,
+        roles={name: verdict.reason for name, verdict in judged.items() if name in parameters},
+        constants={name: verdict.reason for name, verdict in judged.items() if name not in parameters},
+        quantized=quantized_nodes(graph, scores) if foreign else (),
     )
+
+
+def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
+    judged = verdicts(graph, scores)
+    return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
 
 
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
@@ -253,7 +282,9 @@ def _forget_shapes(graph: ir.Graph) -> None:
             value.shape = None
 
 
-def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
+def _trained_output(
+    graph: ir.Graph, output: str | None, find: Callable[[ir.Graph, ir.Value], list[str]]
+) -> ir.Value:
     outputs = {v.name or "": v for v in graph.outputs}
     if output is not None:
         if output not in outputs:
@@ -261,7 +292,7 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
         return outputs[output]
     for value in graph.outputs:
         tensor = value.producer() is not None and isinstance(value.type, ir.TensorType)
-        if tensor and is_float(value) and parameters_of(graph, value):
+        if tensor and is_float(value) and find(graph, value):
             return value
     kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
     raise ModelError(

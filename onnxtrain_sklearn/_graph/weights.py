@@ -30,6 +30,7 @@ NOT_WEIGHTS: dict[str, frozenset[int]] = {
     "QuantizeLinear": frozenset({1}),
     "Range": frozenset({0, 1, 2}),
     "Resize": frozenset({1, 2}),
+    "RotaryEmbedding": frozenset({1, 2}),
     "Upsample": frozenset({1}),
 }
 """Float inputs that are settings or statistics, not weights: operator -> positions."""
@@ -53,12 +54,12 @@ def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    return any(node.domain or not _is_setting(value, node, index) for node, index in value.uses())
+    return any(node.domain or not is_setting(array_of(value), node, index) for node, index in value.uses())
 
 
-def _is_setting(value: ir.Value, node: ir.Node, index: int) -> bool:
-    """Whether the operator wants a setting there, or has a single number for a bound or to keep off zero."""
-    array, wanted = array_of(value), index in NOT_WEIGHTS.get(node.op_type, ())
+def is_setting(array: np.ndarray, node: ir.Node, index: int) -> bool:
+    """Whether a node takes ``array`` for a setting there, or a single number for a bound or to keep off zero."""
+    wanted = index in NOT_WEIGHTS.get(node.op_type, ())
     if wanted or array.size != 1:
         return wanted
     if node.op_type in BOUNDS:

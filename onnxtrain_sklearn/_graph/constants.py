@@ -1,0 +1,178 @@
+"""Weights that a foreign graph holds elsewhere than in float initializers of its main graph, stored as such.
+
+They are found in Constant nodes, in the bodies of If, Loop and Scan, as float16 behind a Cast, as integers behind a
+DequantizeLinear. What the graph computes stays the same. The functions here change the graph that they are given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from .builder import reaching, reads
+from .roles import Roles, Verdict
+from .weights import TRAINED_TYPES, array_of
+
+_QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4|Dequantize")
+
+
+def store_weights(graph: ir.Graph) -> None:
+    """Make initializers of the main graph of all weights, in place."""
+    for node in [n for n in graph.all_nodes() if n.op_type == "DequantizeLinear" and not n.domain]:
+        _dequantize(graph, node)
+    for value in [v for g in _with_bodies(graph) for v in g.initializers.values()]:
+        _in_single_precision(value)
+    for body in _with_bodies(graph):
+        if body is not graph:
+            _lift(graph, body)
+    roles = Roles(graph)
+    for node in [n for n in graph.all_nodes() if n.op_type == "Constant" and not n.domain]:
+        value, array = node.outputs[0], constant_array(node)
+        if array is not None and array.size and roles.verdict(value, array).is_weight:
+            _store(graph, value, array)
+            assert node.graph is not None
+            node.graph.remove(node, safe=True)
+
+
+def constant_array(node: ir.Node) -> np.ndarray | None:
+    """Return the float32 or float64 array that a Constant node holds, None where it holds something else."""
+    tensor = ir.convenience.get_const_tensor(node.outputs[0]) if _is_plain(node) else None
+    return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
+
+
+def verdicts(graph: ir.Graph, scores: ir.Value) -> dict[str, Verdict]:
+    """Return for each float constant that ``scores`` depends on whether it is a weight, and why."""
+    reached, roles = reaching(scores), Roles(graph)
+    constants = ((value, array) for value, array in _float_constants(graph) if value.name in reached and array.size)
+    return {value.name or "": roles.verdict(value, array) for value, array in constants}
+
+
+def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
+    """Yield the float32 and float64 constants of the main graph with what they hold, Constant nodes last."""
+    for value in graph.initializers.values():
+        if value.dtype in TRAINED_TYPES:
+            yield value, array_of(value)
+    for node in graph:
+        array = constant_array(node) if node.op_type == "Constant" and not node.domain else None
+        if array is not None:
+            yield node.outputs[0], array
+
+
+def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
+    """Return the names of the nodes on the way to ``scores`` that compute with integers in place of floats."""
+    front, seen = [scores], set()
+    found = {}
+    while front:
+        value = front.pop()
+        node = value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        front += reads(node)
+        if _QUANTIZED.search(node.op_type):
+            found[node.name or ""] = node.op_type
+    return tuple(f"{kind} {name!r}" for name, kind in sorted(found.items()))
+
+
+def quantized_behind(graph: ir.Graph, names: Iterable[str]) -> list[str]:
+    """Return those initializers among ``names`` that reach the end only through rounding to integers."""
+    return [name for name in names if _meets_rounding(graph.initializers[name])]
+
+
+def _meets_rounding(value: ir.Value) -> bool:
+    front, seen = [value], set()
+    while front:
+        for node, _ in front.pop().uses():
+            if _QUANTIZED.search(node.op_type):
+                return True
+            if node not in seen:
+                seen.add(node)
+                front += node.outputs
+    return False
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether a Constant node holds a dense tensor; onnx_ir reads no other."""
+    return set(node.attributes) <= {"value", "value_float", "value_floats", "value_int", "value_ints"}
+
+
+def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
+    found = [graph]
+    for node in graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                found.append(attribute.as_graph())
+    return found
+
+
+def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
+    """Put an initializer of the main graph in the place of ``value``, under a name that is free."""
+    free = stem = name or value.name or "weight"
+    taken, count = _names(graph) - {value.name}, 0
+    while free in taken:
+        count += 1
+        free = f"{stem}_{count}"
+    if value.name == free:
+        value.name = f"{free}/constant"
+    own = ir.Value(name=free, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
+    own.const_value = ir.tensor(array, name=free)
+    graph.initializers.add(own)
+    ir.convenience.replace_all_uses_with(value, own)
+
+
+def _names(graph: ir.Graph) -> set[str | None]:
+    own = {v.name for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())}
+    return own | {v.name for node in graph.all_nodes() for v in node.outputs}
+
+
+def _lift(graph: ir.Graph, body: ir.Graph) -> None:
+    for value in [v for v in body.initializers.values() if v.dtype in TRAINED_TYPES and v not in body.inputs]:
+        if not value.is_graph_output():
+            del body.initializers[value.name or ""]
+            _store(graph, value, array_of(value))
+
+
+def _in_single_precision(value: ir.Value) -> None:
+    """Hold a constant that is only read through a Cast to float32 or float64 in that type."""
+    uses = [node for node, _ in value.uses()]
+    targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses if n.op_type == "Cast" and not n.domain}
+    casts = all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in uses)
+    narrow = value.dtype is not None and value.dtype.is_floating_point() and value.dtype not in targets
+    if not (uses and casts and narrow and len(targets) == 1 and targets <= set(TRAINED_TYPES)):
+        return
+    (dtype,) = targets
+    array = array_of(value).astype(TRAINED_TYPES[dtype])
+    value.const_value, value.type = ir.tensor(array, name=value.name), ir.TensorType(dtype)
+    for node in uses:
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+
+
+def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
+    """Put the float array that a DequantizeLinear makes of constants in its place."""
+    operands = [None if x is None else ir.convenience.get_const_tensor(x) for x in node.inputs]
+    blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
+    if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
+        return
+    if any(tensor is None and x is not None for x, tensor in zip(node.inputs, operands, strict=True)):
+        return
+    x, scale, *zero = (tensor.numpy() for tensor in operands if tensor is not None)
+    if scale.dtype not in TRAINED_TYPES.values():
+        return
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+    shape = [1] * x.ndim
+    if scale.size > 1:
+        shape[axis] = -1
+    shift = zero[0].reshape(shape).astype(scale.dtype) if zero else 0
+    integers = node.inputs[0]
+    assert integers is not None
+    if len(integers.uses()) == 1 and graph.initializers.get(integers.name or "") is integers:
+        del graph.initializers[integers.name or ""]
+    name = (integers.name or "").removesuffix("_quantized")
+    _store(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)

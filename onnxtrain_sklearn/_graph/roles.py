@@ -1,0 +1,261 @@
+"""Which constants of a foreign graph are its weights: the role in the graph decides, the name only where that is open.
+
+Exporters store much beside weights as initializers: fillers of initial states, scales of attention scores, masks,
+statistics of the data. A constant is followed through the nodes that only change its shape, to the nodes that compute
+with it. An operand of a product or a normalization, a bias behind one, a table that is looked up in are weights. A
+setting, a mask, a tabulated sine are not. What elementwise arithmetic does with is decided by the name: one that an
+exporter made up speaks against a weight, one that somebody gave speaks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from .weights import is_setting
+
+PRODUCTS: dict[str, frozenset[int]] = {
+    "Conv": frozenset({1, 2}),
+    "ConvTranspose": frozenset({1, 2}),
+    "DeformConv": frozenset({1, 3}),
+    "Einsum": frozenset(range(8)),
+    "GRU": frozenset({1, 2, 3}),
+    "Gemm": frozenset({0, 1, 2}),
+    "LSTM": frozenset({1, 2, 3, 7}),
+    "MatMul": frozenset({0, 1}),
+    "PRelu": frozenset({1}),
+    "RNN": frozenset({1, 2, 3}),
+}
+"""Inputs in which a constant is a weight, whatever its name: operator -> positions."""
+
+NORMALIZATIONS: dict[str, tuple[int, int]] = {
+    "BatchNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1, -1),
+}
+"""Positions of scale and bias: weights, save where an exporter put ones and zeros for a layer without them."""
+
+LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
+FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
+MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that pass on the numbers of their first input as they are, in another shape, order or type."""
+
+PARTS = frozenset({"Slice", "Split"})
+
+_ATEN = (
+    "add alias arange bmm cat clone copy cos cumsum detach div empty exp expand eye fill flatten full gather index "
+    "index_put index_select lift_fresh_copy linspace log logical_not masked_fill matmul mm mul neg new_full new_ones "
+    "new_zeros ones outer permute pow reciprocal repeat reshape rsqrt scalar_tensor scatter select select_scatter sin "
+    "slice slice_scatter sqrt squeeze stack sub sum t to to_copy transpose tril triu unsqueeze value view where zeros"
+).replace(" ", "|")
+_MADE_UP = re.compile(
+    rf"""
+    val_\d+ | \d+ | _?(?:{_ATEN})(?:_like)?(?:_\d+)?      # PyTorch: nodes of its traced program, folded
+    | (?:c_)?_?(?:lifted_|tensor_)?(?:tensor|constant)_?\d*
+    | onnx::\w+ | .*\bConstant(?:_\d+)?(?:_output_\d+)?   # the older exporter of PyTorch, and Constant nodes anywhere
+    | (?:.*[/.])?(?:[Cc]onst(?:ant)?|zeros|ones|Fill)(?:_like)?(?:_\d+)?(?:__\d+)?(?::\d+)?  # TensorFlow, Keras
+    | .*/[xy](?::\d+)? | const_\w+?__\d+ | .*const_fold_opt__\d+
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a constant is a weight, and why it is or is not."""
+
+    is_weight: bool
+    reason: str
+
+
+class Roles:
+    """Judge the float constants of a graph.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        It is read, and must not change meanwhile.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+
+    @cached_property
+    def _varying(self) -> set[ir.Value]:
+        """The values that depend on an input of the graph; what nodes in subgraphs give counts as such."""
+        found = set(self._graph.inputs)
+        for node in self._graph.all_nodes():
+            inner = node.graph is not self._graph or any(a.type in _GRAPHS for a in node.attributes.values())
+            if inner or node.op_type.startswith("Random") or any(x in found for x in node.inputs):
+                found.update(node.outputs)
+        return found
+
+    def verdict(self, value: ir.Value, array: np.ndarray) -> Verdict:
+        """Return whether ``value``, which holds ``array``, is a weight."""
+        verdicts = [self._of_use(*use, value, array) for use in self._uses(value)]
+        weights = [v for v in verdicts if v.is_weight]
+        return next(iter(weights or verdicts), Verdict(False, "nothing computes with it"))
+
+    def _uses(self, value: ir.Value, *, same: bool = True) -> Iterator[tuple[ir.Value, ir.Node, int, bool]]:
+        """Yield what computes with a constant: the operand, the node, the position, and whether it is all of it still.
+
+        Nodes are passed that move its numbers, cut parts from them, or join them with other constants.
+        """
+        for node, index in value.uses():
+            joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
+            if node.domain == "" and ((node.op_type in MOVES | PARTS and index == 0) or joined):
+                for output in node.outputs:
+                    yield from self._uses(output, same=same)
+            else:
+                yield value, node, index, same
+
+    def _of_use(
+        self, operand: ir.Value, node: ir.Node, index: int, same: bool, value: ir.Value, array: np.ndarray
+    ) -> Verdict:
+        kind = node.op_type
+        if not node.domain and is_setting(array, node, index):
+            return Verdict(False, f"a setting of {kind}")
+        if not node.domain and index in PRODUCTS.get(kind, ()):
+            return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
+        if not np.isfinite(array).all():
+            return Verdict(False, "a mask: it holds values that are not finite")
+        if not node.domain and index in NORMALIZATIONS.get(kind, ()):
+            return self._of_normalization(node, index, value, array)
+        if _is_mask(array):
+            return Verdict(False, "a mask: it holds two values, and one of them is zero")
+        if _is_sinusoidal(array):
+            return Verdict(False, "a tabulated sine and cosine, as of a positional encoding")
+        if kind in LOOKUPS and index == 0 and array.size > 1:
+            return Verdict(True, f"table of {kind}")
+        if not node.domain and self._is_affine(operand, node, index, value):
+            return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} behind a product or normalization")
+        return self._of_arithmetic(operand, node, index, value, array)
+
+    def _of_normalization(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
+        scale, _ = NORMALIZATIONS[node.op_type]
+        neutral = float(index == scale)
+        if is_made_up(value) and (array == neutral).all():
+            return Verdict(False, f"filled in for a {node.op_type} without a {'scale' if index == scale else 'bias'}")
+        return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
+
+    def _is_affine(self, operand: ir.Value, node: ir.Node, index: int, value: ir.Value) -> bool:
+        """Whether a constant is added to a product with weights, or scales or shifts what was normalized."""
+        other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+        number = value.shape is not None and not len(value.shape)
+        if other is None or (number and is_made_up(value)) or (node.op_type == "Sub" and index == 0):
+            return False
+        source = _source(other)
+        if source is None or source.domain:
+            return False
+        if node.op_type == "Mul":
+            return source.op_type in NORMALIZATIONS
+        if node.op_type not in ("Add", "Sub"):
+            return False
+        if source.op_type == "Mul" and any(x is not None and _comes_normalized(x) for x in source.inputs):
+            return True
+        product = source.op_type in PRODUCTS and source.op_type not in ("GRU", "LSTM", "RNN", "PRelu")
+        biased = len(source.inputs) > 2 and source.op_type not in ("Einsum", "DeformConv")
+        return product and not biased and any(x is not None and x not in self._varying for x in source.inputs)
+
+    def _of_arithmetic(
+        self, operand: ir.Value, node: ir.Node, index: int, value: ir.Value, array: np.ndarray
+    ) -> Verdict:
+        kind, made_up = node.op_type, is_made_up(value)
+        if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]):
+            return Verdict(False, f"the {'mean' if kind == 'Sub' else 'scale'} of the data: it standardizes an input")
+        if array.size == 1:
+            number = float(array.ravel()[0])
+            if kind in FILLED and number in (0.0, 1.0):
+                return Verdict(False, f"filler: a single number that goes into {kind}")
+            divisor = number if kind == "Div" else 1 / (number or 1.0)
+            if kind in ("Mul", "Div") and self._scales_scores(node) and _is_root(divisor):
+                return Verdict(False, "scale of attention scores: a root of a dimension")
+            if made_up or value.producer() is not None:
+                return Verdict(False, f"a single number in {kind}, under a name that an exporter made up")
+        elif made_up and not (str(value.name).startswith("onnx::") and value.producer() is None and np.ptp(array)):
+            return Verdict(False, f"an array in {kind}, under a name that an exporter made up")
+        return Verdict(True, f"operand of {kind}")
+
+    def _is_raw(self, value: ir.Value | None) -> bool:
+        """Whether a value is an input of the graph, at most moved, cast or shifted and scaled by constants."""
+        while value is not None and value not in self._graph.inputs:
+            node = value.producer()
+            if node is None or node.domain or node.op_type not in MOVES | {"Add", "Div", "Mul", "Sub"}:
+                return False
+            varying = [x for x in node.inputs if x in self._varying]
+            value = varying[0] if len(varying) == 1 else None
+        return value is not None
+
+    def _scales_scores(self, node: ir.Node) -> bool:
+        """Whether a product of two activations is beside ``node``, as in attention, behind it or before."""
+        before = [_source(x) for x in node.inputs if x is not None]
+        return any(self._is_of_activations(n) for n in [*before, *_readers(node.outputs[0])])
+
+    def _is_of_activations(self, node: ir.Node | None) -> bool:
+        product = node is not None and node.op_type in ("MatMul", "Einsum")
+        return product and all(x in self._varying for x in node.inputs)  # type: ignore[union-attr]
+
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def is_made_up(value: ir.Value) -> bool:
+    """Whether an exporter made up the name of a constant; names that somebody gave are of parameters, mostly."""
+    return _MADE_UP.fullmatch(value.name or "0") is not None
+
+
+def _source(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes a value, behind those that only move numbers."""
+    node = value.producer()
+    while node is not None and not node.domain and node.op_type in MOVES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
+
+
+def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the nodes that compute with a value, behind those that only move numbers."""
+    for node, index in value.uses():
+        if node.op_type in MOVES and not node.domain and index == 0:
+            yield from _readers(node.outputs[0])
+        else:
+            yield node
+
+
+def _comes_normalized(value: ir.Value) -> bool:
+    node = _source(value)
+    return node is not None and not node.domain and node.op_type in NORMALIZATIONS
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether an array holds zeros and one other value that no weight has: one, or one that switches a score off."""
+    if array.size < 2:
+        return False
+    others = array[array != 0]
+    if not 0 < others.size < array.size:
+        return False
+    filler = float(others.flat[0])
+    return bool((others == filler).all()) and (filler == 1 or filler <= -50)
+
+
+def _is_sinusoidal(array: np.ndarray) -> bool:
+    """Whether the columns of a table are pairs of a sine and a cosine, side by side or in two halves."""
+    width = array.shape[-1] if array.ndim else 1
+    if width % 2 or array.size < 4 or np.abs(array).max() > 1 + 1e-6:
+        return False
+    squares = array.astype(np.float64) ** 2
+    pairs = (squares[..., ::2] + squares[..., 1::2], squares[..., : width // 2] + squares[..., width // 2 :])
+    return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
+
+
+def _is_root(number: float) -> bool:
+    """Whether a number is the second or fourth root of a dimension."""
+    if not 1 < number < 1e4:
+        return False
+    return any(abs(x - round(x)) <= 1e-5 * x for x in (number**2, number**4))
