@@ -23,24 +23,16 @@ def store_weights(graph: ir.Graph) -> None:
     """Make initializers of the main graph of all weights, in place."""
     for node in [n for n in graph.all_nodes() if n.op_type == "DequantizeLinear" and not n.domain]:
         _dequantize(graph, node)
-    for value in [v for g in _with_bodies(graph) for v in g.initializers.values()]:
-        _in_single_precision(value)
+    for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constants(graph)]:
+        _without_cast(value)
     for body in _with_bodies(graph):
         if body is not graph:
             _lift(graph, body)
     roles = Roles(graph)
-    for node in [n for n in graph.all_nodes() if n.op_type == "Constant" and not n.domain]:
-        value, array = node.outputs[0], constant_array(node)
+    for value, array in [(v, _held(v)) for v in _constants(graph)]:
         if array is not None and array.size and roles.verdict(value, array).is_weight:
             _store(graph, value, array)
-            assert node.graph is not None
-            node.graph.remove(node, safe=True)
-
-
-def constant_array(node: ir.Node) -> np.ndarray | None:
-    """Return the float32 or float64 array that a Constant node holds, None where it holds something else."""
-    tensor = ir.convenience.get_const_tensor(node.outputs[0]) if _is_plain(node) else None
-    return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
+            _remove(value.producer())
 
 
 def verdicts(graph: ir.Graph, scores: ir.Value) -> dict[str, Verdict]:
@@ -55,10 +47,10 @@ def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
     for value in graph.initializers.values():
         if value.dtype in TRAINED_TYPES:
             yield value, array_of(value)
-    for node in graph:
-        array = constant_array(node) if node.op_type == "Constant" and not node.domain else None
+    for value in _constants(graph):
+        array = _held(value)
         if array is not None:
-            yield node.outputs[0], array
+            yield value, array
 
 
 def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
@@ -94,9 +86,35 @@ def _meets_rounding(value: ir.Value) -> bool:
     return False
 
 
-def _is_plain(node: ir.Node) -> bool:
-    """Whether a Constant node holds a dense tensor; onnx_ir reads no other."""
-    return set(node.attributes) <= {"value", "value_float", "value_floats", "value_int", "value_ints"}
+def _constants(graph: ir.Graph) -> list[ir.Value]:
+    """Return what the Constant nodes give that hold dense tensors of numbers; onnx_ir reads no others."""
+    nodes = [n for n in graph.all_nodes() if n.op_type == "Constant" and not n.domain]
+    return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
+
+
+def _held(value: ir.Value) -> np.ndarray | None:
+    """Return the float32 or float64 array that a constant holds, None where it holds something else."""
+    tensor = _tensor(value)
+    return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """Return what a constant holds; onnx_ir's own function would name the tensor, which the user's model shares."""
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain:
+        return value.const_value
+    for name, attribute in node.attributes.items():
+        if name == "value":
+            return attribute.as_tensor()
+        if name in ("value_float", "value_floats"):
+            return ir.tensor(np.asarray(attribute.value, np.float32))
+    return None
+
+
+def _remove(node: ir.Node | None) -> None:
+    assert node is not None
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
 
 
 def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
@@ -111,10 +129,11 @@ def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
 def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
     """Put an initializer of the main graph in the place of ``value``, under a name that is free."""
     free = stem = name or value.name or "weight"
-    taken, count = _names(graph) - {value.name}, 0
+    taken, count = _names(graph, value), 0
     while free in taken:
         count += 1
         free = f"{stem}_{count}"
+    value.const_value = None  # a name goes on to the tensor, which the user's model shares
     if value.name == free:
         value.name = f"{free}/constant"
     own = ir.Value(name=free, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
@@ -123,9 +142,10 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None
     ir.convenience.replace_all_uses_with(value, own)
 
 
-def _names(graph: ir.Graph) -> set[str | None]:
-    own = {v.name for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())}
-    return own | {v.name for node in graph.all_nodes() for v in node.outputs}
+def _names(graph: ir.Graph, but: ir.Value) -> set[str | None]:
+    """Return the names of all values, those in bodies included, but of one."""
+    own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
+    return {v.name for v in (*own, *(v for node in graph.all_nodes() for v in node.outputs)) if v is not but}
 
 
 def _lift(graph: ir.Graph, body: ir.Graph) -> None:
@@ -135,26 +155,30 @@ def _lift(graph: ir.Graph, body: ir.Graph) -> None:
             _store(graph, value, array_of(value))
 
 
-def _in_single_precision(value: ir.Value) -> None:
-    """Hold a constant that is only read through a Cast to float32 or float64 in that type."""
+def _without_cast(value: ir.Value) -> None:
+    """Hold a float constant in float32 or float64 where it is only read through a Cast to that type."""
     uses = [node for node, _ in value.uses()]
-    targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses if n.op_type == "Cast" and not n.domain}
     casts = all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in uses)
-    narrow = value.dtype is not None and value.dtype.is_floating_point() and value.dtype not in targets
-    if not (uses and casts and narrow and len(targets) == 1 and targets <= set(TRAINED_TYPES)):
+    targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses} if casts else set()
+    tensor = _tensor(value)
+    if len(targets) != 1 or not targets <= set(TRAINED_TYPES) or tensor is None or not tensor.dtype.is_floating_point():
         return
     (dtype,) = targets
-    array = array_of(value).astype(TRAINED_TYPES[dtype])
-    value.const_value, value.type = ir.tensor(array, name=value.name), ir.TensorType(dtype)
+    held = ir.tensor(tensor.numpy().astype(TRAINED_TYPES[dtype]), name=value.name)
+    value.type, maker = ir.TensorType(dtype), value.producer()
+    if maker is None:
+        value.const_value = held
+    else:
+        maker.attributes.clear()
+        maker.attributes["value"] = ir.AttrTensor("value", held)
     for node in uses:
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
+        _remove(node)
 
 
 def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
     """Put the float array that a DequantizeLinear makes of constants in its place."""
-    operands = [None if x is None else ir.convenience.get_const_tensor(x) for x in node.inputs]
+    operands = [None if x is None else _tensor(x) for x in node.inputs]
     blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
     if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
         return
@@ -174,5 +198,4 @@ def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
         del graph.initializers[integers.name or ""]
     name = (integers.name or "").removesuffix("_quantized")
     _store(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
+    _remove(node)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +41,9 @@ NORMALIZATIONS: dict[str, tuple[int, int]] = {
     "RMSNormalization": (1, -1),
 }
 """Positions of scale and bias: weights, save where an exporter put ones and zeros for a layer without them."""
+
+_WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul": 2}
+"""Products, and how many inputs they have without a bias."""
 
 LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
@@ -99,12 +102,13 @@ class Roles:
 
     def verdict(self, value: ir.Value, array: np.ndarray) -> Verdict:
         """Return whether ``value``, which holds ``array``, is a weight."""
-        verdicts = [self._of_use(*use, value, array) for use in self._uses(value)]
-        weights = [v for v in verdicts if v.is_weight]
-        return next(iter(weights or verdicts), Verdict(False, "nothing computes with it"))
+        uses = list(dict.fromkeys(self._uses(value)))
+        verdicts = [self._of_use(*use, value, array) for use in uses]
+        found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
+        return replace(found, reason=f"{found.reason}, shared by {len(uses)} nodes") if len(uses) > 1 else found
 
-    def _uses(self, value: ir.Value, *, same: bool = True) -> Iterator[tuple[ir.Value, ir.Node, int, bool]]:
-        """Yield what computes with a constant: the operand, the node, the position, and whether it is all of it still.
+    def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+        """Yield the nodes that compute with a constant, and the position that it has there.
 
         Nodes are passed that move its numbers, cut parts from them, or join them with other constants.
         """
@@ -112,13 +116,11 @@ class Roles:
             joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
             if node.domain == "" and ((node.op_type in MOVES | PARTS and index == 0) or joined):
                 for output in node.outputs:
-                    yield from self._uses(output, same=same)
+                    yield from self._uses(output)
             else:
-                yield value, node, index, same
+                yield node, index
 
-    def _of_use(
-        self, operand: ir.Value, node: ir.Node, index: int, same: bool, value: ir.Value, array: np.ndarray
-    ) -> Verdict:
+    def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind = node.op_type
         if not node.domain and is_setting(array, node, index):
             return Verdict(False, f"a setting of {kind}")
@@ -128,15 +130,15 @@ class Roles:
             return Verdict(False, "a mask: it holds values that are not finite")
         if not node.domain and index in NORMALIZATIONS.get(kind, ()):
             return self._of_normalization(node, index, value, array)
-        if _is_mask(array):
+        if not node.domain and self._is_affine(node, index, value):
+            return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} behind a product or normalization")
+        if _is_mask(array, value.name or ""):
             return Verdict(False, "a mask: it holds two values, and one of them is zero")
         if _is_sinusoidal(array):
             return Verdict(False, "a tabulated sine and cosine, as of a positional encoding")
         if kind in LOOKUPS and index == 0 and array.size > 1:
             return Verdict(True, f"table of {kind}")
-        if not node.domain and self._is_affine(operand, node, index, value):
-            return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} behind a product or normalization")
-        return self._of_arithmetic(operand, node, index, value, array)
+        return self._of_arithmetic(node, index, value, array)
 
     def _of_normalization(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         scale, _ = NORMALIZATIONS[node.op_type]
@@ -145,28 +147,31 @@ class Roles:
             return Verdict(False, f"filled in for a {node.op_type} without a {'scale' if index == scale else 'bias'}")
         return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
 
-    def _is_affine(self, operand: ir.Value, node: ir.Node, index: int, value: ir.Value) -> bool:
+    def _is_affine(self, node: ir.Node, index: int, value: ir.Value) -> bool:
         """Whether a constant is added to a product with weights, or scales or shifts what was normalized."""
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         number = value.shape is not None and not len(value.shape)
         if other is None or (number and is_made_up(value)) or (node.op_type == "Sub" and index == 0):
             return False
         source = _source(other)
-        if source is None or source.domain:
-            return False
         if node.op_type == "Mul":
-            return source.op_type in NORMALIZATIONS
-        if node.op_type not in ("Add", "Sub"):
-            return False
-        if source.op_type == "Mul" and any(x is not None and _comes_normalized(x) for x in source.inputs):
-            return True
-        product = source.op_type in PRODUCTS and source.op_type not in ("GRU", "LSTM", "RNN", "PRelu")
-        biased = len(source.inputs) > 2 and source.op_type not in ("Einsum", "DeformConv")
-        return product and not biased and any(x is not None and x not in self._varying for x in source.inputs)
+            return _is_normalization(source)
+        return node.op_type in ("Add", "Sub") and self._wants_bias(source)
 
-    def _of_arithmetic(
-        self, operand: ir.Value, node: ir.Node, index: int, value: ir.Value, array: np.ndarray
-    ) -> Verdict:
+    def _wants_bias(self, node: ir.Node | None, depth: int = 3) -> bool:
+        """Whether a node gives products with weights that have no bias yet, or what was normalized and scaled."""
+        if node is None or node.domain or not depth:
+            return False
+        sources = [_source(x) for x in node.inputs if x is not None]
+        if node.op_type == "Mul":
+            return any(_is_normalization(source) for source in sources)
+        if node.op_type == "Add":
+            varying = all(x in self._varying for x in node.inputs)
+            return varying and all(self._wants_bias(source, depth - 1) for source in sources)
+        constant = any(x is not None and x not in self._varying for x in node.inputs)
+        return constant and len(node.inputs) <= _WITHOUT_BIAS.get(node.op_type, 0)
+
+    def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind, made_up = node.op_type, is_made_up(value)
         if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]):
             return Verdict(False, f"the {'mean' if kind == 'Sub' else 'scale'} of the data: it standardizes an input")
@@ -228,26 +233,26 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
             yield node
 
 
-def _comes_normalized(value: ir.Value) -> bool:
-    node = _source(value)
+def _is_normalization(node: ir.Node | None) -> bool:
     return node is not None and not node.domain and node.op_type in NORMALIZATIONS
 
 
-def _is_mask(array: np.ndarray) -> bool:
-    """Whether an array holds zeros and one other value that no weight has: one, or one that switches a score off."""
-    if array.size < 2:
-        return False
+def _is_mask(array: np.ndarray, name: str) -> bool:
+    """Whether an array holds zeros and one other value that no weight has: one, or one that switches a score off.
+
+    Biases start from zeros and ones too, so that of a vector the name has to say that it is a mask.
+    """
     others = array[array != 0]
     if not 0 < others.size < array.size:
         return False
-    filler = float(others.flat[0])
-    return bool((others == filler).all()) and (filler == 1 or filler <= -50)
+    filler, is_vector = float(others.flat[0]), np.count_nonzero(np.array(array.shape) > 1) < 2
+    return bool((others == filler).all()) and ((filler == 1 and (not is_vector or "mask" in name)) or filler <= -50)
 
 
 def _is_sinusoidal(array: np.ndarray) -> bool:
     """Whether the columns of a table are pairs of a sine and a cosine, side by side or in two halves."""
     width = array.shape[-1] if array.ndim else 1
-    if width % 2 or array.size < 4 or np.abs(array).max() > 1 + 1e-6:
+    if width % 2 or width < 4 or np.abs(array).max() > 1 + 1e-6:
         return False
     squares = array.astype(np.float64) ** 2
     pairs = (squares[..., ::2] + squares[..., 1::2], squares[..., : width // 2] + squares[..., width // 2 :])

@@ -1,0 +1,293 @@
+"""Which constants of a given graph are trained: by their roles, and by their names where the role is open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.parser
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.border import load, to_proto
+from onnxtrain_sklearn._graph.model import trainable_model
+from onnxtrain_sklearn._run import source_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+DATA = Path(__file__).parent / "data"
+W = "float[3, 1] W = {1, -2, 3}"
+ENGINES = pytest.mark.parametrize("engine", available_engines())
+
+
+def model(body, weights=W, x="float[N, 3] X", y="float[N, 1] Y", opset=18, **arrays):
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> net ({x}) => ({y}) <{weights}> {{ {body} }}'
+    )
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
+    return proto
+
+
+def parameters(proto):
+    return set(source_of(proto, None)[0].parameters)
+
+
+def rows(n=8, k=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
+
+
+def evaluate(proto, **feeds):
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)[0]
+
+
+def one_step(proto, engine="auto", **settings):
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "max_iter": 1, "engine": engine} | settings
+    return OrtGradientRegressor(proto, **settings).fit(rows(), rows(8, 1, seed=1).ravel())
+
+
+def single(number):
+    return np.array(number, np.float32)
+
+
+def table(*shape, seed=2):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def sines(n=5, d=8):
+    angles = np.arange(n)[:, None] * np.exp(np.arange(0, d, 2) * (-np.log(1e4) / d))
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, d).astype(np.float32)
+
+
+# What is a weight, and what is not: body, the constants, and those that are trained. Names begin with "c" for what must
+# not be trained, whatever else they say.
+
+SEQUENCE, LAST = "float[N, 5, 8] X", "Y = ReduceMean <keepdims = 0> (Z, axes)"
+FILLED = """b = Shape <start = 0, end = 1> (X) s = Concat <axis = 0> (one, b, four) h = Expand ({}, s)
+    T = Transpose <perm = [1, 0, 2]> (X) A, H = GRU <hidden_size = 4> (T, W, R, B, , h)
+    Z = Squeeze(H, zero) Y = MatMul(Z, V)"""
+GRU = {"W": table(1, 12, 8), "R": table(1, 12, 4), "B": table(1, 24), "V": table(4, 1)}
+SIZES = "int64[1] one = {1}, int64[1] four = {4}, int64[1] zero = {0}, int64[1] axes = {1}"
+ATTENTION = """Q = MatMul(X, A) K = MatMul(X, B) T = Transpose <perm = [0, 2, 1]> (K) {}
+    P = Softmax <axis = -1> (S) V = MatMul(P, X) U = MatMul(V, W) Y = ReduceMean <keepdims = 0> (U, axes)"""
+SCORES = {"A": table(8, 4), "B": table(8, 4), "W": table(8, 1)}
+MASK = np.triu(np.full((5, 5), -np.inf, np.float32), 1)
+HIDDEN = {"A": table(3, 4), "W": table(4, 1)}
+LAYER = "H = MatMul(X, A) {} Y = MatMul(G, W)"
+PLACES = "G = Add(X, {}) U = MatMul(G, W) Y = ReduceMean <keepdims = 0> (U, axes)"
+
+CASES = {
+    "filler of an initial state": (FILLED.format("val_1"), GRU | {"val_1": single(0)}, set(GRU)),
+    "filler that Keras names": (
+        FILLED.format("filler"), GRU | {"net/gru/zeros/Const:0": single(0)}, set(GRU)
+    ),
+    "initial state that is learned": (
+        FILLED.format("h0"), GRU | {"h0": np.zeros((1, 1, 4), np.float32)}, {*GRU, "h0"}
+    ),
+    "scale of scores": (
+        ATTENTION.format("D = MatMul(Q, T) S = Div(D, val_2)"), SCORES | {"val_2": single(2)}, set(SCORES)
+    ),
+    "scale of scores under a name": (
+        ATTENTION.format("D = MatMul(Q, T) S = Mul(D, scale)"), SCORES | {"scale": single(8**-0.5)}, set(SCORES)
+    ),
+    "scale of queries and keys": (
+        ATTENTION.format("E = Mul(Q, val_69) F = Mul(T, val_69) S = MatMul(E, F)"),
+        SCORES | {"val_69": np.full(1, 4**-0.25, np.float32)}, set(SCORES),
+    ),
+    "temperature that is learned": (
+        ATTENTION.format("D = MatMul(Q, T) S = Mul(D, temperature)"),
+        SCORES | {"temperature": single(1)}, {*SCORES, "temperature"},
+    ),
+    "causal mask": (
+        ATTENTION.format("D = MatMul(Q, T) S = Add(D, mask)"), SCORES | {"mask": MASK}, set(SCORES)
+    ),
+    "mask of large numbers": (
+        ATTENTION.format("D = MatMul(Q, T) S = Add(D, mask)"),
+        SCORES | {"mask": np.triu(np.full((5, 5), -1e4, np.float32), 1)}, set(SCORES),
+    ),
+    "mask of zeros and ones": (
+        ATTENTION.format("D = MatMul(Q, T) S = Mul(D, bias)"),
+        SCORES | {"bias": np.tril(np.ones((5, 5), np.float32))}, set(SCORES),
+    ),
+    "bias of scores that is learned": (
+        ATTENTION.format("D = MatMul(Q, T) S = Add(D, relative_bias)"),
+        SCORES | {"relative_bias": table(5, 5)}, {*SCORES, "relative_bias"},
+    ),
+    "array that a folded program leaves": (
+        LAYER.format("F = Relu(H) G = Add(F, full)"), HIDDEN | {"full": np.full(4, 0.1, np.float32)}, set(HIDDEN)
+    ),
+    "sines": (PLACES.format("pe"), {"W": table(8, 1), "pe": sines()}, {"W"}),
+    "places that are learned": (PLACES.format("pos"), {"W": table(8, 1), "pos": table(1, 5, 8)}, {"W", "pos"}),
+    "scale and bias behind a normalization": (
+        """H = MatMul(X, A) I = Unsqueeze(H, one) J = InstanceNormalization (I, val_8, val_11) K = Squeeze(J, one)
+           L = Mul(K, val_21) G = Add(L, val_23) Y = MatMul(G, W)""",
+        HIDDEN | {"val_8": np.ones(1, np.float32), "val_11": np.zeros(1, np.float32), "val_21": np.ones(4, np.float32),
+                  "val_23": np.zeros(4, np.float32)},
+        {*HIDDEN, "val_21", "val_23"},
+    ),
+    "normalization of its own": (
+        LAYER.format("G = LayerNormalization(H, g, b)"),
+        HIDDEN | {"g": np.ones(4, np.float32), "b": np.zeros(4, np.float32)}, {*HIDDEN, "g", "b"},
+    ),
+    "normalization without scale": (
+        LAYER.format("G = LayerNormalization(H, ones)"), HIDDEN | {"ones": np.ones(4, np.float32)}, set(HIDDEN)
+    ),
+    "mean and scale of the data": (
+        "C = Sub(X, mean) S = Div(C, std) Y = MatMul(S, W)",
+        {"mean": table(3), "std": np.abs(table(3)) + 1, "W": table(3, 1)}, {"W"},
+    ),
+    "slopes": (
+        LAYER.format("G = PRelu(H, val_1)"), HIDDEN | {"val_1": np.full((1, 1), 0.2, np.float32)}, {*HIDDEN, "val_1"}
+    ),
+    "gate and temperature": (
+        LAYER.format("F = Relu(H) G = Mul(F, gate)"), HIDDEN | {"gate": single(0.3)}, {*HIDDEN, "gate"}
+    ),
+    "single numbers": (
+        LAYER.format("F = Relu(H) E = Mul(F, val_3) G = Add(E, add_7)"),
+        HIDDEN | {"val_3": single(2.5), "add_7": single(0.1)}, set(HIDDEN),
+    ),
+    "names of the older exporter": (
+        "H = MatMul(X, M) I = Add(H, B) Y = MatMul(I, N)",
+        {"onnx::MatMul_12": table(3, 4), "onnx::Add_13": np.zeros(4, np.float32), "onnx::MatMul_14": table(4, 1)},
+        {"onnx::MatMul_12", "onnx::Add_13", "onnx::MatMul_14"},
+    ),
+    "bias of zeros and ones": (
+        "H = MatMul(X, A) I = MatMul(X, C) J = Add(H, I) G = Add(J, B) Y = MatMul(G, W)",
+        HIDDEN | {"C": table(3, 4, seed=5), "onnx::Add_2": np.array([0, 0, 1, 1], np.float32)},
+        {*HIDDEN, "C", "onnx::Add_2"},
+    ),
+    "part of a table": (
+        "G = Slice(A, zero, four, zero) H = MatMul(X, G) I = Cast <to = 1> (B) J = Add(H, I) Y = MatMul(J, W)",
+        {"A": table(3, 4), "B": np.zeros(4, np.float32), "W": table(4, 1)}, {"A", "B", "W"},
+    ),
+}  # fmt: skip
+
+RENAMED = {"filler": "net/gru/zeros/Const:0", "M": "onnx::MatMul_12", "N": "onnx::MatMul_14"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_role_and_name_decide_what_is_trained(case):
+    body, arrays, expected = CASES[case]
+    x = SEQUENCE if "axes" in body or "GRU" in body else "float[N, 3] X"
+    proto = model(body, SIZES, x, **arrays)
+    renamed = dict(RENAMED, B=next((n for n in ("onnx::Add_13", "onnx::Add_2") if n in arrays), "B"))
+    for node in proto.graph.node:
+        node.input[:] = [renamed.get(name, name) if renamed.get(name) in arrays else name for name in node.input]
+    before = proto.SerializeToString()
+    source, _ = source_of(proto, None)
+    assert proto.SerializeToString() == before
+    assert set(source.parameters) == expected
+    assert set(source.roles) == expected
+    assert set(source.constants) == set(arrays) - expected
+
+
+def test_constants_are_no_weights_of_the_estimator_and_stay_in_its_file():
+    body, arrays, expected = CASES["filler of an initial state"]
+    X = np.random.default_rng(0).normal(size=(8, 5, 8)).astype(np.float32)
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "max_iter": 2, "engine": "portable"}
+    proto = model(body, SIZES, SEQUENCE, **arrays)
+    trained = OrtGradientRegressor(proto, **settings).fit(X, X[:, 0, 0])
+    assert set(trained.weights_) == expected
+    assert all((trained.weights_[name] != arrays[name]).any() for name in expected)
+    kept = {t.name: onnx.numpy_helper.to_array(t) for t in trained.to_onnx().graph.initializer}
+    assert kept["val_1"] == 0
+
+
+# Weights that a graph holds elsewhere
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    "body",
+    ["k = Constant <value = float[3, 1] {1, -2, 3}> () Y = MatMul(X, k)",
+     "a = Constant <value_floats = [1.0, -2.0, 3.0]> () k = Unsqueeze(a, last) Y = MatMul(X, k)",
+     "a = Constant <value = float[1, 3] {1, -2, 3}> () k = Transpose(a) Y = MatMul(X, k)",
+     "a = Constant <value = double[3, 1] {1, -2, 3}> () k = Cast <to = 1> (a) Y = MatMul(X, k)",
+     "a = Constant <value = float[3, 1] {1, -2, 3}> () k = Identity(a) Y = MatMul(X, k)",
+     "a = Constant <value = float[3] {1, -2, 3}> () k = Reshape(a, shape) Y = MatMul(X, k)"],
+)  # fmt: skip
+def test_weights_in_constant_nodes_are_trained(body, engine):
+    proto = model(body, "int64[1] last = {1}, int64[2] shape = {3, 1}")
+    before = proto.SerializeToString()
+    trained = one_step(proto, engine)
+    assert proto.SerializeToString() == before
+    [(name, array)] = trained.weights_.items()
+    assert name == body.split(" =")[0]
+    assert_allclose(array.ravel(), one_step(model("Y = MatMul(X, W)"), engine).weights_["W"].ravel(), atol=1e-6)
+    assert_allclose(evaluate(trained.to_onnx(), X=rows()).ravel(), trained.predict(rows()), rtol=1e-6)
+
+
+def test_bias_in_a_constant_node_is_trained_and_settings_stay():
+    body = """b = Constant <value = float[1] {0.5}> () low = Constant <value_float = -9.0> ()
+              two = Constant <value_float = 2.0> () H = MatMul(X, W) I = Add(H, b) J = Clip(I, low) Y = Mul(J, two)"""
+    source, _ = source_of(model(body), None)
+    assert set(source.parameters) == {"W", "b"}
+    assert set(source.constants) == {"low", "two"}
+    assert [n.op_type for n in source.model.graph] == ["Constant", "Constant", "MatMul", "Add", "Clip", "Mul"]
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_narrow_weights_behind_a_cast_are_trained_in_float32(half):
+    given = table(3, 1)
+    tensor = onnx.helper.make_tensor("W", getattr(onnx.TensorProto, half.upper()), (3, 1), given.ravel())
+    proto = model("k = Cast <to = 1> (W) Y = MatMul(X, k)", "")
+    proto.graph.initializer.append(tensor)
+    rounded = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+    expected = one_step(model("Y = MatMul(X, W)", "", W=rounded)).weights_["W"]
+    trained = one_step(proto)
+    assert_array_equal(trained.weights_["W"], expected)
+    assert trained.weights_["W"].dtype == np.float32
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("name", ["W_quantized", "W"])
+def test_integer_weights_behind_dequantize_linear_are_trained_as_floats(axis, name):
+    integers = np.array([[10, -20, 3], [4, 5, -6]], np.int8).T.copy()
+    scale = np.array(0.1 if axis is None else [0.1, 0.2, 0.3][: integers.shape[axis]], np.float32)
+    zero = np.full(scale.shape, 2, np.int8)
+    attribute = "" if axis is None else f"<axis = {axis}>"
+    body = f"D = DequantizeLinear {attribute} ({name}, s, z) H = MatMul(X, D) Y = MatMul(H, V)"
+    proto = model(body, "float[2, 1] V = {1, -1}", **{name: integers, "s": scale, "z": zero})
+    source, _ = source_of(proto, None)
+    assert set(source.parameters) == {"W", "V"}
+    X = rows()
+    assert_allclose(evaluate(to_proto(source.model), X=X), evaluate(proto, X=X), rtol=0, atol=1e-6)
+    assert (one_step(proto).weights_["W"] != source.weights()["W"]).all()
+
+
+def test_weights_in_bodies_are_trained():
+    body = """Y = If (yes) <then_branch = t () => (float[N, 1] a) {
+                  k = Constant <value = float[3, 1] {1, -2, 3}> () a = MatMul(X, k) },
+                  else_branch = e () => (float[N, 1] b) { b = MatMul(X, W) }>"""
+    proto = model(body, "bool yes = {1}")
+    branch = next(a.g for a in proto.graph.node[0].attribute if a.name == "else_branch")
+    branch.initializer.append(onnx.numpy_helper.from_array(table(3, 1), "W"))
+    assert parameters(proto) == {"k", "W"}
+    trained = one_step(proto, "portable")
+    assert_allclose(trained.weights_["k"], one_step(model("Y = MatMul(X, W)")).weights_["W"], rtol=0, atol=1e-6)
+    assert_array_equal(trained.weights_["W"], table(3, 1))
+
+
+def test_names_that_clash_stay_unique():
+    body = """Y = If (yes) <then_branch = t () => (float[N, 1] a) { a = MatMul(X, W) },
+                            else_branch = e () => (float[N, 1] b) { b = MatMul(X, W) }>"""
+    proto = model(body, "bool yes = {1}")
+    for attribute, seed in zip(proto.graph.node[0].attribute, (1, 2), strict=True):
+        attribute.g.initializer.append(onnx.numpy_helper.from_array(table(3, 1, seed=seed), "W"))
+    before = proto.SerializeToString()
+    source, _ = source_of(proto, None)
+    assert proto.SerializeToString() == before
+    assert set(source.parameters) == {"W", "W_1"}
+    assert_allclose(evaluate(to_proto(source.model), X=rows()), evaluate(proto, X=rows()))
+
+
+def test_graphs_of_known_origin_are_taken_as_they_are():
+    proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
+    assert set(trainable_model(load(proto)).parameters) == {"W", "val_3"}
+    assert set(trainable_model(load(proto), foreign=True).parameters) == {"W"}
