@@ -81,7 +81,7 @@ class Run:
     history: History = field(default_factory=History)
     step: TrainingStep | DeviceStep | None = None
     step_key: object = None
-    predictors: dict[str, Predictor] = field(default_factory=dict)
+    predictors: dict[tuple[str, int], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "sample": None, "step": None, "step_key": None, "predictors": {}}
@@ -107,7 +107,7 @@ class Run:
 
     def predictor(self, *, with_scores: bool = False) -> Predictor:
         """Return the session that predicts with the current weights; the scores can be its last output."""
-        key = "scores" if with_scores else "predict"
+        key = ("scores" if with_scores else "predict", _runtime.forks())
         if key not in self.predictors:
             graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
             width = sum(math.prod(n or 1 for n in spec.shape[1:]) for spec in self.model.inputs)
@@ -285,7 +285,7 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
     to fill up cost as much as others.
     """
     shapes = tuple(spec.shape for spec in run.model.inputs)
-    key = (_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
+    key = (_runtime.forks(), _key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
     if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
         on_device = settings.device.memory is not None and isinstance(settings.optimizer, Optimizer)
         kind = DeviceStep if on_device else TrainingStep

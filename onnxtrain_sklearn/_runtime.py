@@ -1,15 +1,20 @@
 """The only importer of onnxruntime: what this build can do, devices, sessions, threads, memory binding.
 
-All onnxruntime distributions install the same import package and overwrite each other's files, so exactly one may be
-present; importing this module checks that. A :class:`Binding` ties a session to fixed arrays: onnxruntime borrows
-their memory and holds no reference, so the binding keeps them alive, and a run neither copies nor allocates.
+All onnxruntime distributions install the same import package and overwrite each other's files: importing this module
+checks that there is one, or that they are of one version. A :class:`Binding` ties a session to fixed arrays:
+onnxruntime borrows their memory and holds no reference, so the binding keeps them alive, and a run neither copies nor
+allocates.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeAlias
@@ -17,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .exceptions import DeviceError, RuntimeNotFoundError, nearest
+from .exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError, nearest
 
 DISTRIBUTIONS = (
     "onnxruntime",
@@ -35,37 +40,55 @@ _EXTRAS = (
 )
 
 
-def installed_distributions(names: Iterable[str] = DISTRIBUTIONS) -> list[str]:
-    """Return the onnxruntime distributions that are installed in this environment."""
-    found = []
+def installed_distributions(names: Iterable[str] = DISTRIBUTIONS) -> dict[str, str]:
+    """Return the versions of the onnxruntime distributions that are installed in this environment, by name."""
+    found = {}
     for name in names:
         try:
-            metadata.version(name)
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        found.append(name)
     return found
 
 
-def check_distributions(installed: Sequence[str]) -> None:
-    """Raise RuntimeNotFoundError where several distributions of onnxruntime share one environment."""
-    if len(installed) > 1:
+def check_distributions(installed: Mapping[str, str], imported: Sequence[str]) -> None:
+    """Warn where several distributions of onnxruntime share one environment; raise where they do not fit together.
+
+    ``imported`` are the versions that the imported package tells: that of its Python files, and of its library.
+    """
+    if len(installed) < 2:
+        return
+    listed = ", ".join(f"{name} {version}" for name, version in installed.items())
+    told = f"Several distributions of onnxruntime are installed: {listed}. They overwrite each other's files"
+    mend = f"  pip uninstall -y {' '.join(installed)}\n  {_EXTRAS}"
+    released = {version.partition("+")[0] for version in (*installed.values(), *imported)}
+    if len(released) > 1 or not imported:
         raise RuntimeNotFoundError(
-            f"Several distributions of onnxruntime are installed: {', '.join(installed)}. They overwrite each other's "
-            f"files; exactly one may be present. Remove all of them and install the one that you want:\n"
-            f"  pip uninstall -y {' '.join(installed)}\n  {_EXTRAS}"
+            f"{told}, and what is imported is a mixture of versions ({', '.join(imported) or 'it fails'}). Remove all "
+            f"of them and install the one that you want:\n{mend}"
         )
+    warnings.warn(
+        f"{told}. They are of one version, and what is imported works; which of them it is, nobody can tell. To be "
+        f"sure, remove all of them and install the one that you want:\n{mend}",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
 
 
-check_distributions(installed_distributions())
+_installed = installed_distributions()
 try:
     import onnxruntime
     from onnxruntime.capi import _pybind_state
-except ImportError as error:
+
+    _imported = (str(onnxruntime.__version__), str(_pybind_state.get_version_string()))
+    onnxruntime.SessionOptions()
+except (ImportError, AttributeError) as error:
+    check_distributions(_installed, [])
     raise RuntimeNotFoundError(
         f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n"
         f"  {_EXTRAS}"
     ) from error
+check_distributions(_installed, _imported)
 
 _NONE = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
 _GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
@@ -237,9 +260,21 @@ def _check_available(names: Sequence[str], device: str) -> None:
     if missing:
         raise DeviceError(
             f"device={device!r} needs {missing[0]}, which the installed onnxruntime {version()} "
-            f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}. "
+            f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}."
+            f"{_meant(missing[0])} "
             f"For CUDA install onnxtrain-sklearn[portable-cuda] or [ort-training-cuda]; else use device='cpu'."
         )
+
+
+def _meant(name: str) -> str:
+    """Return the question whether another provider was meant, where ``name`` is none that onnxruntime knows of."""
+    known = {_stem(provider): provider for provider in onnxruntime.get_all_providers()}
+    close = get_close_matches(_stem(name), known, n=1, cutoff=0.7)
+    return f" Did you mean {known[close[0]]!r}?" if close and name not in known.values() else ""
+
+
+def _stem(provider: str) -> str:
+    return provider.lower().removesuffix("provider").removesuffix("execution")
 
 
 def available_threads() -> int:
@@ -247,6 +282,32 @@ def available_threads() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
+
+
+_sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+_forks = 0
+
+
+def forks() -> int:
+    """Return how many forks this process is away from the one that imported the package.
+
+    The threads of a session do not come along into a forked child: a run there waits for them for ever. Whoever keeps
+    a session compares this number with that of its creation, and makes a new one.
+    """
+    return _forks
+
+
+def _leave_sessions_behind() -> None:
+    """Count a fork, in the child, and keep the sessions of the parent from ever being destroyed: that waits too."""
+    global _forks
+    _forks += 1
+    for session in list(_sessions):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sessions_behind)
 
 
 def create_session(
@@ -266,7 +327,26 @@ def create_session(
         raise DeviceError(
             f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}."
         )
+    _sessions.add(session)
     return session
+
+
+THREADS = 64
+"""Threads that a session may have on any machine; a thousand take onnxruntime half a minute, 5000 do not end."""
+
+
+def _bounded_threads(name: str, value: Any) -> Any:
+    """Return a number of threads, that of the cores where ``value`` is more than any machine like this has use for."""
+    cores = os.cpu_count() or 1
+    if not isinstance(value, int) or value <= max(THREADS, cores):
+        return value
+    warnings.warn(
+        f"Session option {name}={value} is more than the {max(THREADS, cores)} threads that a session may have here: "
+        f"it gets {cores}, one for each core.",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
+    return cores
 
 
 def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> None:
@@ -278,6 +358,8 @@ def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> 
         raise ValueError(
             f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries."
         )
+    if name in ("intra_op_num_threads", "inter_op_num_threads"):
+        value = _bounded_threads(name, value)
     members = getattr(type(getattr(settings, name)), "__members__", {})
     if isinstance(value, str) and members and value not in members:
         raise ValueError(f"Session option {name!r} has no value {value!r}.{nearest(value, members)}")

@@ -15,7 +15,7 @@ import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientRegressor, _runtime, _step
 from onnxtrain_sklearn._runtime import Binding, Device, create_session, resolve_device
-from onnxtrain_sklearn.exceptions import DeviceError, RuntimeNotFoundError
+from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError
 
 CPU = "CPUExecutionProvider"
 DOUBLED = onnx.parser.parse_model("""
@@ -47,7 +47,13 @@ def test_named_providers_and_their_options():
         (("cpu", []), ValueError, "providers is an empty list"),
         (("cpu", [CPU], [{}, {}]), ValueError, "provider_options has 2 entries for 1 providers .*; give one dict each"),
         (("cpu", [(CPU, {})]), TypeError, "providers holds names, provider_options a dict for each"),
-        (("cpu", ["NoneProvider"]), DeviceError, "needs NoneProvider, which the installed onnxruntime .* lacks"),
+        (("cpu", ["NoneProvider"]), DeviceError, r"needs NoneProvider, which the .* lacks; it has [^?]*CPU[^?]*$"),
+        (("cpu", ["CPU"]), DeviceError, r"needs CPU, .* lacks; .* Did you mean 'CPUExecutionProvider'\?"),
+        (("cpu", ["CUDA"]), DeviceError, r"needs CUDA, .* lacks; .* Did you mean 'CUDAExecutionProvider'\?"),
+        (("cpu", ["CUDAProvider"]), DeviceError, r"Did you mean 'CUDAExecutionProvider'\?"),
+        (("cpu", ["openvino"]), DeviceError, r"Did you mean 'OpenVINOExecutionProvider'\?"),
+        (("cpu", ["cudaexecutionprovider"]), DeviceError, r"Did you mean 'CUDAExecutionProvider'\?"),
+        (("cpu", ["TensorRT"]), DeviceError, r"Did you mean 'TensorrtExecutionProvider'\?"),
     ],
 )
 def test_wrong_devices(arguments, error, message):
@@ -155,6 +161,17 @@ def test_configuration_entries_have_a_dot_in_their_names():
 def test_wrong_options(options, error, message):
     with pytest.raises(error, match=message):
         options_of(**options)
+
+
+@pytest.mark.parametrize("name", ["intra_op_num_threads", "inter_op_num_threads"])
+def test_thousands_of_threads_are_cut_to_the_cores(name, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert getattr(options_of(**{name: 64}), name) == 64
+    with pytest.warns(OnnxTrainWarning, match=f"{name}=5000 is more than the 64 threads .* it gets 3, one for each"):
+        options = options_of(**{name: 5000})
+    assert getattr(options, name) == 3
+    monkeypatch.setattr("os.cpu_count", lambda: 100)
+    assert getattr(options_of(**{name: 100}), name) == 100
 
 
 def test_options_reach_every_session(monkeypatch):
@@ -320,30 +337,66 @@ def test_missing_kernels_are_told_from_other_errors():
 # Installations
 
 
+ONE = {"onnxruntime": "1.31.1"}
+TWO = {"onnxruntime": "1.19.2", "onnxruntime-training": "1.19.2+cu118"}
+
+
 def test_one_distribution_is_right():
-    _runtime.check_distributions([])
-    _runtime.check_distributions(["onnxruntime"])
+    _runtime.check_distributions({}, ["1.31.1"])
+    _runtime.check_distributions(ONE, ["1.31.1"])
+    _runtime.check_distributions(ONE, ["1.31.0"])  # built from source
     assert len(_runtime.installed_distributions()) <= 1
-    assert _runtime.installed_distributions(["numpy", "no-such-distribution"]) == ["numpy"]
+    assert _runtime.installed_distributions(["numpy", "no-such-distribution"]) == {"numpy": np.__version__}
 
 
-def test_several_distributions_overwrite_each_other():
+def test_several_distributions_of_one_version_that_can_be_imported_go_on_with_a_warning():
+    with pytest.warns(OnnxTrainWarning) as warned:
+        _runtime.check_distributions(TWO, ["1.19.2", "1.19.2"])
+    text = str(warned[0].message)
+    assert "installed: onnxruntime 1.19.2, onnxruntime-training 1.19.2+cu118. They overwrite" in text
+    assert "\n  pip uninstall -y onnxruntime onnxruntime-training\n" in text
+
+
+@pytest.mark.parametrize(
+    ("installed", "imported"),
+    [
+        ({"onnxruntime": "1.31.1", "onnxruntime-training-cpu": "1.19.2"}, ["1.31.1", "1.31.1"]),
+        (TWO, ["1.19.2", "1.31.1"]),  # Python files of the one, the library of the other
+        (TWO, ["1.31.1", "1.31.1"]),  # uninstalled in part
+        (TWO, []),  # nothing that can be imported
+    ],
+)
+def test_several_distributions_that_do_not_fit_together_are_refused(installed, imported):
     with pytest.raises(RuntimeNotFoundError) as error:
-        _runtime.check_distributions(["onnxruntime", "onnxruntime-training-cpu"])
+        _runtime.check_distributions(installed, imported)
     text = str(error.value)
-    assert "Several distributions of onnxruntime are installed: onnxruntime, onnxruntime-training-cpu." in text
-    assert "\n  pip uninstall -y onnxruntime onnxruntime-training-cpu\n" in text
+    assert f"Several distributions of onnxruntime are installed: {' '.join(next(iter(installed.items())))}" in text
+    assert "a mixture of versions" in text
+    assert f"\n  pip uninstall -y {' '.join(installed)}\n" in text
     assert "onnxtrain-sklearn[ort-training]" in text
     assert "onnxtrain-sklearn[portable]" in text
 
 
-def test_import_with_several_distributions():
-    program = """
+def import_as_if_installed(*versions: str) -> subprocess.CompletedProcess[str]:
+    """Import the package where onnxruntime and onnxruntime-gpu seem to be installed, of these versions."""
+    program = f"""
 from importlib import metadata
-version = metadata.version
-metadata.version = lambda name: "1.0" if name in ("onnxruntime", "onnxruntime-gpu") else version(name)
-import onnxtrain_sklearn"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert "exceptions.RuntimeNotFoundError: Several distributions of onnxruntime" in result.stderr
-    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in result.stderr
+version, told = metadata.version, dict(zip(("onnxruntime", "onnxruntime-gpu"), {versions!r}))
+def replaced(name):
+    if name.startswith("onnxruntime") and name not in told:
+        raise metadata.PackageNotFoundError(name)
+    return told.get(name) or version(name)
+metadata.version = replaced
+import onnxtrain_sklearn as package
+print(package.OrtGradientRegressor(max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0]).predict([[0.5]]))"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_import_with_several_distributions():
+    refused = import_as_if_installed("1.0", onnxruntime.__version__)
+    assert refused.returncode == 1
+    assert "exceptions.RuntimeNotFoundError: Several distributions of onnxruntime" in refused.stderr
+    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in refused.stderr
+    taken = import_as_if_installed(onnxruntime.__version__, onnxruntime.__version__)
+    assert taken.returncode == 0, taken.stderr
+    assert "OnnxTrainWarning: Several distributions of onnxruntime" in taken.stderr

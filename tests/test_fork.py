@@ -1,0 +1,73 @@
+"""Forked children of a process that has trained: they make sessions of their own, as threads do not come along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from onnxtrain_sklearn._gradient.engine import available_engines
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+PROGRAM = """
+import gc, os, signal, sys, warnings
+import numpy as np
+from onnxtrain_sklearn import MLP, OrtGradientRegressor
+from onnxtrain_sklearn._inference import Predictor
+
+engine, rows = sys.argv[1], 1000
+X = np.random.RandomState(0).normal(size=(rows, 600)).astype(np.float32)
+y = X[:, :9].sum(axis=1)
+estimator = OrtGradientRegressor(
+    MLP((1200,)), engine=engine, batch_size=rows, session_options={"intra_op_num_threads": 4}, random_state=0
+)
+estimator.partial_fit(X, y)
+before, session = estimator.predict(X), next(iter(estimator._run.predictors.values()))._session
+
+def in_a_child(work):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(100)  # ends a child that hangs
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+def predict():
+    assert np.allclose(estimator.predict(X), before, atol=1e-5)
+    assert next(iter(reversed(estimator._run.predictors.values())))._session is not session
+
+def go_on():
+    step = estimator._run.step
+    estimator.partial_fit(X, y)
+    assert estimator._run.step is not step
+    after = estimator.predict(X)
+    assert not np.allclose(after, before, atol=1e-5)
+    assert in_a_child(lambda: np.testing.assert_allclose(estimator.predict(X), after, atol=1e-5)) == 0  # once more
+
+def let_go():
+    global session
+    del session
+    estimator.__dict__.clear()
+    gc.collect()
+
+for work in (predict, go_on, let_go):
+    ended = in_a_child(work)
+    assert ended == 0, (work.__name__, ended)
+assert (estimator.predict(X) == before).all()  # the parent goes on with its own
+assert next(iter(estimator._run.predictors.values()))._session is session
+"""
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_a_forked_child_predicts_and_trains_with_sessions_of_its_own(engine):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, engine], capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
