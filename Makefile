@@ -2,6 +2,8 @@
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
 #   make test            ruff, mypy, pytest
 #   make lint            ruff, mypy
+#   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
+#                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
@@ -16,10 +18,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?=
 PYTEST_ARGS ?= -n 2
+FUZZ ?= 1000
+FIRST ?= 0
+SEED ?=
+ENGINE ?=
+JOBS ?= 2
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-engines coverage docs clean
+.PHONY: help setup demo test lint fuzz bench bench-engines coverage docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,6 +42,10 @@ test: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(SEED),--case $(SEED),--first $(FIRST) --cases $(FUZZ) --jobs $(JOBS)) \
+	  $(if $(ENGINE),--engine $(ENGINE))
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/fit_step.py

@@ -3,6 +3,7 @@
 from . import losses, schedules
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
 from ._gradient.engine import gradient_graph
+from ._graph.limits import ModelLimits, model_limits
 from .export import register_converters
 from .models import MLP, Linear
 from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
@@ -19,10 +20,12 @@ __all__ = [
     "Adam",
     "AdamW",
     "Linear",
+    "ModelLimits",
     "OrtGradientClassifier",
     "OrtGradientRegressor",
     "RMSprop",
     "gradient_graph",
     "losses",
+    "model_limits",
     "schedules",
 ]

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _runtime
 from ._components import resolved
-from ._data import Column, dict_columns, shaped
+from ._data import Column, dict_columns, dimensions, shaped
 from ._encoding import Columns, Specs, as_trained, table_columns
 from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
 from ._gradient.engine import available_engines, choose_engine
@@ -547,6 +547,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         if fitted is not None and fitted.table is not None:
             return table_columns(self, X, fitted.table)
         if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
+            if fitted is not None:
+                raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
             if reset:
                 self._forget_features()
             return dict_columns(X, specs)
@@ -557,7 +559,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
             )
         spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
         rank, rows = len(spec.shape), None
-        if rank > 2 and np.ndim(X) > 2:  # features are counted in flat rows, whether they come flat or not
+        if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
             X = np.asanyarray(X)
             rows, X = X.shape, X.reshape(len(X), -1)
         finite = "allow-nan" if self.__sklearn_tags__().input_tags.allow_nan else True

@@ -29,6 +29,14 @@ MERGE_LIMIT = 200
 """Rows up to which a single full batch is looked through for equal rows."""
 
 
+def dimensions(X: Any) -> int:
+    """Return the number of axes of what may be an array; 0: it is none, as its rows differ in length."""
+    try:
+        return int(np.ndim(X))
+    except ValueError:
+        return 0
+
+
 class Column:
     """One input of the graph: rows of it can be gathered into a buffer."""
 

@@ -22,6 +22,7 @@ from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
 from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers
 from ._parameters import FlatParameters
+from ._refusal import refusing
 from .exceptions import ModelError
 from .losses import Link, Task, apply_link, split_columns
 
@@ -82,6 +83,7 @@ class Form:
     per_class: bool = False
 
 
+@refusing("The graph that predicts cannot be made")
 def inference_model(
     model: TrainableModel,
     weights: Mapping[str, np.ndarray],
@@ -172,7 +174,7 @@ class Predictor:
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items()}
-        found = self._session.run([self.outputs[output]], feeds | self._live)[0]
+        found = _runtime.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
         result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
         if result.shape[:1] != (len(rows),):
             found = f"{len(result)} output rows" if result.ndim else "a single number"

@@ -24,6 +24,7 @@ from ._graph.border import load
 from ._graph.model import TrainableModel, trainable_model
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters, select_trainable
+from ._refusal import refusing
 from ._start import Start
 from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
@@ -151,20 +152,8 @@ def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Dev
     graph.graph.outputs.clear()
     graph.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
-    try:
+    with refusing("The graph does not run on the data"):
         scores = Predictor(graph, device, None).run(columns, np.array([0, last, 0]))
-    except ModelError:
-        raise
-    except Exception as error:
-        if _runtime.not_implemented(error):
-            raise ModelError(
-                f"onnxruntime {_runtime.version()} lacks a kernel for the graph: {error}. Export the model again with "
-                f"another opset (18 is a good choice), or put other operators in its place."
-            ) from error
-        raise ModelError(
-            f"The graph does not run on the data: {error}. If the number of rows is fixed inside it (by a constant "
-            f"shape in a Reshape), export it with a dynamic batch axis."
-        ) from error
     if scores.ndim > 2:
         raise ModelError(
             f"The trained output {source.scores!r} has shape {('n', *scores.shape[1:])}; it must be (n,), (n, 1) or "
@@ -278,6 +267,7 @@ def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -
     run.step, run.state, run.history.proven = None, OptimizerState(draws=run.state.draws), None
 
 
+@refusing("The graph cannot be trained")
 def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep | DeviceStep:
     """Return the step of a run, a new one only where the one at hand does not fit.
 

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError, nearest
+from ._refusal import reason
+from .exceptions import DeviceError, ModelError, OnnxTrainWarning, RuntimeNotFoundError, nearest
 
 DISTRIBUTIONS = (
     "onnxruntime",
@@ -231,11 +232,10 @@ def resolve_device(
     kind, _, index = str(device).partition(":")
     if kind not in _PROVIDERS or (index and not index.isdigit()):
         raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")
+    _check_lists(providers, provider_options)
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
     if not names:
         raise ValueError("providers is an empty list: name at least one, or leave it None.")
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"providers holds names, provider_options a dict for each; got providers={names!r}.")
     options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
     if len(options) != len(names):
         raise ValueError(
@@ -247,6 +247,13 @@ def resolve_device(
     if names[-1] != _PROVIDERS["cpu"]:
         names, options = [*names, _PROVIDERS["cpu"]], [*options, {}]
     return Device(str(device), tuple(names), tuple(options))
+
+
+def _check_lists(providers: Any, provider_options: Any) -> None:
+    for name, value, kind in (("providers", providers, str), ("provider_options", provider_options, Mapping)):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        if value is not None and not (is_list and all(isinstance(one, kind) for one in value)):
+            raise TypeError(f"providers holds names, provider_options a dict for each; got {name}={value!r}.")
 
 
 def missing_providers(names: Sequence[str]) -> list[str]:
@@ -321,7 +328,10 @@ def create_session(
     for name, value in (options or {}).items():
         _set_option(settings, name, value)
     providers = list(zip(device.providers, device.provider_options, strict=True))
-    session = onnxruntime.InferenceSession(model, settings, providers=providers)
+    try:
+        session = onnxruntime.InferenceSession(model, settings, providers=providers)
+    except Exception as error:  # each release has another class for it
+        raise _not_loaded(error) from error
     used = session.get_providers()
     if device.providers[0] not in used:
         raise DeviceError(
@@ -371,8 +381,34 @@ def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> 
         raise TypeError(f"Session option {name!r} takes {kind}, got {got}.") from None
 
 
-def not_implemented(error: Exception) -> bool:
-    """Whether ``error`` says that a kernel is missing for an operator or type."""
+def _not_loaded(error: Exception) -> ModelError:
+    if not_implemented(error):
+        return ModelError(
+            f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. Export the model again with "
+            f"another opset (18 is a good choice), or put other operators in its place."
+        )
+    return ModelError(f"onnxruntime {version()} cannot load the graph: {reason(error)}.")
+
+
+def run_session(session: Any, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
+    """Return outputs of a session by name; what fails in it is a ModelError."""
+    try:
+        return list(session.run(outputs, feeds))
+    except Exception as error:  # each release has another class for it
+        raise _not_run(error) from error
+
+
+def _not_run(error: Exception) -> ModelError:
+    return ModelError(
+        f"The graph does not run on the data: {reason(error)}. If the number of rows is fixed inside it (by a constant "
+        f"shape in a Reshape), export it with a dynamic batch axis."
+    )
+
+
+def not_implemented(error: BaseException) -> bool:
+    """Whether ``error``, or what it was raised from, says that a kernel is missing for an operator or type."""
+    if error.__cause__ is not None and not_implemented(error.__cause__):
+        return True
     told = ("NOT_IMPLEMENTED", "is not a registered function/op")
     return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or any(text in str(error) for text in told)
 
@@ -446,10 +482,13 @@ class Binding:
         self._arrays.update(changed)
         for name in changed.keys() | self._inputs if self._again else changed:
             self._bind(name)
-        if self._copies:
-            self._run_on_copies()
-        else:
-            self._session.run_with_iobinding(self._binding)
+        try:
+            if self._copies:
+                self._run_on_copies()
+            else:
+                self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # each release has another class for it
+            raise _not_run(error) from error
 
     def _run_on_copies(self) -> None:
         for name in self._copies.keys() & self._inputs:

@@ -118,7 +118,10 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
     """Return the place of each label among the known ones."""
     if known.dtype.kind not in "biufUO":
         raise ValueError(f"ONNX has no labels of type {known.dtype}: give strings, integers or floats.")
-    values = np.searchsorted(known, labels).clip(max=len(known) - 1)
+    try:
+        values = np.searchsorted(known, labels).clip(max=len(known) - 1)
+    except TypeError as error:
+        raise TypeError(f"{name} has labels of a type that the classes {known.tolist()} are not: {error}.") from None
     unknown = known[values] != labels
     if np.any(unknown):
         raise ValueError(

@@ -68,7 +68,8 @@ def training_graph(
     columns = _as_columns(op, scores, batch, settings.n_outputs)
     loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
     loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
-    moved = [v for node in graph for v in node.outputs if v.name in set(model.moving.values())]
+    moving = set(model.moving.values())
+    moved = [v for node in graph for v in node.outputs if v.name in moving]
     graph.outputs.clear()
     graph.outputs.extend([loss, *moved])
     common.RemoveUnusedNodesPass()(graph_model)

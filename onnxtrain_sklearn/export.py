@@ -22,8 +22,8 @@ from ._base import BaseOrtGradient
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
 from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder, infer_shapes
-from ._graph.versions import reason
 from ._inference import Form, Head, inference_model
+from ._refusal import reason
 from ._tables import Table
 from .exceptions import ModelError
 

@@ -22,9 +22,12 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "exceptions",
     "_content",
+    "_refusal",
     "_runtime",
     "_graph.builder",
     "_graph.folding",
+    "_graph.limits",
+    "_graph.files",
     "_graph.versions",
     "_graph.border",
     "_graph.final_activation",
@@ -129,11 +132,9 @@ PROTOBUF = {
     "_graph.folding": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.model": {"load_model_from_string"},  # of pickles
-    "_graph.border": {
-        *("ModelProto", "TensorProto", "checker", "helper", "inliner", "load", "load_model_from_string"),
-        "shape_inference",
-    },
     "_gradient.known": {"defs"},  # the defaults of attributes
+    "_graph.files": {"GraphProto", "ModelProto", "external_data_helper", "load", "load_model_from_string"},
+    "_graph.border": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one
@@ -158,6 +159,8 @@ PUBLIC = {
     "losses",
     "schedules",
     "gradient_graph",
+    "ModelLimits",
+    "model_limits",
 }
 
 PARAMETERS = (

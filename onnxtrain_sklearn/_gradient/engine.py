@@ -16,8 +16,11 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, is_float, multiply_by_columns
+from .._graph.border import checked
+from .._graph.builder import GraphBuilder, infer_declared, is_float, multiply_by_columns
 from .._graph.folding import fold
+from .._graph.limits import require_values_within_limits
+from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from . import ort, portable
 from .nodes import dims, path, reads
@@ -58,12 +61,13 @@ def choose_engine(engine: str) -> str:
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
-    source = multiply_by_columns(fold(_inline(model.clone())))
+    source = multiply_by_columns(fold(model.clone()))
     return _differentiate(source, wrt, of, engine)
 
 
 def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     model.ir_version = min(model.ir_version, _runtime.limits().ir_version)
+    _require_free_names(model.graph, wrt)
     reached = _reached(model.graph, wrt, of)
     result = _first_able(_candidates(model, engine), model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
@@ -84,10 +88,15 @@ def _first_able(engines: Sequence[str], model: ir.Model, wrt: Sequence[str], of:
     """Differentiate with the first engine that has a proven gradient for every node; the last one says what fails."""
     for name in engines[:-1]:
         try:
-            return GradientGraph(ENGINES[name][0](model, wrt, of), name)
+            return _by(name, model, wrt, of)
         except UnsupportedOperatorError:
             continue
-    return GradientGraph(ENGINES[engines[-1]][0](model, wrt, of), engines[-1])
+    return _by(engines[-1], model, wrt, of)
+
+
+def _by(engine: str, model: ir.Model, wrt: Sequence[str], of: str) -> GradientGraph:
+    with refusing(f"The engine {engine!r} cannot differentiate the graph", UnsupportedOperatorError):
+        return GradientGraph(ENGINES[engine][0](model, wrt, of), engine)
 
 
 def gradient_graph(
@@ -132,17 +141,16 @@ def gradient_graph(
     >>> [output.name for output in gradient_graph(model, wrt="x").graph.output]
     ['y', 'x_grad']
     """
-    source = multiply_by_columns(fold(_inline(ir.from_proto(model))))
+    proto = checked(model)
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
-    _check_names(source.graph, names)
-    output = _scalar_output(source.graph, of)
-    return ir.to_proto(_differentiate(source, names, output, engine).model)
-
-
-def _inline(model: ir.Model) -> ir.Model:
-    if model.functions:
-        onnx_ir.passes.common.InlinePass()(model)
-    return model
+    with refusing("The gradients of the graph cannot be built"):
+        source = ir.from_proto(proto)
+        onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
+        infer_declared(source, fold)
+        require_values_within_limits(source)
+        _check_names(source.graph, names)
+        output = _scalar_output(source.graph, of)
+        return ir.to_proto(_differentiate(multiply_by_columns(source), names, output, engine).model)
 
 
 def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:
@@ -153,15 +161,23 @@ def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:
 
 def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
     values = {v.name: v for v in graph.inputs if v.name} | dict(graph.initializers)
-    taken = set(values) | {v.name for node in graph for v in node.outputs}
     for name in names:
         if name not in values:
             hint = nearest(name, [str(v) for v in values])
             raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
         if not is_float(values[name]):
             raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
-        if f"{name}_grad" in taken:
-            raise ModelError(f"The graph already has a value named '{name}_grad'; rename it.")
+
+
+def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Raise where a value is called as a gradient will be: which of the two is meant could not be told."""
+    values = {v.name for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
+    values |= {v.name for node in graph.all_nodes() for v in node.outputs}
+    for name in names:
+        if f"{name}_grad" in values:
+            raise ModelError(
+                f"The graph already has a value named '{name}_grad', as the gradient of {name!r} is; rename it."
+            )
 
 
 def _scalar_output(graph: ir.Graph, of: str | None) -> str:

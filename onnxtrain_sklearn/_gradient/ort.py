@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from .. import _runtime
 from .._graph.builder import is_float
+from .._refusal import refusing
 from ..exceptions import UnsupportedOperatorError
 from .faster import use_faster_forms
 from .forms import prepare, training_mode
@@ -40,8 +41,9 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         _refuse(passage, _unknown(passage))
     seed = prepare(prepared, wrt, of)
     for passage in path(prepared.graph, wrt, seed):
-        for reason in _objections(passage):
-            _refuse(passage, reason)
+        with refusing(_refusal(passage), UnsupportedOperatorError):
+            for reason in _objections(passage):
+                _refuse(passage, reason)
     return _restore(use_faster_forms(_build(prepared, wrt, seed.name or of)), model, wrt)
 
 
@@ -56,7 +58,11 @@ def _require_opset(graph: ir.Graph) -> None:
 
 def _refuse(passage: Passage, reason: str | None) -> None:
     if reason:
-        raise UnsupportedOperatorError(f"{describe(passage.node)} cannot be differentiated: {reason}. {_REMEDY}")
+        raise UnsupportedOperatorError(f"{_refusal(passage)}: {reason}. {_REMEDY}")
+
+
+def _refusal(passage: Passage) -> str:
+    return f"{describe(passage.node)} cannot be differentiated"
 
 
 def _unknown(passage: Passage) -> str | None:

@@ -16,10 +16,11 @@ import onnx_ir as ir
 from .. import _runtime
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from .._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
+from .._refusal import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
 from . import control, fallback
 from .expand import expand
-from .nodes import Passage, kind, path
+from .nodes import Passage, describe, kind, path
 from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, require, unsupported, zeros_like
 from .rules import (
     convolution,
@@ -113,7 +114,9 @@ def _backward(op: GraphBuilder, steps: Sequence[Passage], slopes: Slopes) -> Slo
     for step in reversed(steps):
         totals = tuple(_total(op, slopes.pop(v, [])) for v in step.node.outputs)
         if any(total is not None for total in totals):
-            for x, slope in _gradients(op, step, totals):
+            with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
+                found = _gradients(op, step, totals)
+            for x, slope in found:
                 slopes.setdefault(x, []).append(slope)
     return slopes
 

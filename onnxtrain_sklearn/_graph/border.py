@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -19,12 +18,15 @@ import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from google.protobuf.message import DecodeError
 
 from .. import _runtime
+from .._refusal import refusing
 from ..exceptions import ModelError
+from .builder import infer_declared
+from .files import read, source
 from .folding import complete_shapes
-from .versions import readable, reason, values
+from .limits import require_values_within_limits
+from .versions import readable, values
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
@@ -35,11 +37,14 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
 
     Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
     """
-    proto = _inlined(_with_one_default_opset(_without_zip_maps(_read(model))))
-    source = readable(proto, _runtime.limits() if limits is None else limits)
-    common.RemoveInitializersFromInputsPass()(source)
-    _refuse_reserved_names(source)
-    return complete_shapes(source)
+    proto = checked(model, with_dicts=False)
+    with refusing("The ONNX graph is not valid"):
+        result = readable(proto, _runtime.limits() if limits is None else limits)
+        common.RemoveInitializersFromInputsPass()(result)
+        _refuse_reserved_names(result)
+        infer_declared(result, complete_shapes)
+        require_values_within_limits(result)
+    return result
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -64,35 +69,23 @@ def _type_dicts(proto: onnx.ModelProto) -> None:
         output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
 
 
-def _read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    proto = model if isinstance(model, onnx.ModelProto) else _parsed(model)
+def checked(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], *, with_dicts: bool = True
+) -> onnx.ModelProto:
+    """Return a model within the limits that ONNX's checker takes, in its own versions, without local functions.
+
+    ``with_dicts`` says whether the scores of classifiers may be dictionaries, which onnx_ir lacks.
+    """
+    proto = read(model)
     if not proto.graph.node or not proto.graph.output:
         raise ModelError(
-            f"There is no ONNX graph with nodes and outputs in {_source(model)}: it is not an ONNX model, or a "
+            f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
             f"truncated or empty one."
         )
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
-    return proto
-
-
-def _parsed(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    if not isinstance(model, bytes) and not Path(model).is_file():
-        raise ModelError(f"There is no file {os.fspath(model)!r}.")
-    try:
-        return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
-    except DecodeError as error:
-        raise ModelError(
-            f"There is no ONNX model in {_source(model)}, or a truncated one: it cannot be parsed as protobuf."
-        ) from error
-    except (onnx.checker.ValidationError, ValueError) as error:
-        raise ModelError(f"The weights that {_source(model)} keeps beside it cannot be read: {error}") from error
-
-
-def _source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
-    if isinstance(model, str | os.PathLike):
-        return f"the file {os.fspath(model)!r}"
-    return "the bytes" if isinstance(model, bytes) else "the ModelProto"
+    with refusing("The ONNX graph is not valid"):
+        return _inlined(_with_one_default_opset(proto if with_dicts else _without_zip_maps(proto)))
 
 
 def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -105,7 +98,7 @@ def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
         node.op_type, node.domain = "Identity", ""
         del node.attribute[:]
-        if (value := values.get(node.output[0])) is not None:
+        if node.output and (value := values.get(node.output[0])) is not None:
             value.type.Clear()
             value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
             value.type.tensor_type.shape.dim.add()
@@ -144,13 +137,11 @@ def _nodes(graph: Any) -> Iterator[Any]:
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model, validated, without local functions, which may be of another opset; the converter drops them."""
     what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
-    try:
+    with refusing(f"The ONNX {what}"):
         if proto.functions:
             typed = onnx.shape_inference.infer_shapes(proto)
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
         onnx.checker.check_model(proto)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(f"The ONNX {what}: {reason(error)}") from error
     return proto
 
 

@@ -8,7 +8,7 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,23 @@ _NO_TENSORS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
+
+
+class Names(set[str]):
+    """The names of a graph; remembers which numbers are taken, as there may be thousands of nodes of a kind."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self._counts: dict[str, int] = {}
+
+    def free(self, base: str) -> str:
+        """Return ``base``, or ``base_1`` and so on: a name that is not there, and is from now on."""
+        candidate = base
+        while candidate in self:
+            self._counts[base] = self._counts.get(base, 0) + 1
+            candidate = f"{base}_{self._counts[base]}"
+        self.add(candidate)
+        return candidate
 
 
 class GraphBuilder:
@@ -142,13 +159,7 @@ class GraphBuilder:
 
     def name(self, stem: str) -> str:
         """Return a name that nothing in the graph has yet."""
-        base, count = f"{self._prefix}/{stem}", 0
-        candidate = base
-        while candidate in self.taken:
-            count += 1
-            candidate = f"{base}_{count}"
-        self.taken.add(candidate)
-        return candidate
+        return self.taken.free(f"{self._prefix}/{stem}")
 
     def _fit_schema(
         self, op_type: str, inputs: list[Operand], keywords: dict[str, Any]
@@ -237,6 +248,25 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     return model
 
 
+def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
+    """Infer anew what the file declares of computed values, in place: where the two contradict, the file is wrong."""
+    declared = {v: v.shape for node in model.graph.all_nodes() for v in node.outputs if v.shape is not None}
+    for value in declared:
+        value.shape = None
+    infer(model)
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else _merged(value.shape, shape)
+    return model
+
+
+def _merged(inferred: ir.Shape, declared: ir.Shape) -> ir.Shape:
+    """Return what was inferred, and of what was declared the sizes that were not, unless the two contradict."""
+    pairs = list(zip(inferred, declared, strict=False))
+    if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        return inferred
+    return ir.Shape([b if isinstance(b, int) or not isinstance(a, int) else a for a, b in pairs])
+
+
 def is_float(value: ir.Value) -> bool:
     """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
     return value.dtype is None or value.dtype.is_floating_point()
@@ -270,10 +300,10 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
                 yield from reads(inner)
 
 
-def _names(graph: ir.Graph) -> set[str]:
+def _names(graph: ir.Graph) -> Names:
     nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
     values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
-    return {v.name for v in values if v.name} | {node.name for node in nodes if node.name}
+    return Names({v.name for v in values if v.name} | {node.name for node in nodes if node.name})
 
 
 def multiply_by_columns(model: ir.Model) -> ir.Model:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .. import _runtime
+from .._refusal import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, int_attribute, is_float
 from .constants import quantized_nodes, store_weights, verdicts
@@ -129,6 +130,7 @@ class TrainableModel:
         self.__dict__.update(state, model=model)
 
 
+@refusing("The graph cannot be prepared for training")
 def trainable_model(
     source: ir.Model,
     output: str | None = None,
@@ -158,6 +160,8 @@ def trainable_model(
     common.RemoveUnusedNodesPass()(model)
     for value in [v for v in graph.inputs if not v.uses()]:
         graph.inputs.remove(value)
+    if not graph.inputs:
+        raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
     _prepare_batch_statistics(graph)
     parameters = find(graph, scores)
     judged = verdicts(graph, scores) if foreign else {}
@@ -328,7 +332,7 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
         reason = "before opset 14 it has no form that is trained"
     elif any(x is None or x.name not in graph.initializers for x in statistics):
         reason = "its running statistics are no initializers"
-    elif len(updated) != 2 or any(v.uses() or v.is_graph_output() for v in updated):
+    elif len(updated) != 2 or any(not v.name or v.uses() or v.is_graph_output() for v in updated):
         reason = "it must have three outputs, of which nothing reads the last two"
     if reason:
         raise UnsupportedOperatorError(

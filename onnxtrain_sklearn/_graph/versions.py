@@ -13,11 +13,15 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from .. import _runtime
+from .._refusal import reason
 from ..exceptions import ModelError
 from .builder import infer_shapes
 
 MIN_OPSET, MAX_OPSET = 11, 26
 """The opsets that the gradients are checked with; later ones bring operators further settings (28: SpaceToDepth)."""
+
+OLDEST_IR = 4
+"""Before, initializers had to be inputs too, which they no longer are."""
 
 TYPES_SINCE = {
     ir.DataType.FLOAT4E2M1: 11,
@@ -82,14 +86,10 @@ def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
         )
 
 
-def reason(error: Exception) -> str:
-    """Return the text of an error of ONNX without the place in its source where it arose."""
-    return " ".join(str(error).rpartition(" failed: ")[2].split()).rstrip(".")
-
-
 def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
     """Stamp the newest IR version that the runtime reads on a newer model; what it lacks are element types."""
     newest = limits.ir_version
+    model.ir_version = max(model.ir_version, OLDEST_IR)
     if model.ir_version <= newest:
         return
     infer_shapes(model)  # which tells the types
@@ -111,9 +111,10 @@ def values(model: ir.Model) -> Iterator[ir.Value]:
 
 def _name_nodes(graph: ir.Graph) -> None:
     taken: set[str] = set()
+    counts: dict[str, int] = {}
     for node in graph.all_nodes():
-        stem, count = node.name or node.op_type, 0
+        stem = node.name or node.op_type
         while not node.name or node.name in taken:
-            node.name = f"{stem}_{count}"
-            count += 1
+            node.name = f"{stem}_{counts.get(stem, 0)}"
+            counts[stem] = counts.get(stem, 0) + 1
         taken.add(node.name)

@@ -1,0 +1,144 @@
+"""Model files: protobuf, JSON and ONNX's two texts, and the weights that they keep in files beside them.
+
+How much is read is known before it is read. Files beside a model are looked for in its folder, and onnx opens nothing
+that leads out of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.external_data_helper
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from .._refusal import refusing
+from ..exceptions import ModelError
+from .limits import current, exceeded, require_within_limits
+
+
+def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a model within the limits, its weights in memory; the one given is left as it is."""
+    proto = model if isinstance(model, onnx.ModelProto) else _parsed(model)
+    require_within_limits(proto)
+    external = [tensor for tensor in _tensors(proto) if onnx.external_data_helper.uses_external_data(tensor)]
+    if not external:
+        return proto
+    if isinstance(model, onnx.ModelProto | bytes):
+        raise ModelError(
+            f"The weight {external[0].name!r} is kept in a file beside the model, and {source(model)} do not say where "
+            f"that is. Give the path of the model's file, or load it with onnx.load, which reads its weights."
+        )
+    folder = os.path.dirname(os.path.abspath(os.fspath(model)))
+    _require_readable(external, folder)
+    with refusing(f"The weights that {source(model)} keeps beside it cannot be read"):
+        for tensor in external:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+    return proto
+
+
+def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
+    """Return what a message calls the model that was given."""
+    if isinstance(model, str | os.PathLike):
+        return f"the file {_short(os.fspath(model))!r}"
+    return "the bytes" if isinstance(model, bytes) else "the ModelProto"
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= 300 else f"{path[:300]}..."
+
+
+def _parsed(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    if isinstance(model, bytes):
+        _require_size(len(model), source(model))
+    else:
+        with refusing(f"{source(model)[:1].upper()}{source(model)[1:]} cannot be read"):
+            if not Path(model).is_file():
+                raise ModelError(f"There is no file {_short(os.fspath(model))!r}.")
+            _require_size(os.stat(model).st_size, source(model))
+    what = f"There is no ONNX model in {source(model)}, or a truncated one: it cannot be parsed"
+    with refusing(what):
+        try:
+            if isinstance(model, bytes):
+                return onnx.load_model_from_string(model)
+            return onnx.load(os.fspath(model), load_external_data=False)
+        except DecodeError as error:
+            raise ModelError(f"{what} as protobuf.") from error
+
+
+def _require_size(size: int, what: str) -> None:
+    if size > current().file_bytes:
+        raise exceeded(f"There are {size:,} bytes in {what}", "file_bytes")
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
+    """Yield the tensors of graphs, subgraphs and functions."""
+    graphs: list[Any] = [proto.graph, *proto.functions]
+    for info in proto.training_info:
+        graphs += [info.initialization, info.algorithm]
+    while graphs:
+        graph = graphs.pop()
+        if isinstance(graph, onnx.GraphProto):
+            yield from graph.initializer
+        for attribute in (a for node in graph.node for a in node.attribute):
+            yield from ([attribute.t] if attribute.HasField("t") else [])
+            yield from attribute.tensors
+            graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
+def _require_readable(tensors: list[Any], folder: str) -> None:
+    """Raise ModelError where places in files beside the model are wrong, or more bytes than may be read."""
+    ranges: dict[str, set[tuple[int, int]]] = {}
+    for tensor in tensors:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        start, length = (_number(tensor, place, key) for key in ("offset", "length"))
+        expected = math.ceil(math.prod(tensor.dims) * _itemsize(tensor))
+        if length is not None and length != expected:
+            raise _misplaced(tensor, f"its length is {length:,} bytes, and its shape and type take {expected:,}")
+        ranges.setdefault(place.get("location", ""), set()).add((start or 0, (start or 0) + expected))
+        with refusing(_misplaced_text(tensor, "its file cannot be found")):
+            path = os.path.join(folder, place.get("location", ""))
+            size = os.stat(path).st_size if os.path.isfile(path) else None
+        if size is not None and length is None and size - (start or 0) > expected:
+            raise _misplaced(tensor, f"its length is not told, and {size - (start or 0):,} bytes are there")
+    for found in ranges.values():
+        _require_apart(sorted(found))
+    _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
+
+
+def _itemsize(tensor: Any) -> float:
+    with refusing(_misplaced_text(tensor, "its type is none that can be kept there")):
+        return float(ir.DataType(tensor.data_type).itemsize)
+
+
+def _number(tensor: Any, place: dict[str, str], key: str) -> int | None:
+    text = place.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise _misplaced(tensor, f"its {key} is {text[:50]!r}, which is no number of bytes")
+    return int(text)
+
+
+def _require_apart(ranges: list[tuple[int, int]]) -> None:
+    """Weights may share all of their bytes, but no part of them: then offsets are wrong."""
+    for (start, end), (next_start, next_end) in pairwise(ranges):
+        if next_start < end:
+            raise ModelError(
+                f"The files beside the model hold two weights at bytes {start:,} to {end:,} and {next_start:,} to "
+                f"{next_end:,}, which overlap: the model is not valid."
+            )
+
+
+def _misplaced(tensor: Any, what: str) -> ModelError:
+    return ModelError(f"{_misplaced_text(tensor, what)}.")
+
+
+def _misplaced_text(tensor: Any, what: str) -> str:
+    return f"The weight {tensor.name!r} that is kept in a file beside the model cannot be read: {what}"

@@ -1,0 +1,227 @@
+"""How large a model may be: checked before any work is done on it, and before files beside it are read.
+
+A file of a kilobyte can ask for work without end: functions that call functions twice, tensors of 2**60 numbers, graphs
+within graphs. What it would cost is counted on its messages, as they are; whether it is valid is found later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from ..exceptions import ModelError, nearest
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """How large a model may be that is read, trained or differentiated.
+
+    The defaults leave room for networks of several gigabytes; what is larger raises
+    :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Raise them with :func:`model_limits`.
+
+    Parameters
+    ----------
+    nodes : int, default=200_000
+        Nodes of the graph and its subgraphs; those of a local function count as often as it is called.
+    nesting : int, default=16
+        Subgraphs within subgraphs, and functions that call functions.
+    axes : int, default=32
+        Axes of a tensor.
+    tensor_bytes : int, default=2**35
+        Bytes of all weights and constants together, and of any one value that the graph computes for a row, where its
+        shape is known.
+    file_bytes : int, default=2**35
+        Bytes of the model's file and of what is read from files beside it.
+    iterations : int, default=10_000_000
+        Rounds of a Loop whose number is a constant.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import ModelLimits
+    >>> ModelLimits(nodes=1000).nodes
+    1000
+    """
+
+    nodes: int = 200_000
+    nesting: int = 16
+    axes: int = 32
+    tensor_bytes: int = 2**35
+    file_bytes: int = 2**35
+    iterations: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{field.name} of ModelLimits must be an integer >= 1, got {value!r}.")
+
+
+_DEFAULT = ModelLimits()
+_current: ContextVar[ModelLimits] = ContextVar("model_limits", default=_DEFAULT)
+
+
+def current() -> ModelLimits:
+    """Return the limits that hold here."""
+    return _current.get()
+
+
+@contextmanager
+def model_limits(**limits: int) -> Iterator[ModelLimits]:
+    """Set limits of models for the code within a ``with`` block.
+
+    Parameters
+    ----------
+    **limits : int
+        Attributes of :class:`ModelLimits`; those that are not named stay as they are around the block. Other threads
+        and processes, such as joblib's workers, keep theirs.
+
+    Yields
+    ------
+    ModelLimits
+        The limits within the block.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import model_limits
+    >>> with model_limits(nodes=1_000_000, nesting=40) as limits:
+    ...     limits.nodes, limits.axes
+    (1000000, 32)
+    """
+    valid = [field.name for field in fields(ModelLimits)]
+    for name in limits:
+        if name not in valid:
+            raise ValueError(f"Unknown limit {name!r}.{nearest(name, valid)}")
+    token = _current.set(replace(current(), **limits))
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
+
+
+def exceeded(what: str, name: str) -> ModelError:
+    """Return the error that says what is too large, and how to raise the limit ``name``."""
+    limit = getattr(current(), name)
+    return ModelError(
+        f"{what}, more than the limit {name}={limit:,}. If you trust the model, raise it: "
+        f"with onnxtrain_sklearn.model_limits({name}=...)."
+    )
+
+
+def require_within_limits(proto: Any) -> None:
+    """Raise ModelError where a ModelProto is larger than the limits, or where its functions never end."""
+    _Count(proto).model(proto)
+
+
+class _Count:
+    """Counts nodes and bytes of messages; nothing in them is believed."""
+
+    def __init__(self, proto: Any) -> None:
+        self.limits = current()
+        self.functions = {(f.domain, f.name): f for f in proto.functions}
+        self.costs: dict[tuple[str, str], tuple[int, int]] = {}
+        self.open: list[tuple[str, str]] = []
+        self.bytes = 0
+
+    def model(self, proto: Any) -> None:
+        self.graph(proto.graph, 0)
+        for key in self.functions:  # those that nothing calls too
+            self.function(key, 0)
+        for info in proto.training_info:
+            self.graph(info.initialization, 0)
+            self.graph(info.algorithm, 0)
+
+    def graph(self, graph: Any, depth: int) -> tuple[int, int]:
+        """Return the nodes of a graph, and how deep its subgraphs are; likewise below."""
+        self.tensors(graph.initializer)
+        for sparse in graph.sparse_initializer:
+            self.tensors([sparse.values, sparse.indices])
+        return self.nodes(graph.node, depth)
+
+    def nodes(self, nodes: Iterable[Any], depth: int) -> tuple[int, int]:
+        if depth > self.limits.nesting:
+            raise exceeded(f"The model has graphs or functions nested {depth} deep", "nesting")
+        total, height = 0, 0
+        for node in nodes:
+            inner = [self.attribute(a, depth) for a in node.attribute]
+            if (node.domain, node.op_type) in self.functions:
+                inner.append(self.function((node.domain, node.op_type), depth))
+            total += 1 + sum(count for count, _ in inner)
+            height = max(height, *(h for _, h in inner), 0)
+            if total > self.limits.nodes:
+                raise exceeded(f"The model has {total:,} nodes or more, those of functions at each call", "nodes")
+        if depth + height > self.limits.nesting:
+            raise exceeded(f"The model has graphs or functions nested {depth + height} deep", "nesting")
+        return total, height
+
+    def attribute(self, attribute: Any, depth: int) -> tuple[int, int]:
+        if attribute.HasField("t"):
+            self.tensors([attribute.t])
+        self.tensors(attribute.tensors)
+        graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        inner = [self.graph(graph, depth + 1) for graph in graphs]
+        return sum(count for count, _ in inner), max((1 + height for _, height in inner), default=0)
+
+    def function(self, key: tuple[str, str], depth: int) -> tuple[int, int]:
+        if key in self.open:
+            raise ModelError(f"The ONNX local functions cannot be inlined: {key[0]}::{key[1]} calls itself.")
+        if key not in self.costs:
+            self.open.append(key)
+            count, height = self.nodes(self.functions[key].node, depth + 1)
+            self.costs[key] = count, height + 1
+            self.open.pop()
+        return self.costs[key]
+
+    def tensors(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            dims = list(tensor.dims)
+            if len(dims) > self.limits.axes:
+                raise exceeded(f"Tensor {tensor.name!r} has {len(dims)} axes", "axes")
+            if any(size < 0 for size in dims):
+                raise ModelError(f"Tensor {tensor.name!r} has the shape {tuple(dims)}: a size is negative.")
+            self.bytes += math.ceil(math.prod(dims) * _itemsize(tensor.data_type))
+            if self.bytes > self.limits.tensor_bytes:
+                what = (
+                    f"The weights and constants have {self.bytes:,} bytes up to {tensor.name!r}, of shape {tuple(dims)}"
+                )
+                raise exceeded(what, "tensor_bytes")
+
+
+def _itemsize(kind: int) -> float:
+    """Return the bytes of an element; of texts and types that ONNX lacks one, for it is told later what they are."""
+    try:
+        return float(ir.DataType(kind).itemsize)
+    except (ValueError, TypeError):
+        return 1.0
+
+
+def require_values_within_limits(model: ir.Model) -> None:
+    """Raise ModelError where the graph computes values of more bytes or axes than the limits, or loops too often."""
+    for node in model.graph.all_nodes():
+        for value in (v for v in node.outputs if v.shape is not None):
+            _require_small(node, value)
+        _require_few_rounds(node, current().iterations)
+
+
+def _require_small(node: ir.Node, value: ir.Value) -> None:
+    what = f"Node {node.name!r} ({node.op_type}) computes a tensor of the shape {value.shape}"
+    sizes = [d for d in value.shape or () if isinstance(d, int)]
+    if len(value.shape or ()) > current().axes:
+        raise exceeded(what, "axes")
+    if any(size < 0 for size in sizes):
+        raise ModelError(f"{what}: a size is negative.")
+    if math.prod(sizes) * (_itemsize(value.dtype) if value.dtype else 1) > current().tensor_bytes:
+        raise exceeded(what, "tensor_bytes")
+
+
+def _require_few_rounds(node: ir.Node, most: int) -> None:
+    if node.op_type != "Loop" or node.domain or not node.inputs or node.inputs[0] is None:
+        return
+    trips = ir.convenience.get_const_tensor(node.inputs[0])
+    if trips is not None and trips.size == 1 and int(trips.numpy().ravel()[0]) > most:
+        raise exceeded(f"Node {node.name!r} (Loop) takes {int(trips.numpy().ravel()[0]):,} rounds", "iterations")

@@ -1,0 +1,218 @@
+"""One case of the fuzzer: what number N makes, what is done with it, and what the outcome says.
+
+A case is right if it trains, or if it raises an error that this package or scikit-learn's validation raises on purpose:
+one of :mod:`onnxtrain_sklearn.exceptions`, or a ValueError or TypeError by a statement ``raise`` of theirs. Whatever
+else comes out, from numpy, onnx, protobuf or onnxruntime, is foreign.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import random
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnxruntime
+
+import onnxtrain_sklearn
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn.exceptions import OnnxTrainError
+from tests.fuzz import files, mutations, settings
+from tests.fuzz.seeds import Seed, pick
+
+OWN = str(Path(onnxtrain_sklearn.__file__).parent)
+TOLD = ("sklearn/utils/", "sklearn/base.py", "sklearn/preprocessing/_label.py")
+"""Where scikit-learn validates; numpy's own words come through it for what is no number."""
+
+
+@dataclass
+class Case:
+    """What a number makes."""
+
+    number: int
+    engine: str
+    seed: str
+    model: Any
+    X: Any
+    y: Any
+    weights: Any
+    classify: bool
+    plan: str
+    parameters: dict[str, Any]
+    changes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        what = " ".join(self.changes) or "nothing"
+        return f"{self.seed} changed by {what}; {self.plan} engine={self.engine} {self.parameters}"
+
+
+PLANS = ["fit"] * 5 + ["partial_fit", "gradient", "gradient", "gradient", "pickle", "twice", "validation"]
+
+
+def case(number: int, folder: Path, engine: str | None = None) -> Case:
+    """Return case ``number``; files that it needs are written into ``folder``."""
+    rng = random.Random(number)
+    name, seed = pick(rng)
+    engine = engine or rng.choice([*available_engines(), "auto"])
+    changes: list[str] = []
+    model = _model(rng, seed, folder, changes)
+    given = isinstance(seed.model, onnx.ModelProto)
+    chance = 0.1 if changes else 0.5
+    kind = OrtGradientClassifier if seed.classify != (rng.random() < 0.05) else OrtGradientRegressor
+    X, y, weights = settings.data(rng, seed.X, seed.y, chance)
+    parameters = settings.parameters(rng, chance, list(kind().get_params()))
+    plan = "gradient" if seed.X is None else rng.choice([p for p in PLANS if given or p != "gradient"])
+    classify = kind is OrtGradientClassifier
+    return Case(number, engine, name, model, X, y, weights, classify, plan, parameters, changes)
+
+
+def _model(rng: random.Random, seed: Seed, folder: Path, changes: list[str]) -> Any:
+    if not isinstance(seed.model, onnx.ModelProto):
+        return seed.model
+    model = onnx.ModelProto()
+    model.CopyFrom(seed.model)
+    changes += mutations.mutate(rng, model, rng.choice([0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3]))
+    form = rng.choice(["proto"] * 12 + ["bytes"] * 3 + ["broken bytes"] * 2 + ["file"] * 2 + ["external"] * 2)
+    if form != "proto":
+        changes.append(form)
+    try:
+        if form == "file":
+            return files.file_of(rng, model, folder)
+        if form == "external":
+            return files.external(rng, model, folder)
+        content = model.SerializeToString()
+    except (ValueError, OSError, RecursionError):  # not every mutant can be written
+        return model
+    if form == "proto":
+        return model
+    return content if form == "bytes" else mutations.bytes_of(rng, content)
+
+
+def run(one: Case) -> str:
+    """Do what the case plans; return "trained" or "refused", or "foreign", "wrong" with the reason behind it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wrong = _gradient(one) if one.plan == "gradient" else _train(one)
+    except Exception as error:
+        if allowed(error):
+            return f"refused {type(error).__name__}: {str(error)[:300]}"
+        return f"foreign {''.join(traceback.format_exception(error, limit=-12))[-6000:][:4500]}"
+    return f"wrong {wrong}" if wrong else "trained"
+
+
+def _gradient(one: Case) -> str:
+    if not isinstance(one.model, onnx.ModelProto):
+        return _train(one)
+    rng = random.Random(one.number)
+    if one.model.graph.output and rng.random() < 0.7:
+        _reduce(one.model.graph)
+    names = [v.name for v in (*one.model.graph.initializer, *one.model.graph.input)] or ["x"]
+    wrt = rng.sample(names, min(len(names), rng.choice([1, 2, 5])))
+    of = rng.choice([None, None, *(v.name for v in one.model.graph.output)])
+    before = one.model.SerializeToString()
+    graph = gradient_graph(one.model, wrt=wrt, of=of, engine=one.engine)
+    if one.model.SerializeToString() != before:
+        return "the model was changed"
+    missing = {f"{name}_grad" for name in wrt} - {v.name for v in graph.graph.output}
+    if missing:
+        return f"no outputs {missing}"
+    if _loads(one.model) and not _loads(graph):
+        return "the graph loads in onnxruntime, that with its gradients does not"
+    return ""
+
+
+def _reduce(graph: onnx.GraphProto) -> None:
+    """Put the sum of the first output before it."""
+    nodes = [onnx.helper.make_node("ReduceSum", [graph.output[0].name], ["fuzz_sum"], keepdims=0)]
+    graph.node.extend(nodes)
+    graph.output.insert(
+        0, onnx.helper.make_tensor_value_info("fuzz_sum", graph.output[0].type.tensor_type.elem_type, [])
+    )
+
+
+def _loads(model: onnx.ModelProto) -> bool:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+
+
+def _train(one: Case) -> str:
+    kind = OrtGradientClassifier if one.classify else OrtGradientRegressor
+    known = {"max_iter": 2, "batch_size": 5, "random_state": 0, "engine": one.engine, "model": one.model}
+    estimator = kind(**known | one.parameters)
+    if one.plan == "partial_fit" and hasattr(estimator, "partial_fit"):
+        more = {"classes": [0, 1, 2]} if one.classify and one.number % 2 else {}
+        estimator.partial_fit(one.X, one.y, **more).partial_fit(one.X, one.y, sample_weight=one.weights)
+    elif one.plan == "validation":
+        estimator.fit(one.X, one.y, one.weights, X_val=one.X, y_val=one.y)
+    else:
+        estimator.fit(one.X, one.y, sample_weight=one.weights)
+    if one.plan == "twice":
+        estimator.set_params(**one.parameters | {"warm_start": True}).fit(one.X, one.y)
+    if one.plan == "pickle":
+        estimator = pickle.loads(pickle.dumps(estimator))
+    return _sane(estimator, one)
+
+
+def _sane(estimator: Any, one: Case) -> str:
+    """Return what is wrong with a fitted estimator; "" for nothing."""
+    predicted = estimator.predict(one.X)
+    rows = len(one.y) if hasattr(one.y, "__len__") else len(predicted)
+    if len(predicted) != rows:
+        return f"{len(predicted)} predictions for {rows} rows"
+    if not np.isfinite(estimator.loss_):
+        return f"loss_ is {estimator.loss_}"
+    if one.classify and isinstance(estimator.classes_, np.ndarray) and predicted.ndim == 1:
+        if not np.isin(predicted, estimator.classes_).all():
+            return "a class that is none"
+        if hasattr(estimator, "predict_proba"):
+            p = estimator.predict_proba(one.X)
+            if np.isfinite(p).all() and not ((p >= 0) & (p <= 1)).all():
+                return "probabilities out of [0, 1]"
+    onnx.checker.check_model(estimator.to_onnx())
+    return ""
+
+
+# --- whose error ---
+
+
+def allowed(error: BaseException) -> bool:
+    """Whether an error is one that a user of this package may see."""
+    if isinstance(error, OnnxTrainError):
+        return True
+    if not isinstance(error, ValueError | TypeError) or isinstance(error, UnicodeError) or not str(error):
+        return False
+    frames = list(traceback.walk_tb(error.__traceback__))
+    last, line = frames[-1]
+    path = last.f_code.co_filename
+    if any(_is_validation(frame.f_code.co_filename) for frame, _ in frames):
+        return True
+    return (path.startswith(OWN) or "/sklearn/" in path) and line in raises(path)
+
+
+def _is_validation(path: str) -> bool:
+    return any(told in path for told in TOLD)
+
+
+@cache
+def raises(path: str) -> frozenset[int]:
+    """Return the lines of a module's ``raise`` statements."""
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Raise))
+    return frozenset(line for node in found for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
