@@ -23,8 +23,9 @@ from ._fitted import FittedModel, fitted_model, is_estimator
 from ._graph.border import load
 from ._graph.model import TrainableModel, trainable_model
 from ._inference import Head, Predictor, inference_model
-from ._parameters import FlatParameters, select_trainable
+from ._parameters import FlatParameters
 from ._refusal import refusing
+from ._selection import selected
 from ._start import Start
 from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
@@ -215,8 +216,8 @@ def start(
     fitted: FittedModel | None,
 ) -> Run:
     """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
+    source, names = selected(source, trainable)
     weights = source.weights()
-    names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
     fixed = source.fixing(_shapes(columns)).freezing_statistics(names)
     model = in_trainable_type(fixed, settings, names)
     run = Run(
@@ -241,8 +242,8 @@ def go_on(
     old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns
 ) -> Run:
     """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
-    weights = old.weights()
-    names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
+    source, names = selected(source, trainable)
+    weights = {**source.weights(), **old.weights()}
     fixed = source.fixing(_shapes(columns)).freezing_statistics(names)
     run = replace(
         old,

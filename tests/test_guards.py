@@ -109,6 +109,7 @@ LAYERS = (
     "_encoding",
     "_targets",
     "_parameters",
+    "_selection",
     "_dropout",
     "_training_graph",
     "_step",

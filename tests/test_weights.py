@@ -12,12 +12,14 @@ import onnx.parser
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.border import load, to_proto
 from onnxtrain_sklearn._graph.model import trainable_model
 from onnxtrain_sklearn._run import source_of
+from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -253,11 +255,12 @@ def test_integer_weights_behind_dequantize_linear_are_trained_as_floats(axis, na
     zero = np.full(scale.shape, 2, np.int8)
     attribute = "" if axis is None else f"<axis = {axis}>"
     body = f"D = DequantizeLinear {attribute} ({name}, s, z) H = MatMul(X, D) Y = MatMul(H, V)"
-    proto = model(body, "float[2, 1] V = {1, -1}", **{name: integers, "s": scale, "z": zero})
+    proto = model(body, "float[2, 1] V = {1, -1}", opset=19, **{name: integers, "s": scale, "z": zero})
     source, _ = source_of(proto, None)
     assert set(source.parameters) == {"W", "V"}
     X = rows()
-    assert_allclose(evaluate(to_proto(source.model), X=X), evaluate(proto, X=X), rtol=0, atol=1e-6)
+    expected = ReferenceEvaluator(proto).run(None, {"X": X})[0]  # onnxruntime may compute with integers
+    assert_allclose(evaluate(to_proto(source.model), X=X), expected, rtol=0, atol=1e-6)
     assert (one_step(proto).weights_["W"] != source.weights()["W"]).all()
 
 
@@ -291,3 +294,77 @@ def test_graphs_of_known_origin_are_taken_as_they_are():
     proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
     assert set(trainable_model(load(proto)).parameters) == {"W", "val_3"}
     assert set(trainable_model(load(proto), foreign=True).parameters) == {"W"}
+
+
+# What is selected, and what cannot be trained
+
+
+def dynamic(tail="Y = Add(P, b)"):
+    body = f"""Q, s, z = DynamicQuantizeLinear(X) I = MatMulInteger(Q, W, z) F = Cast <to = 1> (I) t = Mul(s, scale)
+               P = Mul(F, t) {tail}"""
+    arrays = {"W": np.array([[10], [-20], [3]], np.int8), "scale": single(0.1), "b": np.ones(1, np.float32)}
+    return model(body, "float[1, 1] V = {2}", **arrays)
+
+
+def test_a_quantized_graph_is_refused():
+    with pytest.raises(ModelError, match=r"quantized: DynamicQuantizeLinear '.*', MatMulInteger .*'b'"):
+        one_step(dynamic())
+
+
+def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
+    proto = dynamic("H = Add(P, b) Y = MatMul(H, V)")
+    trained = one_step(proto, trainable=["V"])
+    assert set(trained.weights_) == {"b", "V"}
+    assert trained.weights_["b"] == 1
+    assert trained.weights_["V"] != 2
+
+
+def test_floats_before_a_rounding_are_refused_even_where_they_are_named():
+    body = """H = MatMul(X, W) Q = QuantizeLinear(H, s, z) D = DequantizeLinear(Q, s, z) Y = Mul(D, V)"""
+    proto = model(body, f"{W}, float[1] V = {{2}}, float s = {{0.1}}, uint8 z = {{128}}")
+    with pytest.raises(ValueError, match="'W' matches no parameter"):
+        one_step(proto, trainable=["W", "V"])
+    assert one_step(proto, trainable=["V"]).weights_["V"] != 2
+    second = "A = Add(P, b) C, r, o = DynamicQuantizeLinear(A) D = DequantizeLinear(C, r, o) Y = MatMul(D, V)"
+    with pytest.raises(ModelError, match=r"quantized: .* rounding has no gradient.*: 'V'\."):
+        one_step(dynamic(second), trainable=["b", "V"])
+
+
+def test_a_file_that_ends_in_integers_is_said_to_be_quantized():
+    body = "H = MatMul(X, W) Q = QuantizeLinear(H, s, z) Y = DequantizeLinear(Q, s, z)"
+    with pytest.raises(ModelError, match=r"quantized: .*QuantizeLinear"):
+        one_step(model(body, f"{W}, float s = {{0.1}}, uint8 z = {{128}}"))
+
+
+def test_a_constant_is_trained_where_it_is_named():
+    proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
+    assert set(one_step(proto).weights_) == {"W"}
+    trained = one_step(proto, trainable=["W", "val_3"])
+    assert set(trained.weights_) == {"W", "val_3"}
+    assert trained.weights_["val_3"] != 2
+    assert set(one_step(proto, trainable="*").weights_) == {"W"}
+
+
+def test_a_constant_is_trained_from_the_call_that_names_it():
+    proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
+    X, y = rows(), rows(8, 1, seed=1).ravel()
+    trained = OrtGradientRegressor(proto, optimizer=SGD(), learning_rate_init=0.1).partial_fit(X, y)
+    before = trained.weights_["W"]
+    trained.set_params(trainable=["val_3"]).partial_fit(X, y)
+    assert_array_equal(trained.weights_["W"], before)
+    assert trained.weights_["val_3"] != 2
+    assert_allclose(trained.predict(X), X @ before.ravel() * trained.weights_["val_3"], rtol=1e-5)
+
+
+def test_a_constant_node_that_is_named_cannot_be_trained():
+    proto = model("two = Constant <value_float = 2.0> () H = MatMul(X, W) Y = Mul(H, two)")
+    with pytest.raises(ValueError, match=r"'two' names a constant .*\(a single number in Mul.*Store it"):
+        one_step(proto, trainable=["two"])
+
+
+def test_weights_of_float16_are_not_left_out_silently():
+    body = """A = Cast <to = 10> (X) H = MatMul(A, W) B = Cast <to = 1> (H) Y = Add(B, b)"""
+    proto = model(body, "float[1] b = {1}", W=table(3, 1).astype(np.float16))
+    with pytest.raises(ModelError, match=r"1 weight\(s\) of types that are not trained: 'W' \(FLOAT16\)"):
+        one_step(proto)
+    assert set(one_step(proto, trainable=["b"]).weights_) == {"b"}

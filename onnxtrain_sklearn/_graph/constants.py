@@ -6,17 +6,14 @@ DequantizeLinear. What the graph computes stays the same. The functions here cha
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
 
 from .builder import reaching, reads
-from .roles import Roles, Verdict
+from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
-
-_QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4|Dequantize")
 
 
 def store_weights(graph: ir.Graph) -> None:
@@ -42,6 +39,14 @@ def verdicts(graph: ir.Graph, scores: ir.Value) -> dict[str, Verdict]:
     return {value.name or "": roles.verdict(value, array) for value, array in constants}
 
 
+def narrow_weights(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
+    """Return the weights on the way to ``scores`` that are floats of another type than float32 and float64."""
+    reached, roles = reaching(scores), Roles(graph)
+    values = [v for name, v in graph.initializers.items() if name in reached and v.dtype not in TRAINED_TYPES]
+    floats = [v for v in values if v.dtype is not None and v.dtype.is_floating_point()]
+    return tuple(v.name or "" for v in floats if roles.verdict(v, array_of(v).astype(np.float32)).is_weight)
+
+
 def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
     """Yield the float32 and float64 constants of the main graph with what they hold, Constant nodes last."""
     for value in graph.initializers.values():
@@ -64,21 +69,17 @@ def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
             continue
         seen.add(node)
         front += reads(node)
-        if _QUANTIZED.search(node.op_type):
+        if QUANTIZED.search(node.op_type):
             found[node.name or ""] = node.op_type
     return tuple(f"{kind} {name!r}" for name, kind in sorted(found.items()))
 
 
-def quantized_behind(graph: ir.Graph, names: Iterable[str]) -> list[str]:
-    """Return those initializers among ``names`` that reach the end only through rounding to integers."""
-    return [name for name in names if _meets_rounding(graph.initializers[name])]
-
-
-def _meets_rounding(value: ir.Value) -> bool:
+def rounded(value: ir.Value) -> bool:
+    """Whether anything that is computed from ``value`` is rounded to integers."""
     front, seen = [value], set()
     while front:
         for node, _ in front.pop().uses():
-            if _QUANTIZED.search(node.op_type):
+            if QUANTIZED.search(node.op_type):
                 return True
             if node not in seen:
                 seen.add(node)

@@ -5,7 +5,7 @@ Nothing here knows of losses, data or sessions, and nothing changes a model that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from .. import _runtime
 from .._refusal import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
 from .builder import infer_shapes, int_attribute, is_float
-from .constants import quantized_nodes, store_weights, verdicts
+from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .final_activation import ACTIVATIONS, behind_activation, positive_class
 from .versions import readable, values
 from .weights import TRAINED_TYPES, array_of, common_dtype, listing, parameters_of, statistics_of
@@ -67,6 +67,8 @@ class TrainableModel:
         Of a foreign graph: the float constants that are no weights, and why.
     quantized : tuple of str
         Of a foreign graph: the nodes that compute with integers in place of floats.
+    narrow : tuple of str
+        Of a foreign graph: the weights that are floats of another type than float32 and float64.
     """
 
     model: ir.Model
@@ -82,6 +84,7 @@ class TrainableModel:
     roles: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
     quantized: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
@@ -106,6 +109,10 @@ class TrainableModel:
         for node in [n for n in model.graph if _normalises_by_batch(n) and stays(n)]:
             _normalise_by_running_statistics(node)
         return replace(self, model=model)
+
+    def integer_nodes(self) -> str:
+        """Return the first nodes that compute with integers, for a message."""
+        return _first(self.quantized)
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the same model with the loss taken on its output as it is."""
@@ -184,7 +191,13 @@ def trainable_model(
         roles={name: verdict.reason for name, verdict in judged.items() if name in parameters},
         constants={name: verdict.reason for name, verdict in judged.items() if name not in parameters},
         quantized=quantized_nodes(graph, scores) if foreign else (),
+        narrow=narrow_weights(graph, scores) if foreign else (),
     )
+
+
+def _first(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return ", ".join(nodes[:3]) + more
 
 
 def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
@@ -299,6 +312,12 @@ def _trained_output(
         if tensor and is_float(value) and find(graph, value):
             return value
     kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
+    rounding = [name for value in graph.outputs for name in quantized_nodes(graph, value)]
+    if rounding:
+        raise ModelError(
+            f"The graph is quantized: {_first(rounding)}. Integer weights are not trained, and rounding has no "
+            f"gradient. Train the float model that it was made from and quantize the trained one again."
+        )
     raise ModelError(
         f"No float output of the graph depends on a float initializer, so there is no parameter to train. "
         f"Outputs: {kinds}; initializers: {listing(graph)}. Weights must be float32 or float64 initializers of the "

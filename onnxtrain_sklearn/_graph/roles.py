@@ -52,6 +52,9 @@ MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpo
 
 PARTS = frozenset({"Slice", "Split"})
 
+QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
+"""Operators that compute with integers in place of floats, of ONNX and of onnxruntime."""
+
 _ATEN = (
     "add alias arange bmm cat clone copy cos cumsum detach div empty exp expand eye fill flatten full gather index "
     "index_put index_select lift_fresh_copy linspace log logical_not masked_fill matmul mm mul neg new_full new_ones "
@@ -122,6 +125,9 @@ class Roles:
 
     def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind = node.op_type
+        sources = [_source(x) for x in node.inputs if x is not None] if kind == "Mul" else []
+        if QUANTIZED.search(kind) or any(n is not None and n.op_type == "DynamicQuantizeLinear" for n in sources):
+            return Verdict(False, f"a scale of integers, in {kind}")
         if not node.domain and is_setting(array, node, index):
             return Verdict(False, f"a setting of {kind}")
         if not node.domain and index in PRODUCTS.get(kind, ()):
