@@ -4,6 +4,7 @@ from . import losses, schedules
 from ._estimators import OrtGradientClassifier, OrtGradientRegressor
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
+from ._inputs import Inputs
 from .export import register_converters
 from .models import MLP, Linear
 from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
@@ -19,6 +20,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Inputs",
     "Linear",
     "ModelLimits",
     "OrtGradientClassifier",

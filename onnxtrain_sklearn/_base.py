@@ -17,21 +17,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import scipy.sparse as sp
 from sklearn.base import BaseEstimator, clone, is_classifier, is_outlier_detector, is_regressor
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from . import _runtime
 from ._components import resolved
-from ._data import Column, dict_columns, dimensions, shaped
 from ._encoding import Columns, Specs, as_trained, table_columns
 from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
 from ._gradient.engine import available_engines, choose_engine
 from ._graph.border import to_proto
-from ._graph.model import TensorSpec, TrainableModel
+from ._graph.model import TrainableModel
 from ._inference import Form, inference_model
+from ._inputs import has_several_inputs, input_columns
 from ._proof import require_equal, sample_rows
 from ._run import (
     Run,
@@ -134,7 +133,8 @@ class BaseOrtGradient(BaseEstimator, ABC):
         ----------
         X : array-like or sparse matrix of shape (n_samples, n_features), or dict of str to array-like
             Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
-            several inputs takes a dict of arrays by input name, a fitted model that encodes text what it was fitted on.
+            several inputs takes a dict of arrays by input name, :class:`Inputs`, or a data frame whose columns are
+            named after the inputs; a fitted model that encodes text takes what it was fitted on.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -546,25 +546,11 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""
         if fitted is not None and fitted.table is not None:
             return table_columns(self, X, fitted.table)
-        if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
-            if fitted is not None:
-                raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
-            if reset:
-                self._forget_features()
-            return dict_columns(X, specs)
-        if specs is not None and len(specs) > 1:
-            raise TypeError(
-                f"The graph has {len(specs)} inputs: {', '.join(repr(s.name) for s in specs)}. Give X as a dict of "
-                f"arrays by input name, got {type(X).__name__}."
-            )
-        spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
-        rank, rows = len(spec.shape), None
-        if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
-            X = np.asanyarray(X)
-            rows, X = X.shape, X.reshape(len(X), -1)
-        finite = "allow-nan" if self.__sklearn_tags__().input_tags.allow_nan else True
-        array = validate_data(self, X, reset=reset, accept_sparse="csr", ensure_2d=rank > 1, ensure_all_finite=finite)
-        return {spec.name: Column(shaped(array if rows is None else array.reshape(rows), spec), spec.dtype)}
+        if fitted is not None and has_several_inputs(X):
+            raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
+        if reset:
+            self._forget_features()
+        return input_columns(self, X, specs, reset=reset)
 
     def _publish(self, run: Run) -> None:
         """Set the fitted attributes."""

@@ -21,6 +21,7 @@ from ._availability import check_one_pass, gives_probabilities, takes_negative_n
 from ._base import BaseOrtGradient
 from ._fitted import is_estimator, listed
 from ._inference import Form
+from ._inputs import Inputs
 from ._targets import Classes, Targets, class_targets, labels_of, regression_targets, require_sorted, sorted_classes
 from .losses import Loss
 from .models import is_builder
@@ -37,6 +38,7 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
 
 def _number_type(X: Any) -> type[np.floating[Any]]:
     """Return the type of the predictions for ``X``: as everywhere in scikit-learn, float32 stays what it is."""
+    X = X.arrays if isinstance(X, Inputs) else X
     first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
     return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64
 
