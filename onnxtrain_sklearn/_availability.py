@@ -18,8 +18,13 @@ def trains_in_minibatches(estimator: Any) -> bool:
 
 
 def check_one_pass(estimator: Any) -> None:
-    if estimator.early_stopping:
+    if is_on(estimator.early_stopping):
         raise ValueError("partial_fit does not support early_stopping=True; it makes one pass and cannot stop earlier.")
+
+
+def is_on(switch: Any) -> bool:
+    """Whether a switch is on; what is none is told when all parameters are checked."""
+    return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
 def gives_probabilities(estimator: Any) -> bool:

@@ -30,9 +30,9 @@ MERGE_LIMIT = 200
 
 
 def dimensions(X: Any) -> int:
-    """Return the number of axes of what may be an array; 0: it is none, as its rows differ in length."""
+    """Return the number of axes of what may be a dense array; 0: it is none, as its rows differ in length."""
     try:
-        return int(np.ndim(X))
+        return 0 if sp.issparse(X) else int(np.ndim(X))
     except ValueError:
         return 0
 

@@ -17,7 +17,13 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 
-from ._availability import check_one_pass, gives_probabilities, takes_negative_numbers, trains_in_minibatches
+from ._availability import (
+    check_one_pass,
+    gives_probabilities,
+    is_on,
+    takes_negative_numbers,
+    trains_in_minibatches,
+)
 from ._base import BaseOrtGradient
 from ._fitted import is_estimator, listed
 from ._inference import Form
@@ -382,7 +388,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> classifier.predict_proba(X).shape
         (1797, 10)
         """
-        known = self._known_classes(classes, fitted=self.warm_start and hasattr(self, "_run"))
+        known = self._known_classes(classes, fitted=is_on(self.warm_start) and hasattr(self, "_run"))
         return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val), known)
 
     @available_if(trains_in_minibatches)

@@ -79,7 +79,7 @@ class FittedModel:
         """Return the labels that rows may have; those that the user names, and ``y``, must be of the model's kind."""
         if self.classes is None:
             return classes
-        self._require_labels(np.shape(y))
+        self._require_labels(_shape(y))
         given, known = listed(classes), listed(self.classes)
         if classes is not None and given != known:
             raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
@@ -94,6 +94,13 @@ class FittedModel:
             )
         if self.n_labels is None and given > 1:
             raise ValueError(f"The fitted model predicts one label a row, and y has {given}, being of shape {shape}.")
+
+
+def _shape(y: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(y)
+    except ValueError:
+        raise ValueError("y must hold the same number of labels in every row, but its rows differ in length.") from None
 
 
 def listed(classes: Any) -> Any:

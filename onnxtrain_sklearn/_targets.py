@@ -57,10 +57,10 @@ def regression_targets(y: Any) -> Targets:
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y"))
     if array.ndim == 2 and array.shape[1] == 1:
         array = column_or_1d(array, warn=True)
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in "OSUV":
         try:
             array = array.astype(np.float64)
-        except ValueError:
+        except (ValueError, TypeError):
             raise ValueError("Unknown label type: y must hold numbers for regression.") from None
     columns = array.reshape(len(array), -1)
     if array.ndim > 2:

@@ -14,6 +14,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
@@ -83,6 +84,14 @@ def test_batch_statistics_that_are_not_returned():
     model = net("H, m2, v2 = BatchNormalization <training_mode = 1> (X, s, b, m, v) Y = MatMul(H, W)", **numbers)
     model.graph.node[0].output[1] = ""
     refused(model, "must have three outputs")
+
+
+def test_a_setting_that_shape_inference_does_not_survive():
+    body = "H = GatherND <batch_dims = -2> (W, i) Y = MatMul(X, W)"
+    model = net(body, i=np.zeros((4, 1), np.int64))
+    refused(model, r"\(GatherND\) has batch_dims=-2, which must not be negative")
+    with pytest.raises(ModelError, match="batch_dims"):
+        gradient_graph(model, wrt="W", of="Y")
 
 
 def test_a_type_that_onnx_ir_lacks():
@@ -296,11 +305,14 @@ def test_data_that_the_graph_cannot_run_on():
 
 
 def test_a_fitted_model_takes_no_dict():
-    from sklearn.linear_model import Ridge
-
     fitted = Ridge().fit(X, y)
     with pytest.raises(TypeError, match="got a dict of arrays"):
         OrtGradientRegressor(fitted).fit({"X": X}, y)
+    with pytest.raises(ValueError, match=r"inhomogeneous|differ in length"):
+        OrtGradientRegressor(fitted).fit(X, [1, 2, 3, [4.0]])
+    classifier = LogisticRegression().fit(X, np.arange(8) % 2)
+    with pytest.raises(ValueError, match="its rows differ in length"):
+        OrtGradientClassifier(classifier).fit(X, [[0], [1, 1]] * 4)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +321,14 @@ def test_a_fitted_model_takes_no_dict():
 def test_providers_that_are_no_list(settings):
     with pytest.raises(TypeError, match="providers holds names, provider_options a dict for each; got provider"):
         fit(net(), **settings)
+
+
+@pytest.mark.parametrize("name", ["early_stopping", "warm_start", "shuffle"])
+def test_switches_that_are_none(name):
+    estimator = OrtGradientClassifier(**{name: np.array([1, 2])})
+    for call in (estimator.fit, estimator.partial_fit):
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            call(X, np.arange(8) % 2, classes=[0, 1])
 
 
 def test_labels_of_another_type_than_the_classes():

@@ -85,6 +85,7 @@ def checked(
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
     with refusing("The ONNX graph is not valid"):
+        _refuse_crashing(proto)
         return _inlined(_with_one_default_opset(proto if with_dicts else _without_zip_maps(proto)))
 
 
@@ -143,6 +144,14 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
         onnx.checker.check_model(proto)
     return proto
+
+
+def _refuse_crashing(proto: onnx.ModelProto) -> None:
+    """Refuse what ONNX's checker takes, and its shape inference reads foreign memory for."""
+    for node in (node for graph in (proto.graph, *proto.functions) for node in _nodes(graph)):
+        wrong = [a.i for a in node.attribute if a.name == "batch_dims" and a.i < 0]
+        if wrong and node.op_type == "GatherND":
+            raise ModelError(f"Node {node.name!r} (GatherND) has batch_dims={wrong[0]}, which must not be negative.")
 
 
 def _refuse_reserved_names(model: ir.Model) -> None:
