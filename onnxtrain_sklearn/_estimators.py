@@ -384,7 +384,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> X, y = load_digits(return_X_y=True)
         >>> few = y < 4
         >>> head = Linear().build(n_features=64, n_outputs=10, random_state=0)
-        >>> classifier = OrtGradientClassifier(head, max_iter=5, tol=0.5).fit(X[few], y[few], classes=range(10))
+        >>> classifier = OrtGradientClassifier(head, tol=0.1, n_iter_no_change=2, random_state=0)
+        >>> classifier = classifier.fit(X[few], y[few], classes=range(10))
         >>> classifier.predict_proba(X).shape
         (1797, 10)
         """
