@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from sklearn.base import BaseEstimator, clone, is_classifier, is_outlier_detector, is_regressor
+from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -26,6 +26,7 @@ from . import _runtime
 from ._components import resolved
 from ._encoding import Columns, Specs, as_trained, table_columns
 from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
+from ._given import own_output, require_own_start, settled
 from ._gradient.engine import available_engines, choose_engine
 from ._graph.border import to_proto
 from ._graph.model import TrainableModel
@@ -45,7 +46,7 @@ from ._run import (
     source_of,
     start,
 )
-from ._settings import batch_limit, trainer_settings
+from ._settings import batch_limit, require_own_kind, trainer_settings
 from ._start import Start
 from ._tables import holds_text
 from ._targets import Targets, row_weights
@@ -54,7 +55,7 @@ from ._training_graph import StepSettings
 from ._write_back import write_back
 from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
-from .models import MLP, MODELS, is_builder
+from .models import MLP, is_builder
 from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from .schedules import Schedule
 
@@ -78,6 +79,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         max_grad_norm: float | None = None,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
+        output_kind: str = "auto",
         tol: float = 1e-4,
         n_iter_no_change: int = 10,
         early_stopping: bool = False,
@@ -104,6 +106,7 @@ class BaseOrtGradient(BaseEstimator, ABC):
         self.max_grad_norm = max_grad_norm
         self.trainable = trainable
         self.output = output
+        self.output_kind = output_kind
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
         self.early_stopping = early_stopping
@@ -406,24 +409,13 @@ class BaseOrtGradient(BaseEstimator, ABC):
         """Return the graph where it is known before the data are: given, or trained before."""
         if old is not None:
             if old.began is not None:
-                old.began.require_same(self.model, self.output)
+                old.began.require_same(self.model, self.output, self.output_kind)
             return old.given, old.fitted
         if self.model is None or is_builder(self.model):
             return None, None
         if is_estimator(self.model):
-            self._require_own_kind()
+            require_own_kind(self)
         return source_of(self.model, self.output, has_text=holds_text(X))
-
-    def _require_own_kind(self) -> None:
-        name = type(self.model).__name__
-        if is_classifier(self.model) and not is_classifier(self):
-            raise ModelError(f"{name} is a classifier: take OrtGradientClassifier to train it.")
-        if is_outlier_detector(self.model) and not is_classifier(self):
-            raise ModelError(
-                f"{name} tells outliers from inliers: take OrtGradientClassifier to train it, with -1 and 1 in y."
-            )
-        if is_regressor(self.model) and not is_regressor(self):
-            raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
 
     def _take_features(self, fitted: FittedModel) -> None:
         """Hold the data to the features that the fitted model knows."""
@@ -475,12 +467,13 @@ class BaseOrtGradient(BaseEstimator, ABC):
         optimizer = resolve_optimizer(self.optimizer)
         loss.check_targets(targets.values)
         device = _runtime.resolve_device(self.device, self.providers, self.provider_options)
-        if old is not None:
+        own = None if old is not None else own_output(self.model, source, columns, device)
+        if own is not None:
+            source, n_columns = settled(source, own, self.output_kind, classifies=is_classifier(self))
+        elif old is not None:
             n_columns = old.head.n_outputs
-        elif self.model is None or type(self.model) in MODELS.values():
-            n_columns = targets.n_outputs
         else:
-            n_columns = score_columns(source, columns, device)
+            n_columns = targets.n_outputs if fitted is None else score_columns(source, columns, device)
         seen, head = head_for(source, loss, targets, n_columns)
         settings = StepSettings(
             loss=loss,
@@ -499,7 +492,9 @@ class BaseOrtGradient(BaseEstimator, ABC):
         )
         if old is None:
             run = start(source, seen, head, settings, self.trainable, columns, rng, fitted)
-            run.began = Start.of(self.model, self.output)
+            run.began = Start.of(self.model, self.output, self.output_kind)
+            if own is not None:
+                require_own_start(own, seen, head, run.predictor(with_scores=True), columns, device)
             return run, settings
         return go_on(old, seen, head, settings, self.trainable, columns), settings
 

@@ -55,8 +55,8 @@ _PARAMETERS = """
     model : onnx.ModelProto, bytes, path, fitted estimator, graph builder or None, default=None
         The graph to train: float32 or float64, with its weights as initializers. It is trained from the weights that
         it has, and is not changed. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; others
-        are converted where ONNX can. A softmax or sigmoid at its end is recognised: the loss is taken on the logits
-        before it{model_extra}.
+        are converted where ONNX can. Its final activation is recognised, behind operators that change the shape alone
+        or nothing: the loss is taken on the scores before it{model_extra}.
         A fitted scikit-learn {kind}, or a pipeline that ends in one, is converted by skl2onnx and trained from its
         own numbers; its features{labels} are kept, columns of text that it encodes among them. A graph builder, such
         as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data; None: ``MLP()``.
@@ -91,7 +91,10 @@ _PARAMETERS = """
         ``(name, array) -> bool``. The others keep their values to the bit. Those of a fitted scikit-learn model are
         named by step and attribute: "logisticregression.coef", "*.coef", "pca.*".
     output : str or None, default=None
-        The output of the graph to train; None: the first float one that depends on a float initializer.{class_weight}
+        The output of the graph to train; None: the first float one that depends on a float initializer.
+    output_kind : {{{kinds}}}, default="auto"
+        What the output of a given graph holds.{output_kind} ``fit`` runs the graph as it was given on some rows of
+        ``X``, and raises ModelError where the untrained estimator would predict something else.{class_weight}
     tol : float, default=1e-4
         Least improvement of the loss (or of the validation score) that counts as one.
     n_iter_no_change : int, default=10
@@ -161,6 +164,11 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             kind="regressor",
             labels="",
             fitted_loss="the loss that it minimises, where that is the Poisson, gamma, Huber or quantile loss",
+            kinds='"auto", "scores", "means"',
+            output_kind="""
+        "means": the means that are predicted. "scores": for the losses with a log link (poisson, gamma) the logarithms
+        of the means; for others the same as means. "auto": means where the operators at the end allow no negative
+        number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.""",
             class_weight="",
         )
         + _ATTRIBUTES.format(classes="", score="R²")
@@ -211,7 +219,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             float32 where ``X`` is float32, else float64; the numbers are those that the graph gives.
         """
         prediction = self._predict(X).astype(_number_type(X), copy=False)
-        return prediction.ravel() if self.n_outputs_ == 1 else prediction
+        return prediction.ravel() if self.n_outputs_ == 1 else prediction.reshape(len(prediction), -1)
 
     def to_onnx(self) -> onnx.ModelProto:
         """Return the trained inference graph.
@@ -256,6 +264,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             kind="classifier or detector of outliers",
             labels=" and labels (-1 and 1 of a detector)",
             fitted_loss="the hinge loss where it gives scores without probabilities",
+            kinds='"auto", "scores", "probabilities"',
+            output_kind="""
+        "scores": logits, or margins. "probabilities": of the classes, or of the second of two; where the scores
+        behind them cannot be found, the loss is taken on their logarithms. "auto": probabilities where a softmax or
+        sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
+        numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.""",
             class_weight="""
     class_weight : dict, "balanced" or None, default=None
         Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation
@@ -304,6 +318,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         max_grad_norm: float | None = None,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
+        output_kind: str = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
         tol: float = 1e-4,
         n_iter_no_change: int = 10,
@@ -332,6 +347,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             max_grad_norm=max_grad_norm,
             trainable=trainable,
             output=output,
+            output_kind=output_kind,
             tol=tol,
             n_iter_no_change=n_iter_no_change,
             early_stopping=early_stopping,

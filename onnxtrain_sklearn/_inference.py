@@ -20,6 +20,7 @@ from . import _runtime
 from ._data import Column
 from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
+from ._graph.final_activation import as_rows
 from ._graph.model import TrainableModel, inference_form, initializers_to_inputs, swap_initializers
 from ._parameters import FlatParameters
 from ._refusal import refusing
@@ -105,7 +106,7 @@ def inference_model(
     graph.outputs.clear()
     # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
-    own = final if model.link == head.link and not model.log_output else None
+    own = final if model.link == head.link and not (model.log_output or model.normalised) else None
     decision = final if model.link == "votes" else scores
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
@@ -187,7 +188,7 @@ class Predictor:
 
 def _columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     shape = op.shape(scores)
-    return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else scores
+    return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
 
 
 def _label(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
@@ -332,9 +333,10 @@ def _zip(op: GraphBuilder, head: Head) -> None:
 
 
 def _probabilities(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:
-    """Return a column per class; ``own`` is the probability that the graph itself computes."""
+    """Return a column per class; ``own`` is the probability that the graph itself computes, or those of two classes."""
     values = apply_link(op, head.link, scores) if own is None else _columns(op, own)
-    return op.Concat(op.Sub(1.0, values), values, axis=1) if head.task == "binary" else values
+    single = head.task == "binary" and (op.shape(values) or [1])[-1] != 2
+    return op.Concat(op.Sub(1.0, values), values, axis=1) if single else values
 
 
 def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:

@@ -20,6 +20,7 @@ from ._content import content
 from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
 from ._device_step import DeviceStep
 from ._fitted import FittedModel, fitted_model, is_estimator
+from ._given import as_columns, run_graph
 from ._graph.border import load
 from ._graph.model import TrainableModel, trainable_model
 from ._inference import Head, Predictor, inference_model
@@ -31,7 +32,7 @@ from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
 from ._trainer import History
 from ._training_graph import TARGET, StepSettings, as_float32, n_classes_of, target_layout
-from .exceptions import ModelError, instead_of
+from .exceptions import instead_of
 from .losses import LOSSES, Link, Loss, Task
 from .optimizers import Optimizer
 
@@ -47,8 +48,8 @@ class Run:
     source, model : TrainableModel
         The graph with the loss placed before or behind its final activation, and the form of it that is trained: the
         same, or in float32.
-    activation : tuple of str, (str or None), bool
-        The scores, link and log_output of the graph as it was given: another loss may want its final activation back.
+    activation : dict
+        How the output of the graph comes from its scores: another loss may want its final activation back.
     frozen : dict of str to ndarray
         Parameters that are not trained, and running statistics that stay.
     parameters : FlatParameters
@@ -67,7 +68,7 @@ class Run:
 
     source: TrainableModel
     model: TrainableModel
-    activation: tuple[str, str | None, bool]
+    activation: Mapping[str, Any]
     frozen: dict[str, np.ndarray]
     parameters: FlatParameters
     head: Head
@@ -91,8 +92,7 @@ class Run:
     @property
     def given(self) -> TrainableModel:
         """The graph as it was given."""
-        scores, link, log_output = self.activation
-        return replace(self.source, scores=scores, link=link, log_output=log_output)
+        return replace(self.source, **self.activation)
 
     @property
     def deployed(self) -> TrainableModel:
@@ -138,12 +138,14 @@ def source_of(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
             f"graph builder such as MLP(), or None, {instead_of(model)}."
         )
-    return trainable_model(load(model), output, foreign=True), None
+    whole = load(model)
+    return replace(trainable_model(whole, output, foreign=True), reference=whole), None
 
 
 def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
     """Return the trainable form of the graph that a builder makes for the data."""
-    return trainable_model(load(builder.build(n_features, n_outputs, rng)))
+    whole = load(builder.build(n_features, n_outputs, rng))
+    return replace(trainable_model(whole), reference=whole)
 
 
 def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:
@@ -153,14 +155,7 @@ def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Dev
     graph.graph.outputs.clear()
     graph.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
-    with refusing("The graph does not run on the data"):
-        scores = Predictor(graph, device, None).run(columns, np.array([0, last, 0]))
-    if scores.ndim > 2:
-        raise ModelError(
-            f"The trained output {source.scores!r} has shape {('n', *scores.shape[1:])}; it must be (n,), (n, 1) or "
-            f"(n, k). Name another output with output=..."
-        )
-    return 1 if scores.ndim == 1 else int(scores.shape[1])
+    return as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1]
 
 
 def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
@@ -216,14 +211,14 @@ def start(
     fitted: FittedModel | None,
 ) -> Run:
     """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
-    source, names = selected(source, trainable)
+    source, names = selected(replace(source, reference=None), trainable)
     weights = source.weights()
     fixed = source.fixing(_shapes(columns)).freezing_statistics(names)
     model = in_trainable_type(fixed, settings, names)
     run = Run(
         source=source,
         model=model,
-        activation=(given.scores, given.link, given.log_output),
+        activation=given.activation,
         frozen={},
         parameters=FlatParameters({}, model.dtype),
         head=head,

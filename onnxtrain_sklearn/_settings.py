@@ -8,10 +8,12 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 from sklearn.utils import check_scalar
 
+from ._given import is_foreign, output_kinds
 from ._trainer import TrainerSettings
-from .exceptions import instead_of
+from .exceptions import ModelError, instead_of, nearest
 from .models import is_builder
 from .optimizers import LBFGS, BaseOptimizer
 from .schedules import resolve_schedule
@@ -34,6 +36,7 @@ def check_parameters(estimator: Any) -> None:
     if not isinstance(estimator.verbose, bool | np.bool_):
         check_scalar(estimator.verbose, "verbose", Integral, min_val=0)
     _check_output(estimator)
+    _check_output_kind(estimator)
     _check_class_weight(getattr(estimator, "class_weight", None))
     if not isinstance(estimator.session_options, Mapping | None):
         raise TypeError(f"session_options must be a dict or None, {instead_of(estimator.session_options)}.")
@@ -49,6 +52,32 @@ def _check_output(estimator: Any) -> None:
             f"output={output!r} names an output of a given ONNX graph; model is {builder}, whose graph has one output. "
             f"Leave output=None."
         )
+
+
+def _check_output_kind(estimator: Any) -> None:
+    kind, model = estimator.output_kind, estimator.model
+    known = output_kinds(estimator)
+    if kind not in known:
+        valid = ", ".join(map(repr, known))
+        raise ValueError(f"output_kind must be one of {valid}, got {kind!r}.{nearest(str(kind), known)}")
+    if kind != "auto" and not is_foreign(model):
+        raise ValueError(
+            f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
+            f"known. Leave output_kind='auto'."
+        )
+
+
+def require_own_kind(estimator: Any) -> None:
+    """Raise ModelError where an estimator is not of the kind of the fitted model that it is to train."""
+    model, name = estimator.model, type(estimator.model).__name__
+    if is_classifier(model) and not is_classifier(estimator):
+        raise ModelError(f"{name} is a classifier: take OrtGradientClassifier to train it.")
+    if is_outlier_detector(model) and not is_classifier(estimator):
+        raise ModelError(
+            f"{name} tells outliers from inliers: take OrtGradientClassifier to train it, with -1 and 1 in y."
+        )
+    if is_regressor(model) and not is_regressor(estimator):
+        raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
 
 
 def _check_class_weight(class_weight: Any) -> None:

