@@ -32,6 +32,7 @@ from ._graph.border import to_proto
 from ._graph.model import TrainableModel
 from ._inference import Form, inference_model
 from ._inputs import has_several_inputs, input_columns
+from ._linear import LinearCoefficients
 from ._proof import require_equal, sample_rows
 from ._run import (
     Run,
@@ -60,7 +61,7 @@ from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from .schedules import Schedule
 
 
-class BaseOrtGradient(BaseEstimator, ABC):
+class BaseOrtGradient(LinearCoefficients, BaseEstimator, ABC):
     """What the classifier and the regressor share."""
 
     def __init__(

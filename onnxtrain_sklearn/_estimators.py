@@ -150,6 +150,9 @@ _ATTRIBUTES = """
         What was used.
     model_ : onnx.ModelProto
         The trained inference graph.
+    coef_, intercept_ : ndarray, or a number
+        Of graphs that are one linear layer of ``X``, a fitted linear model among them; others have none. Shapes are
+        those of scikit-learn's linear models.
     weights_ : dict of str to ndarray
         Every float parameter by its name in the graph, trained or frozen, and running statistics.
 """

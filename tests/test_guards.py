@@ -123,6 +123,7 @@ LAYERS = (
     "_settings",
     "_start",
     "_run",
+    "_linear",
     "_base",
     "_availability",
     "_estimators",
