@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from . import _runtime
 from ._components import resolved
+from ._description import Describable
 from ._encoding import Columns, Specs, as_trained, table_columns
 from ._fitted import FEATURES, FittedModel, is_estimator, takes_nan
 from ._given import own_output, require_own_start, settled
@@ -61,7 +62,7 @@ from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from .schedules import Schedule
 
 
-class BaseOrtGradient(LinearCoefficients, BaseEstimator, ABC):
+class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
     """What the classifier and the regressor share."""
 
     def __init__(
@@ -404,7 +405,7 @@ class BaseOrtGradient(LinearCoefficients, BaseEstimator, ABC):
             step = prepare_step(run, settings, min(len(rows), limit), limit)
         else:
             step = prepare_step(run, settings, batches.size, batches.size)
-        return run, Trainer(loop, step, batches, run.history, validate)
+        return self._announced(run, old), Trainer(loop, step, batches, run.history, validate)
 
     def _known_source(self, old: Run | None, X: Any) -> tuple[TrainableModel | None, FittedModel | None]:
         """Return the graph where it is known before the data are: given, or trained before."""

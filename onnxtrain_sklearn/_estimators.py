@@ -53,8 +53,8 @@ _PARAMETERS = """
     Parameters
     ----------
     model : onnx.ModelProto, bytes, path, fitted estimator, graph builder or None, default=None
-        The graph to train: float32 or float64, with its weights as initializers. It is trained from the weights that
-        it has, and is not changed. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; others
+        The graph to train: float32 or float64. It is trained from the weights that it has, and is not changed;
+        :meth:`describe` lists them. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; others
         are converted where ONNX can. Its final activation is recognised, behind operators that change the shape alone
         or nothing: the loss is taken on the scores before it{model_extra}.
         A fitted scikit-learn {kind}, or a pipeline that ends in one, is converted by skl2onnx and trained from its
@@ -110,7 +110,7 @@ _PARAMETERS = """
     random_state : int, RandomState or None, default=None
         Seeds the initial weights of builders, the order of the rows, the validation split and dropout.
     verbose : bool or int, default=0
-        Whether to print a line per epoch.
+        Whether to print what is trained, and a line per epoch.
     engine : {{"auto", "ort-training", "portable"}}, default="auto"
         What differentiates the graph. "auto": onnxruntime-training where it is installed and proven right for every
         operator on the way, else the portable engine. ``engine_`` says which it was.

@@ -345,7 +345,9 @@ def test_the_best_score_of_other_validation_data_does_not_count():
 def test_verbose_prints_a_line_per_epoch(capsys):
     X, y = blobs()
     small(verbose=2, max_iter=3, learning_rate=Cosine()).fit(X, y, X_val=X, y_val=y)
-    header, *lines = capsys.readouterr().out.splitlines()
+    described, _, text = capsys.readouterr().out.partition("\n epoch")
+    assert described.splitlines()[0].startswith("MLP(")
+    header, *lines = f" epoch{text}".splitlines()
     assert header.split() == ["epoch", "loss", "validation", "rate", "seconds"]
     assert [line.split()[0] for line in lines] == ["1", "2", "3"]
     assert all(float(line.split()[3]) > 0 for line in lines)  # rates that were used

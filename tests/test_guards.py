@@ -124,6 +124,7 @@ LAYERS = (
     "_start",
     "_run",
     "_linear",
+    "_description",
     "_base",
     "_availability",
     "_estimators",
@@ -146,6 +147,7 @@ PROTOBUF = {
     "export": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_conversion": {"checker"},  # of what skl2onnx gives
     "_run": {"ModelProto"},  # takes what users give
+    "_description": {"ModelProto"},  # tells what users give
     "_base": {"ModelProto"},  # to_onnx returns one
     "_estimators": {"ModelProto"},
 }

@@ -95,11 +95,11 @@ def _constants(graph: ir.Graph) -> list[ir.Value]:
 
 def _held(value: ir.Value) -> np.ndarray | None:
     """Return the float32 or float64 array that a constant holds, None where it holds something else."""
-    tensor = _tensor(value)
+    tensor = tensor_of(value)
     return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
 
 
-def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
+def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
     """Return what a constant holds; onnx_ir's own function would name the tensor, which the user's model shares."""
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
@@ -161,7 +161,7 @@ def _without_cast(value: ir.Value) -> None:
     uses = [node for node, _ in value.uses()]
     casts = all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in uses)
     targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses} if casts else set()
-    tensor = _tensor(value)
+    tensor = tensor_of(value)
     if len(targets) != 1 or not targets <= set(TRAINED_TYPES) or tensor is None or not tensor.dtype.is_floating_point():
         return
     (dtype,) = targets
@@ -179,7 +179,7 @@ def _without_cast(value: ir.Value) -> None:
 
 def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
     """Put the float array that a DequantizeLinear makes of constants in its place."""
-    operands = [None if x is None else _tensor(x) for x in node.inputs]
+    operands = [None if x is None else tensor_of(x) for x in node.inputs]
     blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
     if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
         return
