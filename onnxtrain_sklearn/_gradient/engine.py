@@ -20,6 +20,7 @@ from .._graph.border import checked
 from .._graph.builder import GraphBuilder, infer_declared, is_float, multiply_by_columns
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
+from .._graph.lowering import lower
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from . import ort, portable
@@ -61,7 +62,7 @@ def choose_engine(engine: str) -> str:
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
-    source = multiply_by_columns(fold(model.clone()))
+    source = multiply_by_columns(fold(lower(model.clone())))
     return _differentiate(source, wrt, of, engine)
 
 
@@ -146,7 +147,7 @@ def gradient_graph(
     with refusing("The gradients of the graph cannot be built"):
         source = ir.from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
-        infer_declared(source, fold)
+        infer_declared(lower(source), fold)
         require_values_within_limits(source)
         _check_names(source.graph, names)
         output = _scalar_output(source.graph, of)

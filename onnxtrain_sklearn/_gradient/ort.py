@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from .. import _runtime
 from .._graph.builder import is_float
+from .._graph.lowering import refusal
 from .._refusal import refusing
 from ..exceptions import UnsupportedOperatorError
 from .faster import use_faster_forms
@@ -68,7 +69,7 @@ def _refusal(passage: Passage) -> str:
 def _unknown(passage: Passage) -> str | None:
     """Asked of the graph as it is given: other forms may have lost what a node has set."""
     known = PROVEN.get(kind(passage.node))
-    missing = "onnxruntime-training has no gradient for it that is proven right"
+    missing = refusal(passage.node) or "onnxruntime-training has no gradient for it that is proven right"
     return missing if known is None else known.unknown(passage.node)
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from .. import _runtime
 from .._graph.builder import GraphBuilder, infer_shapes, is_float
+from .._graph.lowering import refusal
 from .._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
 from .._refusal import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -131,7 +132,7 @@ def _gradients(
         require(flow, node)
         return flow.rule(control.Flow(op, node, totals, passage.sources, _backward))
     if kind(node) not in RULES:
-        raise unsupported(node, "the portable engine has no gradient for it")
+        raise unsupported(node, refusal(node) or "the portable engine has no gradient for it")
     known = RULES[kind(node)]
     require(known, node, through=[i for i, total in enumerate(totals) if total is not None])
     op.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)

@@ -26,6 +26,7 @@ from .builder import infer_declared
 from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
+from .lowering import is_fused, lower
 from .versions import readable, values
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -142,6 +143,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
         if proto.functions:
             typed = onnx.shape_inference.infer_shapes(proto)
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
+        proto = _lowered(proto)
         onnx.checker.check_model(proto)
     return proto
 
@@ -152,6 +154,14 @@ def _refuse_crashing(proto: onnx.ModelProto) -> None:
         wrong = [a.i for a in node.attribute if a.name == "batch_dims" and a.i < 0]
         if wrong and node.op_type == "GatherND":
             raise ModelError(f"Node {node.name!r} (GatherND) has batch_dims={wrong[0]}, which must not be negative.")
+
+
+def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the operators of onnxruntime's optimizers in ONNX's own; some of them no checker knows."""
+    opset = next(o.version for o in proto.opset_import if not o.domain)
+    if not any(is_fused(node.domain, node.op_type, opset) for node in _nodes(proto.graph)):
+        return proto
+    return ir.to_proto(lower(ir.from_proto(proto)))
 
 
 def _refuse_reserved_names(model: ir.Model) -> None:

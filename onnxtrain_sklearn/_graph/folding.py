@@ -40,10 +40,8 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 def fold(model: ir.Model) -> ir.Model:
     """As :func:`complete_shapes`, and put constants where a graph computes integers that are always the same."""
     infer_shapes(model)
-    if _computes_shapes(model.graph):
-        known = _follow(model)
-        if _put_constants(model.graph, known):
-            infer_shapes(model)
+    if _computes_shapes(model.graph) and _put_constants(model.graph, _follow(model)):
+        infer_shapes(model)
     return model
 
 
@@ -53,16 +51,28 @@ def _computes_shapes(graph: ir.Graph) -> bool:
 
 def _follow(model: ir.Model) -> Known:
     """Go through the main graph once, in order; fill in shapes that are missing, and return what is known."""
-    known: Known = {}
-    for value in model.graph.initializers.values():
-        if value.const_value is not None and not value.is_graph_input():
-            _note(known, value, value.const_value)
+    follower = Follower(model)
     for node in model.graph:
+        follower.visit(node)
+    return follower.known
+
+
+class Follower:
+    """What is known of the integers of a model, node by node in their order."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.known: Known = {}
+        self._model = model
+        for value in model.graph.initializers.values():
+            if value.const_value is not None and not value.is_graph_input():
+                _note(self.known, value, value.const_value)
+
+    def visit(self, node: ir.Node) -> None:
+        """Fill in the shapes and types of a node's outputs that are missing, and compute its integers."""
         if any(v.shape is None or v.dtype is None for v in node.outputs if v.name):
-            _infer_node(model, node, known)
+            _infer_node(self._model, node, self.known)
         if not node.domain and len(node.outputs) == 1:
-            _evaluate(node, known)
-    return known
+            _evaluate(node, self.known)
 
 
 def _note(known: Known, value: ir.Value, tensor: ir.TensorProtocol) -> None:

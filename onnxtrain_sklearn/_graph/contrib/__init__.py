@@ -1,0 +1,1 @@
+"""Operators that onnxruntime's optimizers write, in ONNX's own."""

@@ -1,0 +1,182 @@
+"""Attention of onnxruntime's domain: products, masks that are added, and softmax."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .source import Form, Fused, Outputs, plus
+
+
+def _attention(f: Fused) -> Outputs:
+    """Queries, keys and values come from one product with the weights of all of them."""
+    op, heads = f.op, f.needed("num_heads")
+    width = f.size(f.x(1), 1)
+    sizes = [int(n) for n in f.attribute("qkv_hidden_sizes", None) or [width // 3] * 3]
+    if f.given(4) is not None:
+        f.refuse("it has a past")
+    every = plus(op, op.MatMul(f.x(0), f.x(1)), f.given(2))
+    q, k, v = (_heads(f, part, heads) for part in op.emit("Split", every, outputs=3, axis=-1, split=sizes))
+    return [_attend(f, q, k, v, f.given(3), f.given(5), sizes[0] // heads)]
+
+
+def _multi_head(f: Fused) -> Outputs:
+    """Keys and values may come in as heads, as those of a past or of an encoder do."""
+    op, heads = f.op, f.needed("num_heads")
+    if f.given(1) is None or f.given(2) is None:
+        f.refuse("its queries, keys and values are packed into one input")
+    width = f.size(f.x(0), 2)
+    inputs = [f.x(i) for i in range(3)]
+    if f.given(3) is not None:
+        inputs = [op.Add(x, part) for x, part in zip(inputs, _biases(f, f.x(3), width), strict=True)]
+    q, k, v = (x if f.rank(given) == 4 else _heads(f, x, heads) for given, x in zip(_three(f), inputs, strict=True))
+    if (f.given(6) is None) != (f.given(7) is None):
+        f.refuse("it has a past of keys without one of values, or the other way round")
+    past = f.given(6)
+    if past is not None:
+        k, v = op.Concat(past, k, axis=2), op.Concat(f.x(7), v, axis=2)
+    return [_attend(f, q, k, v, f.given(4), f.given(5), width // heads), k, v]
+
+
+def _three(f: Fused) -> list[ir.Value]:
+    ranks = [f.rank(f.x(i)) for i in range(3)]
+    if ranks[0] != 3 or ranks[1] != ranks[2] or ranks[1] not in (3, 4):
+        f.refuse("its queries, keys and values must have three axes, or the last two four")
+    if ranks[1] == 4 and f.given(3) is not None:
+        f.refuse("it has a bias beside keys that come as heads")
+    return [f.x(i) for i in range(3)]
+
+
+def _biases(f: Fused, bias: ir.Value, width: int) -> list[ir.Value]:
+    sizes = [width, width, f.size(bias, 0) - 2 * width]
+    return list(f.op.emit("Split", bias, outputs=3, axis=0, split=sizes))
+
+
+def _heads(f: Fused, value: ir.Value, heads: int) -> ir.Value:
+    """Return (rows, sequence, heads * size) as (rows, heads, sequence, size)."""
+    return f.op.Transpose(f.op.Reshape(value, [0, 0, heads, -1]), perm=[0, 2, 1, 3])
+
+
+def _attend(
+    f: Fused,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    mask: ir.Value | None,
+    bias: ir.Value | None,
+    size: int,
+) -> ir.Value:
+    op = f.op
+    scale = float(f.attribute("scale", 0.0)) or 1 / math.sqrt(size)
+    scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
+    scores = plus(op, scores, bias)
+    if mask is not None:
+        scores = op.Add(scores, _penalty(f, mask, q, k))
+    if f.attribute("unidirectional", 0):
+        lowest = float(np.finfo(op.dtype.numpy()).min) / 2
+        scores = op.Where(_before(f, q, k), scores, lowest)
+    y = op.MatMul(op.Softmax(scores, axis=-1 if op.opset >= 13 else 3), v)
+    return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
+
+
+def _penalty(f: Fused, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
+    """Return what is added to the scores: nothing where a key counts, a large negative number elsewhere."""
+    op, rank = f.op, f.rank(mask)
+    if rank == 1:
+        allowed = _inside(f, mask, q, k)
+    elif rank in (2, 3):
+        allowed = op.Unsqueeze(op.Greater(mask, 0), axes=[1, 2] if rank == 2 else [1])
+    else:
+        f.refuse(f"its mask has {rank} axes")
+    return op.Mul(op.Cast(op.Not(allowed), to=op.dtype), float(f.attribute("mask_filter_value", -10000.0)))
+
+
+def _inside(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
+    """A mask of one axis holds where the keys of each row end; in Attention also, behind those, where they begin."""
+    op = f.op
+    rows = _length(f, q, 0)
+    starts = f.node.op_type == "Attention"
+    parts = op.Reshape(ends, op.Concat(np.array([-1]) if starts else np.array([1]), rows, axis=0))
+    columns = op.Range(np.array(0), op.Squeeze(_length(f, k, 2), axes=[0]), np.array(1))
+    bounds = op.Unsqueeze(op.Cast(parts, to=ir.DataType.INT64), axes=[2, 3, 4])
+    below = op.Less(columns, op.Gather(bounds, np.array(0), axis=0))
+    if not starts:
+        return below
+    zeros = op.ConstantOfShape(op.Concat(np.array([1]), rows, np.array([1, 1, 1]), axis=0), value=ir.tensor([0]))
+    begun = op.Less(columns, op.Gather(op.Concat(bounds, zeros, axis=0), np.array(1), axis=0))
+    return op.And(below, op.Not(begun))
+
+
+def _length(f: Fused, value: ir.Value, axis: int) -> ir.Value:
+    return f.op.Slice(f.op.Shape(value), [axis], [axis + 1], [0])
+
+
+def _before(f: Fused, q: ir.Value, k: ir.Value) -> ir.Value:
+    """Return for each query which keys are not behind it; what the keys are more comes before all queries."""
+    op = f.op
+    total, new = _length(f, k, 2), _length(f, q, 2)
+    columns = op.Range(np.array(0), op.Squeeze(total, axes=[0]), np.array(1))
+    rows = op.Add(op.Range(np.array(0), op.Squeeze(new, axes=[0]), np.array(1)), op.Sub(total, new))
+    return op.Not(op.Greater(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1])))
+
+
+def _rotary(f: Fused) -> Outputs:
+    """Turn pairs of features by the angles of their positions; the axes are (rows, sequence, heads, features) here."""
+    op, x = f.op, f.x(0)
+    flat = f.rank(x) == 3
+    half = f.size(f.x(2), 1)
+    heads, turned = f.attribute("num_heads", 0), f.attribute("rotary_embedding_dim", 0)
+    if turned and flat and not heads:
+        f.refuse("num_heads is missing")
+    if flat:
+        value = op.Reshape(x, [0, 0, heads, -1] if heads else [0, 0, -1, 2 * half])
+    else:
+        value = op.Transpose(x, perm=[0, 2, 1, 3])
+    c, s = (_angles(f, table, value) for table in (f.x(2), f.x(3)))
+    paired = bool(f.attribute("interleaved", 0))
+    a, b = _pairs(f, value, 2 * half, paired)
+    parts = [op.Sub(op.Mul(a, c), op.Mul(b, s)), op.Add(op.Mul(a, s), op.Mul(b, c))]
+    if paired:
+        stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
+        parts = [op.Reshape(stacked, [0, 0, 0, 2 * half])]
+    if turned:
+        parts.append(op.Slice(value, [2 * half], [np.iinfo(np.int32).max], [3]))
+    y = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=3)
+    return [op.Reshape(y, [0, 0, -1]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
+
+
+def _angles(f: Fused, table: ir.Value, value: ir.Value) -> ir.Value:
+    """One position is that of the first of all sequences; else each element has its own."""
+    op, positions = f.op, f.x(1)
+    if f.rank(positions) == 1:
+        steps = op.Range(np.array(0), op.Squeeze(_length(f, value, 1), axes=[0]), np.array(1))
+        positions = op.Unsqueeze(op.Add(op.Cast(positions, to=ir.DataType.INT64), steps), axes=[0])
+    return op.Unsqueeze(op.Gather(table, positions, axis=0), axes=[2])
+
+
+def _pairs(f: Fused, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
+    """Return the features that are turned with each other: neighbors, or the halves."""
+    if paired:
+        return f.op.Slice(value, [0], [turned], [3], [2]), f.op.Slice(value, [1], [turned], [3], [2])
+    return f.op.Slice(value, [0], [turned // 2], [3]), f.op.Slice(value, [turned // 2], [turned], [3])
+
+
+FORMS = {
+    "com.microsoft.Attention": Form(
+        _attention,
+        "mask_filter_value num_heads qkv_hidden_sizes scale unidirectional",
+        inputs=6,
+        defaults={"do_rotary": 0, "past_present_share_buffer": 0, "rotary_embedding_dim": 0},
+    ),
+    "com.microsoft.MultiHeadAttention": Form(
+        _multi_head, "mask_filter_value num_heads scale unidirectional", inputs=8, outputs=3
+    ),
+    "com.microsoft.RotaryEmbedding": Form(
+        _rotary,
+        "interleaved num_heads rotary_embedding_dim",
+        inputs=4,
+        defaults={"is_packed_batching": 0, "scale": 1.0},
+    ),
+}
