@@ -105,18 +105,8 @@ def _infer_node(model: ir.Model, node: ir.Node, known: Known) -> None:
     """Infer the outputs of one node from its inputs; what cannot be inferred stays as it is."""
     if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
         return
-    version = model.graph.opset_imports.get(node.domain, 0)
-    inputs = {v.name or "": v for v in node.inputs if v is not None and v.type is not None}
-    try:
-        found = onnx.shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(node.op_type, version, node.domain),
-            ir.serde.serialize_node(node),
-            {name: ir.serde.serialize_value(v).type for name, v in inputs.items()},
-            {name: _proto(v, known[v]) for name, v in inputs.items() if v in known and _complete(known[v])},
-            opset_imports=[onnx.helper.make_opsetid(d, n) for d, n in model.graph.opset_imports.items()],
-        )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError):
-        found = {}
+    inputs = [v for v in node.inputs if v is not None]
+    found = {} if any(v.type is None for v in inputs) else _inferred(model, node, inputs, known)
     for value in node.outputs:
         if value.name in found and found[value.name].HasField("tensor_type"):
             value.type = value.type or ir.serde.deserialize_type_proto_for_type(found[value.name])
@@ -124,6 +114,21 @@ def _infer_node(model: ir.Model, node: ir.Node, known: Known) -> None:
             value.shape = shape if value.shape is None else value.shape
     if node.op_type in _SHAPED and not node.domain:
         _shape_by_known(node, known)
+
+
+def _inferred(model: ir.Model, node: ir.Node, inputs: Sequence[ir.Value], known: Known) -> dict[str, Any]:
+    """Return what ONNX infers for the outputs of a node, by name; nothing where it fails."""
+    version = model.graph.opset_imports.get(node.domain, 0)
+    try:
+        return onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, version, node.domain),
+            ir.serde.serialize_node(node),
+            {v.name or "": ir.serde.serialize_value(v).type for v in inputs},
+            {v.name or "": _proto(v, known[v]) for v in inputs if v in known and _complete(known[v])},
+            opset_imports=[onnx.helper.make_opsetid(d, n) for d, n in model.graph.opset_imports.items()],
+        )
+    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError):
+        return {}
 
 
 def _proto(value: ir.Value, array: np.ndarray) -> Any:

@@ -301,9 +301,9 @@ def variants(*, right, newest=False):
 
 
 @pytest.mark.parametrize(("one", "opset"), variants(right=True))
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_values_are_those_of_the_kernel(one, opset, dynamic):
-    proto = model_of(one, opset, dynamic=dynamic)
+def test_values_are_those_of_the_kernel(one, opset):
+    """The number of rows is fixed in the oldest opset, and not in the others."""
+    proto = model_of(one, opset, dynamic=opset != one.opsets[0])
     for found, wanted in zip(run(lowered(one, proto), feeds(one)), expected(one, proto), strict=True):
         assert found.shape == wanted.shape
         assert_allclose(found, wanted, rtol=1e-5, atol=2e-6)
@@ -372,12 +372,15 @@ def test_gradients_are_right(one, opset, engine):
             assert_allclose((found[name] * direction).sum(), wanted, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize(("one", "opset"), variants(right=False))
+@pytest.mark.parametrize(("one", "opset"), variants(right=False, newest=True))
 @pytest.mark.parametrize("engine", available_engines())
 def test_what_has_no_form_is_refused(one, opset, engine):
     proto = model_of(one, opset)
     proto.graph.node.append(helper.make_node("ReduceSum", ["y0"], ["loss"], "sum", keepdims=0))
-    proto.graph.output.insert(0, helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    for name in [name for name in proto.graph.node[0].output if name != "y0"]:  # a node whose outputs are read
+        proto.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["a", "b", "c"]))
     with pytest.raises(UnsupportedOperatorError, match=re.escape(one.refused)):
         gradient_graph(proto, wrt="x0", of="loss", engine=engine)
 
