@@ -11,18 +11,17 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from sklearn.base import BaseEstimator, clone, is_classifier
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from . import _runtime
+from ._attempt import Attempt
 from ._components import resolved
 from ._description import Describable
 from ._encoding import Columns, Specs, as_trained, table_columns
@@ -54,15 +53,16 @@ from ._tables import holds_text
 from ._targets import Targets, row_weights
 from ._trainer import Trainer
 from ._training_graph import StepSettings
+from ._validation import faults_of_validation_data, require_scorable, split_rows
 from ._write_back import write_back
-from .exceptions import DivergenceError, ModelError, OnnxTrainWarning
+from .exceptions import ModelError, OnnxTrainWarning
 from .losses import Loss, resolve_loss
 from .models import MLP, is_builder
 from .optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from .schedules import Schedule
 
 
-class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
+class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, ABC):
     """What the classifier and the regressor share."""
 
     def __init__(
@@ -316,49 +316,6 @@ class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
     _default_loss: str
     """The loss for which that of a fitted model is taken."""
 
-    def _train(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        resume: bool,
-        one_pass: bool = False,
-        classes: Any = None,
-        validation: tuple[Any, Any, Any] | None = None,
-    ) -> Any:
-        before = dict(vars(self))
-        with self._unchanged_on_error():
-            run, trainer = self._prepare(X, y, sample_weight, resume, one_pass, classes, validation)
-        old: Run | None = before.get("_run")
-        try:
-            trainer.one_pass() if one_pass else trainer.fit()
-        except BaseException as error:
-            if isinstance(error, DivergenceError) or (old is not None and old.history is run.history):
-                self._publish(run)
-            else:
-                self._restore(before)
-            raise
-        self._publish(run)
-        return self
-
-    @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        before = dict(vars(self))
-        generators = (self.random_state, getattr(before.get("_run"), "rng", None))
-        states = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
-        try:
-            yield
-        except BaseException:
-            self._restore(before)
-            for rng, state in states:
-                rng.set_state(state)
-            raise
-
-    def _restore(self, attributes: dict[str, Any]) -> None:
-        self.__dict__.clear()
-        self.__dict__.update(attributes)
-
     def _prepare(
         self,
         X: Any,
@@ -507,10 +464,7 @@ class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
         rows = np.arange(len(targets.values)) if weights is None else np.flatnonzero(weights)
         if not self.early_stopping or given:
             return rows, None
-        seed, fraction = rng.randint(2**31 - 1), float(self.validation_fraction)
-        stratify = None if targets.stratify is None else targets.stratify[rows]
-        trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
-        return trained, held
+        return split_rows(rows, targets, float(self.validation_fraction), rng)
 
     def _validation(
         self,
@@ -523,13 +477,9 @@ class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
     ) -> Callable[[], float] | None:
         """Return the function that scores the parameters while they are trained."""
         if given is not None:
-            X, y, sample_weight = given
-            columns = self._columns(X, run.source.inputs, run.fitted, reset=False)
-            columns = as_trained(columns, run.fitted, run.source.inputs)
-            targets = self._encode(y, run.head.classes)
-            require_rows(columns, targets, "y_val")
-            require_like(targets, run.head, "y_val")
-            weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
+            with faults_of_validation_data():
+                columns, targets, weights = self._given_validation(run, *given)
+            require_scorable(targets, weights)
             split = np.arange(len(targets.values))
         if split is None:
             return None
@@ -537,7 +487,24 @@ class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
         held_weights = None if weights is None else weights[split]
         predictor = run.live_predictor()
         live = {spec.name: columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
-        return lambda: self._score(predictor.run(live, split), held, held_weights)
+
+        def score() -> float:
+            predicted = predictor.run(live, split)
+            finite = predicted.dtype.kind != "f" or np.isfinite(predicted).all()
+            return self._score(predicted, held, held_weights) if finite else math.nan
+
+        return score
+
+    def _given_validation(
+        self, run: Run, X: Any, y: Any, sample_weight: Any
+    ) -> tuple[Columns, Targets, np.ndarray | None]:
+        """Return validation data as the graph's inputs, targets and weights, checked like those of training."""
+        columns = self._columns(X, run.source.inputs, run.fitted, reset=False)
+        columns = as_trained(columns, run.fitted, run.source.inputs)
+        targets = self._encode(y, run.head.classes)
+        require_rows(columns, targets, "y")
+        require_like(targets, run.head, "y")
+        return columns, targets, row_weights(sample_weight, targets, getattr(self, "class_weight", None))
 
     def _columns(self, X: Any, specs: Specs, fitted: FittedModel | None, *, reset: bool) -> Columns:
         """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""
@@ -548,21 +515,6 @@ class BaseOrtGradient(LinearCoefficients, Describable, BaseEstimator, ABC):
         if reset:
             self._forget_features()
         return input_columns(self, X, specs, reset=reset)
-
-    def _publish(self, run: Run) -> None:
-        """Set the fitted attributes."""
-        history = run.history
-        self._run = run
-        self.n_outputs_ = run.head.n_outputs
-        self.n_iter_, self.t_ = history.progress.epoch, history.progress.samples
-        self.loss_curve_ = list(history.loss_curve)
-        self.loss_ = history.loss_curve[-1] if history.loss_curve else math.nan
-        self.best_loss_ = None if self.early_stopping else min(history.loss_curve, default=math.inf)
-        self.validation_scores_ = list(history.validation_scores) or None
-        self.best_validation_score_ = history.best_score if history.validation_scores else None
-        self.engine_, self.device_ = run.engine, run.device.name
-        if run.head.classes is not None:
-            self.classes_ = run.head.classes
 
     def _predict(self, X: Any, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         check_is_fitted(self)

@@ -23,6 +23,7 @@ from ._fitted import FittedModel, fitted_model, is_estimator
 from ._given import as_columns, run_graph
 from ._graph.border import load
 from ._graph.model import TrainableModel, trainable_model
+from ._history import History
 from ._inference import Head, Predictor, inference_model
 from ._parameters import FlatParameters
 from ._refusal import refusing
@@ -30,7 +31,6 @@ from ._selection import selected
 from ._start import Start
 from ._step import OptimizerState, TrainingStep, in_trainable_type
 from ._targets import Targets
-from ._trainer import History
 from ._training_graph import TARGET, StepSettings, as_float32, n_classes_of, target_layout
 from .exceptions import instead_of
 from .losses import LOSSES, Link, Loss, Task

@@ -100,7 +100,8 @@ def trainer_settings(estimator: Any) -> TrainerSettings:
     check_parameters(estimator)
     _check_number(estimator, "learning_rate_init", Real, 0.0)
     _check_number(estimator, "max_iter", Integral, 1)
-    _check_number(estimator, "n_iter_no_change", Integral, 1)
+    if estimator.n_iter_no_change != math.inf:
+        _check_number(estimator, "n_iter_no_change", Integral, 1)
     _check_number(estimator, "alpha", Real, 0.0)
     _check_number(estimator, "l1_ratio", Real, 0.0, 1.0)
     _check_number(estimator, "validation_fraction", Real, 0.0, 1.0, ends="neither")
@@ -114,7 +115,7 @@ def trainer_settings(estimator: Any) -> TrainerSettings:
         schedule=resolve_schedule(estimator.learning_rate),
         max_iter=int(estimator.max_iter),
         tol=float(estimator.tol),
-        n_iter_no_change=int(estimator.n_iter_no_change),
+        n_iter_no_change=float(estimator.n_iter_no_change),
         early_stopping=bool(estimator.early_stopping),
         verbose=bool(estimator.verbose),
     )

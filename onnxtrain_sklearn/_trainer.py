@@ -1,27 +1,26 @@
 """The epoch loop in small steps: batches, learning rate, validation, early stopping, divergence.
 
 The trainer moves numbers between a training step, the batches and a schedule; it knows neither graph nor session nor
-estimator. What it learns is in :class:`History`, which outlives a call and travels with a pickle.
+estimator. What it learns is in :class:`~onnxtrain_sklearn._history.History`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from ._data import Batches
 from ._device_step import DeviceStep
+from ._history import History
 from ._step import TrainingStep
-from .exceptions import DivergenceError
+from .exceptions import DivergenceError, warn
 from .optimizers import LBFGS
-from .schedules import Progress, Schedule
+from .schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -32,39 +31,13 @@ class TrainerSettings:
     schedule: Schedule
     max_iter: int
     tol: float
-    n_iter_no_change: int
+    n_iter_no_change: float
     early_stopping: bool
     verbose: bool
 
 
-@dataclass
-class History:
-    """What happened in training so far.
-
-    Attributes
-    ----------
-    loss_curve : list of float
-        Mean loss over the rows of each epoch, the penalty included.
-    validation_scores : list of float
-        Score of each epoch on the validation data, empty where there are none.
-    best_loss, best_score : float
-        What improvement is measured from.
-    idle_epochs : int
-        Epochs in a row that did not improve by ``tol``.
-    proven : ndarray or None
-        The latest parameters seen to give a finite loss; not pickled.
-    """
-
-    progress: Progress = field(default_factory=Progress)
-    loss_curve: list[float] = field(default_factory=list)
-    validation_scores: list[float] = field(default_factory=list)
-    best_loss: float = math.inf
-    best_score: float = -math.inf
-    idle_epochs: int = 0
-    proven: np.ndarray | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "proven": None}
+STARVED = 1e-3
+"""Factor of a schedule below which a step changes as good as nothing."""
 
 
 class Trainer:
@@ -92,9 +65,10 @@ class Trainer:
         self._settings, self._step, self._batches, self._history = settings, step, batches, history
         self._validate = validate
         self._vector, self._everything = step.parameters.vector, step.parameters.everything
-        self._best = self._last = self._everything.copy()
+        self._last = self._everything.copy()
         if history.proven is None or history.proven.shape != self._everything.shape:
             history.proven = self._last
+        history.best = None
         self._started = time.perf_counter()
         self._rate: float | None = None
 
@@ -104,20 +78,16 @@ class Trainer:
         The plan that schedules see reaches to the end of these epochs, and improvement is judged anew, whatever was
         trained before: on other data, or with another loss, what was best then says nothing.
         """
-        optimizer, progress, max_iter = self._step.settings.optimizer, self._history.progress, self._settings.max_iter
-        progress.total_steps = progress.step + max_iter * self._batches.steps
-        self._history.best_loss, self._history.idle_epochs = math.inf, 0
-        if self._settings.early_stopping and self._validate is not None and progress.epoch:
-            self._history.best_score = self._validate()  # of the weights to start from, on these data
+        optimizer, max_iter = self._step.settings.optimizer, self._settings.max_iter
+        self._begin(max_iter * self._batches.steps)
+        self._tell_of_the_end_of_the_plan()
         ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())
-        if self._settings.early_stopping and math.isfinite(self._history.best_score):
-            self._everything[...] = self._best
-        if not ended and not self._settings.schedule.finished(progress):
-            warnings.warn(
+        self._keep_best()
+        if not ended and not self._settings.schedule.finished(self._history.progress):
+            warn(
                 f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
                 f"or relax tol.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
 
     def one_pass(self) -> None:
@@ -125,6 +95,8 @@ class Trainer:
         progress = self._history.progress
         if progress.total_steps is None:
             progress.total_steps = self._settings.max_iter * self._batches.steps
+        self._history.change(early_stopping=False)
+        self._tell_of_the_end_of_the_plan()
 
         def one_epoch() -> bool:
             self._record(self._epoch())
@@ -132,16 +104,51 @@ class Trainer:
 
         self._guarded(one_epoch)
 
+    def settle(self) -> None:
+        """Put what is trained into order after an interrupt: finite, and the best where scores decide."""
+        self._step.synchronize()
+        if not self._is_finite():
+            self._everything[...] = self._history.proven
+        self._keep_best()
+
+    def _begin(self, steps: int) -> None:
+        history, progress = self._history, self._history.progress
+        early_stopping = self._settings.early_stopping
+        score = history.best_score
+        if early_stopping and self._validate is not None and progress.epoch:
+            score = self._validate()  # of the weights to start from, on these data
+        history.change(
+            progress=replace(progress, total_steps=progress.step + steps),
+            best_loss=math.inf,
+            best_score=-math.inf if math.isnan(score) else score,
+            best=self._last,
+            idle_epochs=0,
+            early_stopping=early_stopping,
+        )
+
+    def _keep_best(self) -> None:
+        history = self._history
+        if history.early_stopping and math.isfinite(history.best_score) and history.best is not None:
+            self._everything[...] = history.best
+        history.best = None
+
+    def _tell_of_the_end_of_the_plan(self) -> None:
+        """Warn once where a schedule has come to its end, and what is trained from here on changes nothing."""
+        schedule, progress, rate = self._settings.schedule, self._history.progress, self._settings.learning_rate_init
+        if self._history.plan_told or not schedule.finished(progress) or schedule.factor(progress) >= STARVED:
+            return
+        self._history.plan_told = True
+        warn(
+            f"{schedule!r} was at its end when this call began, at step {progress.step}: the learning rate stays at "
+            f"{rate * schedule.factor(progress):.3g}, and training changes as good as nothing. Without total_steps the "
+            f"plan is max_iter epochs, of the last fit or of the first partial_fit. Give total_steps, the steps of all "
+            f"calls together, such as learning_rate=schedules.Cosine(total_steps=100_000).",
+        )
+
     def _guarded(self, train: Callable[[], bool]) -> bool:
-        """Return what ``train`` does, True where it is interrupted; an error takes the weights back by an epoch."""
+        """Return what ``train`` does; an error takes the weights back by an epoch, an interrupt leaves them."""
         try:
             return train()
-        except KeyboardInterrupt:
-            self._step.synchronize()
-            warnings.warn("Training was interrupted: the estimator keeps the weights reached so far.", stacklevel=5)
-            if not self._is_finite():
-                self._everything[...] = self._history.proven
-            return True
         except DivergenceError:
             self._everything[...] = self._history.proven
             raise
@@ -167,7 +174,6 @@ class Trainer:
             self._history.proven = self._last
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        self._end_epoch()
         return total / self._batches.weight
 
     def _next_rate(self) -> float:
@@ -180,34 +186,25 @@ class Trainer:
         """Whether weights and optimizer state are: a second moment that overflowed stops training without a sign."""
         return all(bool(np.isfinite(vector).all()) for vector in (self._everything, *self._step.state.slots.values()))
 
-    def _end_epoch(self) -> None:
-        self._history.progress.epoch += 1
-        self._history.progress.samples += self._batches.n_rows
-
     def _diverge(self) -> None:
         """Forget the optimizer's state, which is spoilt, and raise; the weights are put back where it is caught."""
         self._step.forget_state()
         epoch = self._history.progress.epoch + 1
         raise DivergenceError(
-            f"The loss, the weights or the optimizer's state became NaN or infinite in epoch {epoch} with "
-            f"learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite loss were restored. "
+            f"The loss, the weights, the optimizer's state or the predictions for validation became NaN or infinite in "
+            f"epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite "
+            f"loss were restored. "
             f"Scale the inputs (StandardScaler), lower learning_rate_init, or set max_grad_norm=1.0.",
             self._history.loss_curve,
         )
 
     def _record(self, loss: float) -> None:
-        history, tol = self._history, self._settings.tol
-        history.loss_curve.append(loss)
-        improved = loss <= history.best_loss - tol
-        history.best_loss = min(history.best_loss, loss)
-        if self._validate is not None:
-            score = self._validate()
-            history.validation_scores.append(score)
-            if self._settings.early_stopping:
-                improved = score >= history.best_score + tol
-            if score > history.best_score:
-                history.best_score, self._best = score, self._everything.copy()
-        history.idle_epochs = 0 if improved else history.idle_epochs + 1
+        score = None if self._validate is None else self._validate()
+        if score is not None and math.isnan(score):
+            self._diverge()
+        self._history.add_epoch(
+            loss, score, rows=self._batches.n_rows, tol=self._settings.tol, parameters=self._everything
+        )
         if self._settings.verbose:
             self._report()
 
@@ -216,8 +213,7 @@ class Trainer:
 
     def _plateau(self) -> bool:
         """Let the schedule act on a plateau; return whether training ends there."""
-        self._history.idle_epochs = 0
-        self._history.progress.plateaus += 1
+        self._history.add_plateau()
         return self._settings.schedule.stops_at_plateau(self._history.progress, self._settings.learning_rate_init)
 
     def _minimize(self, optimizer: LBFGS) -> bool:
@@ -242,7 +238,6 @@ class Trainer:
             if not (math.isfinite(loss) and np.isfinite(vector).all()):
                 self._diverge()
             self._history.proven = self._last = self._everything.copy()
-            self._end_epoch()
             self._record(loss)
             return self._settings.early_stopping and self._idle()
 
@@ -261,10 +256,10 @@ class Trainer:
         return not end.limited
 
     def _report(self) -> None:
-        history = self._history
-        if len(history.loss_curve) == 1:
+        history, epoch = self._history, self._history.progress.epoch
+        if epoch == 1:
             print(f"{'epoch':>6} {'loss':>12} {'validation':>12} {'rate':>12} {'seconds':>9}")
-        score = f"{history.validation_scores[-1]:12.6f}" if history.validation_scores else f"{'':>12}"
+        score = f"{history.scores.last():12.6f}" if history.scores.size else f"{'':>12}"
         rate = f"{'':>12}" if self._rate is None else f"{self._rate:12.3g}"
         seconds = time.perf_counter() - self._started
-        print(f"{history.progress.epoch:6d} {history.loss_curve[-1]:12.6f} {score} {rate} {seconds:9.2f}")
+        print(f"{epoch:6d} {history.losses.last():12.6f} {score} {rate} {seconds:9.2f}")

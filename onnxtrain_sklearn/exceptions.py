@@ -16,6 +16,8 @@ Wrong arguments and wrong data raise plain ``ValueError`` and ``TypeError``, as 
 from __future__ import annotations
 
 import reprlib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -67,6 +69,14 @@ def instead_of(value: object) -> str:
         return f"got {type(value).__name__}, the class itself; give an instance: {value.__name__}()"
     shown = "" if value is None else f" ({reprlib.repr(value)})"
     return f"got {type(value).__name__}{shown}"
+
+
+def warn(message: str, category: type[Warning] = OnnxTrainWarning) -> None:
+    """Warn whoever called this package: the warning names the first line outside it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_back.f_globals.get("__name__")).startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level + 1)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 
-from onnxtrain_sklearn._trainer import History, Trainer, TrainerSettings
-from onnxtrain_sklearn.exceptions import DivergenceError
+from onnxtrain_sklearn._history import History
+from onnxtrain_sklearn._trainer import Trainer, TrainerSettings
+from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import SGD
-from onnxtrain_sklearn.schedules import Schedule, resolve_schedule
+from onnxtrain_sklearn.schedules import Cosine, Linear, OneCycle, Progress, Schedule, Warmup, resolve_schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -110,10 +112,19 @@ def test_the_best_weights_come_back():
     assert len(step.rates) == 6
 
 
-def test_scores_that_are_no_numbers_are_never_best():
-    step, scores = Step([1.0] * 9), iter([math.nan] * 9)
-    trainer(step, early_stopping=True, validate=scores.__next__).fit()
-    assert step.parameters.vector == 3
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_scores_that_are_no_numbers_are_a_divergence(early_stopping):
+    step, scores, history = Step([1.0] * 9), iter([0.5, math.nan]), History()
+    with pytest.raises(DivergenceError, match="predictions for validation"):
+        trainer(step, history=history, early_stopping=early_stopping, validate=scores.__next__).fit()
+    assert step.parameters.vector == 1  # from where the epoch began
+    assert (history.loss_curve, history.validation_scores, history.progress.epoch) == ([1.0], [0.5], 1)
+
+
+def test_patience_without_an_end():
+    step = Step([1.0] * 50)
+    trainer(step, n_iter_no_change=math.inf, max_iter=50).fit()
+    assert len(step.rates) == 50
 
 
 def test_going_on_scores_the_weights_it_starts_from():
@@ -165,6 +176,44 @@ def test_passes_share_one_plan():
         assert history.progress.total_steps == 10
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "one_cycle", Warmup(1, "cosine")])
+def test_passes_beyond_the_plan_warn_once(schedule):
+    history, options = History(), {"schedule": schedule, "max_iter": 2}
+    for _ in range(2):
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, **options).one_pass()
+    beyond = trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, **options)
+    with pytest.warns(OnnxTrainWarning, match=r"at its end .* at step 4: .* Give total_steps"):
+        beyond.one_pass()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), pickle.loads(pickle.dumps(history)), **options).one_pass()
+
+
+def test_a_fit_beyond_the_steps_of_a_schedule_warns_too(recwarn):
+    history = History()
+    for steps in (3, 3):
+        trainer(Step([1.0] * 3), history=history, schedule=Linear(total_steps=3), max_iter=steps).fit()
+    assert [w.category for w in recwarn] == [OnnxTrainWarning]
+
+
+@pytest.mark.parametrize("schedule", [Cosine(total_steps=8), Cosine(final=0.1), "step", "constant", "exponential"])
+def test_passes_that_change_something_do_not_warn(schedule, recwarn):
+    history = History()
+    for _ in range(4):
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, schedule=schedule, max_iter=2).one_pass()
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", [Cosine, Linear, OneCycle])
+@pytest.mark.parametrize("method", ["fit", "one_pass"])
+def test_the_steps_given_to_a_schedule_are_its_plan(kind, method):
+    step, history = Step([2.0, 1.0, 1.5, 1.0] * 2), History()
+    for _ in range(2):
+        running = trainer(step, Batches(1.0, 1.0), history, schedule=kind(total_steps=8), max_iter=1)
+        getattr(running, method)()
+    assert step.rates == [kind().factor(Progress(step=t, total_steps=8)) for t in range(4)]
+
+
 def test_plateaus_lower_an_adaptive_rate_until_it_is_small():
     step, history = Step([1.0] * 99), History()
     trainer(step, history=history, schedule="adaptive", learning_rate_init=1e-4, n_iter_no_change=1).fit()
@@ -208,6 +257,7 @@ def test_passes_remember_the_last_weights_of_a_finite_loss():
     trainer(step, history=history).one_pass()
     assert history.loss_curve == [1.0, 1.0, 1.0]
     assert pickle.loads(pickle.dumps(history)).proven is None
+    assert pickle.loads(pickle.dumps(history)).best is None
 
 
 @pytest.mark.parametrize("where", ["weights", "state"])
@@ -239,19 +289,42 @@ class Raising(Step):
         return super().run(learning_rate, weight)
 
 
+def interrupted(running: Trainer, method: str = "fit") -> None:
+    with pytest.raises(KeyboardInterrupt):
+        getattr(running, method)()
+    running.settle()
+
+
 @pytest.mark.parametrize("method", ["fit", "one_pass"])
 def test_interruption_keeps_every_step_made(method):
     step = Raising(1, KeyboardInterrupt)
-    with pytest.warns(UserWarning, match="interrupted"):
-        getattr(trainer(step, Batches(1.0, 1.0, 1.0)), method)()
+    interrupted(trainer(step, Batches(1.0, 1.0, 1.0)), method)
     assert step.parameters.vector == 1
 
 
 def test_interruption_does_not_keep_weights_that_are_spoilt():
     step = Raising(3, KeyboardInterrupt, spoil=True)
-    with pytest.warns(UserWarning, match="interrupted"):
-        trainer(step, Batches(1.0, 1.0)).fit()
+    interrupted(trainer(step, Batches(1.0, 1.0)))
     assert np.isfinite(step.parameters.vector).all()
+
+
+def test_interruption_keeps_the_best_weights_so_far():
+    step = Raising(4, KeyboardInterrupt)
+    running = trainer(step, early_stopping=True, validate=iter([0.1, 0.9, 0.3, 0.2]).__next__)
+    interrupted(running)
+    assert step.parameters.vector == 2
+    step.parameters.vector += 5  # by a later call
+    running.settle()
+    assert step.parameters.vector == 7
+
+
+def test_an_interruption_before_the_first_step_changes_nothing():
+    history = History()
+    trainer(Step([1.0] * 9), history=history, early_stopping=True, validate=lambda: 0.5).fit()
+    step = Step([])
+    step.parameters.vector += 7
+    trainer(step, history=history).settle()
+    assert step.parameters.vector == 7
 
 
 def test_another_error_goes_back_to_the_epoch_before():

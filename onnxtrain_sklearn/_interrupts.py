@@ -1,0 +1,37 @@
+"""Where an interrupt (Ctrl-C) ends: in a ``fit`` that the user called, or in whoever called that ``fit``.
+
+A direct call ends early and keeps what it has reached, as in scikit-learn's MLP. Inside a search, a cross-validation or
+an ensemble that would be wrong: the next fit would begin at once, and the score of the truncated one would count.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from types import FrameType
+
+CALLERS = ("sklearn", "joblib")
+"""Packages whose functions fit estimators that they were given."""
+
+
+def belongs_to_caller(estimator: object) -> bool:
+    """Whether an interrupt of the ``fit`` of ``estimator``, which is running, is meant for what called it.
+
+    So it is in a worker, be it a process or a thread, and below a function of scikit-learn or joblib or a method of
+    any other object that has a ``fit`` (a search, a pipeline, an ensemble, of whatever package).
+    """
+    if threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _fits_others(frame, estimator):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _fits_others(frame: FrameType, estimator: object) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    caller = frame.f_locals.get("self")
+    return package in CALLERS or (caller is not None and caller is not estimator and hasattr(type(caller), "fit"))

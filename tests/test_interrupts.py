@@ -1,0 +1,98 @@
+"""Ctrl-C, by real signals in processes of their own: a direct fit keeps what it has, a search ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HEAD = """
+import multiprocessing, os, signal, sys, threading, warnings
+from pathlib import Path
+import joblib
+import numpy as np
+from sklearn.ensemble import BaggingRegressor
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from onnxtrain_sklearn import MLP, OrtGradientRegressor
+from onnxtrain_sklearn.schedules import Schedule
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+fits = Path(sys.argv[1])
+X = np.random.RandomState(0).normal(size=(40, 3)).astype(np.float32)
+y = X.sum(axis=1)
+
+class Pressed(Schedule):
+    def __init__(self, folder=str(fits)):
+        self.folder = folder
+    def factor(self, progress):
+        if progress.step == 0:
+            (Path(self.folder) / f"{os.getpid()}-{len(os.listdir(self.folder))}").touch()
+        if progress.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 1.0
+
+def fresh():
+    return OrtGradientRegressor(MLP((3,)), learning_rate=Pressed(), batch_size=20, max_iter=50, random_state=0)
+
+def ends(call):
+    try:
+        call()
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "returned"
+
+def usable(estimator):
+    assert estimator.n_iter_ == len(estimator.loss_curve_) == 2, estimator.n_iter_
+    assert np.isfinite(estimator.predict(X)).all()
+    return True
+
+warnings.simplefilter("ignore")
+grid = {"learning_rate_init": [0.1, 0.01, 0.001]}
+"""
+
+CALLS = {
+    "fit": ("estimator.fit(X, y)", "returned", True),
+    "a loop of fits": ("[estimator.fit(X, y) for _ in range(2)]", "returned", True),
+    "pipeline": ("make_pipeline(StandardScaler(), estimator).fit(X, y)", "interrupted", True),
+    "search": ("GridSearchCV(estimator, grid, cv=2).fit(X, y)", "interrupted", False),
+    "cross-validation": ("cross_val_score(estimator, X, y, cv=2)", "interrupted", False),
+    "ensemble": ("BaggingRegressor(estimator, n_estimators=3).fit(X, y)", "interrupted", False),
+    "joblib": ("joblib.Parallel(1)([joblib.delayed(estimator.fit)(X, y)])", "interrupted", True),
+    "another object with a fit": ("Experiment().fit()", "interrupted", True),
+}
+
+
+def test_an_interrupt_keeps_a_direct_fit_and_ends_what_fits_others(tmp_path):
+    lambdas = ", ".join(f"{name!r}: (lambda: {call}, {end!r}, {kept})" for name, (call, end, kept) in CALLS.items())
+    program = f"""
+class Experiment:
+    def fit(self):
+        estimator.fit(X, y)
+
+calls = {{{lambdas}}}
+for name, (call, end, trained) in calls.items():
+    estimator, before = fresh(), len(os.listdir(fits))
+    assert ends(call) == end, name
+    assert trained == hasattr(estimator, "n_iter_"), name
+    assert not trained or usable(estimator), name
+    assert len(os.listdir(fits)) - before == (2 if name == "a loop of fits" else 1), name
+"""
+    run(program, tmp_path)
+
+
+def test_an_interrupt_in_a_worker_ends_the_search(tmp_path):
+    program = """
+if __name__ == "__main__":
+    assert ends(lambda: GridSearchCV(fresh(), grid, cv=2, n_jobs=2).fit(X, y)) == "interrupted"
+"""
+    run(program, tmp_path)
+
+
+def run(program: str, folder: Path) -> None:
+    (folder / "program.py").write_text(HEAD + program, encoding="utf-8")
+    (folder / "fits").mkdir()
+    command = [sys.executable, str(folder / "program.py"), str(folder / "fits")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

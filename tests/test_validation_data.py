@@ -1,0 +1,117 @@
+"""Data that training is judged by: too few, of rare classes, wrong; and scores of predictions that overflowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn.exceptions import DivergenceError
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+rng = np.random.RandomState(0)
+X = rng.normal(size=(40, 4)).astype(np.float32)
+y = X.sum(axis=1)
+LABELS = np.where(y > 0, "yes", "no")
+
+
+def regressor(**parameters: object) -> OrtGradientRegressor:
+    return OrtGradientRegressor(MLP((3,)), max_iter=2, random_state=0, **parameters)
+
+
+def classifier(**parameters: object) -> OrtGradientClassifier:
+    return OrtGradientClassifier(MLP((3,)), max_iter=2, random_state=0, **parameters)
+
+
+@pytest.mark.parametrize(("kind", "peer"), [(regressor, MLPRegressor), (classifier, MLPClassifier)])
+def test_a_split_of_a_single_row_is_refused_as_by_scikit_learn(kind, peer):
+    target = y[:8] if kind is regressor else np.resize(["no", "yes"], 8)
+    message = "The validation set is too small" if kind is regressor else "too small|should be greater or equal"
+    for estimator in (kind(early_stopping=True), peer(early_stopping=True)):
+        with pytest.raises(ValueError, match=message):
+            estimator.fit(X[:8], target)
+    kind(early_stopping=True, validation_fraction=0.4).fit(X[:8], target)
+
+
+def test_a_single_row_of_validation_data_is_refused_for_regression():
+    with pytest.raises(ValueError, match=r"too small: R² needs 2 rows .*, X_val and y_val have 1"):
+        regressor().fit(X, y, X_val=X[:1], y_val=y[:1])
+    with pytest.raises(ValueError, match=r"too small: R² needs 2 rows"):
+        regressor().fit(X, y, X_val=X[:3], y_val=y[:3], sample_weight_val=[1, 0, 0])
+    assert len(classifier().fit(X, LABELS, X_val=X[:1], y_val=LABELS[:1]).validation_scores_) == 2
+
+
+def test_a_rare_class_is_named_by_its_label():
+    rare = LABELS.copy().astype(object)
+    rare[3] = "perhaps"
+    with pytest.raises(ValueError, match=r"single row of class 'perhaps'\. .*X_val") as error:
+        classifier(early_stopping=True).fit(X, rare)
+    assert "test_size" not in str(error.value)
+    numbers = np.where(y > 0, 70, 50)
+    numbers[3] = 90
+    with pytest.raises(ValueError, match="single row of class 90"):
+        classifier(early_stopping=True).fit(X, numbers)
+
+
+def test_a_rare_class_among_the_weighted_rows_is_named():
+    three = np.resize([50, 70, 90], 40)
+    with pytest.raises(ValueError, match="single row of class 70"):
+        classifier(early_stopping=True).fit(X, three, sample_weight=(three != 70) | (np.arange(40) == 1))
+
+
+def test_a_split_smaller_than_the_number_of_classes_is_refused_in_our_words():
+    with pytest.raises(ValueError, match=r"validation_fraction=0.1 of 40 rows splits them into 36 and 4, with 8 cl"):
+        classifier(early_stopping=True).fit(X, np.arange(40) % 8)
+
+
+FAULTS = {
+    "features": ({"X_val": X[:, :3], "y_val": y}, ValueError, r"X_val has 3 features, but .* is expecting 4"),
+    "missing numbers": ({"X_val": np.full((5, 4), np.nan), "y_val": y[:5]}, ValueError, "Input X_val contains NaN"),
+    "missing targets": ({"X_val": X[:2], "y_val": [0.0, np.nan]}, ValueError, "Input y_val contains NaN"),
+    "rows": ({"X_val": X[:9], "y_val": y[:8]}, ValueError, "X_val has 9, y_val has 8"),
+    "outputs": ({"X_val": X, "y_val": np.stack([y, y], 1)}, ValueError, r"^y_val has 2 output\(s\), expected 1"),
+    "type": ({"X_val": X, "y_val": np.full(40, "a")}, ValueError, "y_val must hold numbers"),
+    "dict": ({"X_val": {"a": X}, "y_val": y}, (TypeError, ValueError), "X_val"),
+    "weights": (
+        {"X_val": X, "y_val": y, "sample_weight_val": -np.ones(40)}, ValueError, "passed to `sample_weight_val`"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_of_validation_data_are_reported_as_theirs(case):
+    data, error, message = FAULTS[case]
+    with pytest.raises(error, match=message):
+        regressor().fit(X, y, **data)
+
+
+def test_labels_that_are_unknown_are_those_of_y_val():
+    letters = np.where(y > 0, "X", "y")
+    with pytest.raises(ValueError, match=r"y_val contains labels .*: \['z'\]\. .*\['X', 'y'\]"):
+        classifier().fit(X, letters, X_val=X, y_val=np.full(40, "z"))
+
+
+def test_faults_of_training_data_are_reported_as_theirs():
+    with pytest.raises(ValueError, match=r"Input X contains NaN"):
+        regressor().fit(np.full((40, 4), np.nan), y, X_val=X, y_val=y)
+
+
+def test_patience_may_be_infinite_as_in_scikit_learn():
+    settings = {"max_iter": 30, "tol": 10.0, "n_iter_no_change": np.inf, "early_stopping": True}
+    assert OrtGradientRegressor(Linear(), **settings).fit(X, y).n_iter_ == 30
+    assert MLPRegressor(**settings).fit(X, y).n_iter_ == 30
+    for wrong in (0, -np.inf, np.nan, 2.5, "inf"):
+        with pytest.raises((ValueError, TypeError), match="n_iter_no_change"):
+            regressor(n_iter_no_change=wrong).fit(X, y)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_predictions_that_overflow_are_a_divergence(early_stopping):
+    estimator = OrtGradientRegressor(
+        Linear(), optimizer="sgd", learning_rate_init=1e20, batch_size=40, early_stopping=early_stopping, random_state=0
+    )
+    with pytest.raises(DivergenceError, match="learning_rate_init"):
+        estimator.fit(X, y, X_val=X * np.float32(1e25), y_val=y)
+    assert np.isfinite(estimator.predict(X)).all()
