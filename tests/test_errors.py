@@ -194,8 +194,8 @@ DATA: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "labels of y_val": (
         {"X": X, "y": y, "X_val": X, "y_val": y + 1}, ValueError, r"not among the classes: \[4, 6\].*are \[3, 5\]",
     ),
-    "features of X_val": ({"X": X, "y": y, "X_val": X[:, :3], "y_val": y}, ValueError, "X has 3 features"),
-    "short y_val": ({"X": X, "y": y, "X_val": X, "y_val": y[:9]}, ValueError, "X has 60, y_val has 9"),
+    "features of X_val": ({"X": X, "y": y, "X_val": X[:, :3], "y_val": y}, ValueError, "X_val has 3 features"),
+    "short y_val": ({"X": X, "y": y, "X_val": X, "y_val": y[:9]}, ValueError, "X_val has 60, y_val has 9"),
     "weights of X_val": (
         {"X": X, "y": y, "X_val": X, "y_val": y, "sample_weight_val": np.ones(3)}, ValueError, r"\(3,\), expected",
     ),
@@ -401,7 +401,7 @@ def test_an_optimizer_that_cannot_run_in_place_is_refused_before_anything_change
 def test_a_generator_given_as_random_state_is_put_back_too():
     generator = np.random.RandomState(0)
     state = generator.get_state()[1].copy()
-    with pytest.raises(ValueError, match="X has 3 features"):
+    with pytest.raises(ValueError, match="X_val has 3 features"):
         fresh(random_state=generator, early_stopping=True).fit(X, y, X_val=X[:, :3], y_val=y)
     assert_array_equal(generator.get_state()[1], state)
 
