@@ -80,6 +80,25 @@ def test_constants_are_what_onnxruntime_computes(name):
     assert not [node.op_type for node in result.graph if node.op_type not in ("Constant", "Identity")]
 
 
+LONG = {
+    "ConstantOfShape": "v = ConstantOfShape<value = int64[1] {4}>(big) y = Identity(v)",
+    "Expand": "v = Expand(n, big) y = Identity(v)",
+    "Range": "a = Squeeze(o) b = Squeeze(big) c = Squeeze(n) v = Range(a, b, c) y = Identity(v)",
+    "products without end": "v0 = Mul(big, big) v1 = Mul(v0, v0) v2 = Mul(v1, v1) v3 = Mul(v2, v2) y = Identity(v3)",
+    "broadcast": "k = Constant<value_ints = [3000]>() c = ConstantOfShape<value = int64[1] {4}>(k) "
+    "one = Constant<value_ints = [1]>() t = Unsqueeze(c, one) v = Add(c, t) y = Identity(v)",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_is_long_or_runs_over_is_left_to_the_runtime(name):
+    """It would cost memory without end here, or not be what a runtime computes."""
+    proto = model(f"big = Constant<value_ints = [1000000000000]>() s = Shape(X) {LONG[name]}")
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    last = folded(proto).graph.outputs[0].producer()
+    assert ir.convenience.get_const_tensor(last.inputs[0]) is None
+
+
 def test_sizes_that_vary_stay_computed():
     body = "s = Shape(X) a = Slice(s, o, n) k = Constant<value_ints = [12]>() t = Concat<axis = 0>(a, k) y = Mul(t, n)"
     result = folded(model(body, "float[N, 3, 4] X"))

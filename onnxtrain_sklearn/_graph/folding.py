@@ -224,8 +224,22 @@ def _evaluate(node: ir.Node, known: Known) -> None:
         array = function(node, [None if x is None else known.get(x) for x in node.inputs])
     except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return  # a chain that does not hold together is left to the runtime, which says what is wrong
-    if array is not None and array.size <= MOST:
+    if array is not None and array.size <= MOST and _fits(array, value.dtype):
         known[value] = array
+
+
+def _fits(array: np.ndarray, dtype: ir.DataType) -> bool:
+    """Whether no number runs over: what a runtime then computes is not what is computed here."""
+    if dtype is ir.DataType.BOOL:
+        return True
+    bounds = np.iinfo(dtype.numpy())
+    return all(bounds.min <= x <= bounds.max for x in array.ravel() if isinstance(x, int))
+
+
+def _require_few(*shapes: tuple[int, ...]) -> None:
+    """Refuse to compute what would be longer than a shape, before it is there."""
+    if math.prod(np.broadcast_shapes(*shapes)) > MOST:
+        raise ValueError
 
 
 Arrays: TypeAlias = "Sequence[Any]"
@@ -258,6 +272,7 @@ def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node, Arrays], np
         return None if any(e is None or isinstance(e, str) for e in elements) else function(*elements)
 
     def apply(node: ir.Node, arrays: Arrays) -> np.ndarray:
+        _require_few(*(a.shape for a in arrays))
         return np.asarray(np.frompyfunc(one, len(arrays), 1)(*arrays), object)
 
     return apply
@@ -271,6 +286,7 @@ def _product_of(a: Any, b: Any) -> Any:
 
 
 def _multiply(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    _require_few(*(a.shape for a in arrays))
     return np.asarray(np.frompyfunc(_product_of, 2, 1)(*arrays), object)
 
 
@@ -281,11 +297,12 @@ def _quotient(a: int, b: int) -> int:
 
 def _remainder(node: ir.Node, arrays: Arrays) -> np.ndarray:
     fmod = _attribute(node, "fmod", 0)
-    function = (lambda a, b: int(math.fmod(a, b))) if fmod else (lambda a, b: a % b)
+    function = (lambda a, b: a - b * _quotient(a, b)) if fmod else (lambda a, b: a % b)
     return _elementwise(function)(node, arrays)
 
 
 def _gather(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    _require_few((arrays[0].size * arrays[1].size,))
     return np.asarray(np.take(arrays[0], arrays[1].astype(np.int64), axis=_attribute(node, "axis", 0)), object)
 
 
@@ -326,17 +343,22 @@ def _reshape(node: ir.Node, arrays: Arrays) -> np.ndarray:
 def _filled(node: ir.Node, arrays: Arrays) -> np.ndarray:
     tensor = _attribute(node, "value", None)
     assert tensor is not None  # of floats, by default
-    return np.full([int(d) for d in arrays[0]], tensor.numpy().ravel()[0].item(), object)
+    shape = tuple(int(d) for d in arrays[0])
+    _require_few(shape)
+    return np.full(shape, tensor.numpy().ravel()[0].item(), object)
 
 
 def _expand(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    x, shape = arrays
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(int(d) for d in shape))).copy()
+    x, shape = arrays[0], tuple(int(d) for d in arrays[1])
+    _require_few(x.shape, shape)
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape)).copy()
 
 
 def _range(node: ir.Node, arrays: Arrays) -> np.ndarray:
     start, limit, delta = (int(a.item()) for a in arrays)
-    return np.arange(start, limit, delta)[: MOST + 1].astype(object)
+    numbers = range(start, limit, delta)
+    _require_few((len(numbers),))
+    return _objects(numbers)
 
 
 def _reduce_product(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -367,6 +389,7 @@ def _where(node: ir.Node, arrays: Arrays) -> np.ndarray:
     def one(condition: Any, a: Any, b: Any) -> Any:
         return None if condition is None else a if condition else b
 
+    _require_few(*(a.shape for a in arrays))
     return np.asarray(np.frompyfunc(one, 3, 1)(*arrays), object)
 
 

@@ -7,6 +7,8 @@ why it has no gradient.
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 from .builder import GraphBuilder, is_float
@@ -25,6 +27,11 @@ REASONS = {
     "com.microsoft.nhwc": "onnxruntime's optimizer laid it out for one device; train the file that it was made from",
 }
 """Domains none of whose operators has a form, and why."""
+
+QUANTIZED = re.compile(
+    r"Q[A-Z]|Dequantize|DynamicQuantize|Quantize|MatMul(Integer|NBits|Bnb4|FpQ4)|GatherBlockQuantized"
+)
+"""Starts of the names of operators of onnxruntime's whose weights are whole numbers."""
 
 _PREFIX, _WHY = "lowered", "onnxtrain/why"
 
@@ -48,6 +55,8 @@ def lower(model: ir.Model) -> ir.Model:
 
 def refusal(node: ir.Node) -> str | None:
     """Return why a node was left as it is, None where there is no more to say than that it has no gradient."""
+    if node.domain == "com.microsoft" and QUANTIZED.match(node.op_type):
+        return "its numbers are quantized; train the file that was quantized"
     return node.meta.get(_WHY) or REASONS.get(node.domain)
 
 
