@@ -368,3 +368,26 @@ def test_weights_of_float16_are_not_left_out_silently():
     with pytest.raises(ModelError, match=r"1 weight\(s\) of types that are not trained: 'W' \(FLOAT16\)"):
         one_step(proto)
     assert set(one_step(proto, trainable=["b"]).weights_) == {"b"}
+
+
+# Declarations
+
+
+@pytest.mark.parametrize("place", ["input", "value_info"])
+@pytest.mark.parametrize(("kind", "shape"), [("FLOAT", [3, 2]), ("FLOAT", [4, 1]), ("FLOAT", [3]), ("DOUBLE", [3, 1])])
+def test_a_declaration_that_contradicts_an_initializer_is_named(place, kind, shape):
+    proto = model("Y = MatMul(X, W)")
+    info = onnx.helper.make_tensor_value_info("W", getattr(onnx.TensorProto, kind), shape)
+    getattr(proto.graph, place).append(info)
+    declared = rf"{kind}\[{','.join(map(str, shape))}\]"
+    with pytest.raises(ModelError, match=rf"declares 'W' as {declared}, but its initializer is FLOAT\[3,1\]"):
+        one_step(proto)
+
+
+@pytest.mark.parametrize("shape", [[3, 1], ["rows", 1]])
+def test_initializers_among_the_inputs_are_weights_and_no_data(shape):
+    proto = model("Y = MatMul(X, W)")
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("W", onnx.TensorProto.FLOAT, shape))
+    trained = one_step(proto)
+    assert_array_equal(trained.weights_["W"], one_step(model("Y = MatMul(X, W)")).weights_["W"])
+    assert [value.name for value in trained.to_onnx().graph.input] == ["X"]

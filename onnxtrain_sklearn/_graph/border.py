@@ -41,6 +41,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
     proto = checked(model, with_dicts=False)
     with refusing("The ONNX graph is not valid"):
         result = readable(proto, _runtime.limits() if limits is None else limits)
+        _refuse_contradictions(result)
         common.RemoveInitializersFromInputsPass()(result)
         _refuse_reserved_names(result)
         infer_declared(result, complete_shapes)
@@ -162,6 +163,24 @@ def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not any(is_fused(node.domain, node.op_type, opset) for node in _nodes(proto.graph)):
         return proto
     return ir.to_proto(lower(ir.from_proto(proto)))
+
+
+def _refuse_contradictions(model: ir.Model) -> None:
+    """Raise where an input of the graph or a declared value has another type or shape than its initializer."""
+    initializers = [v for graph in model.graphs() for v in graph.initializers.values()]
+    for value in initializers:
+        held = value.const_value
+        if held is None or not isinstance(value.type, ir.TensorType):
+            continue
+        sizes = None if value.shape is None else list(value.shape)
+        fits = sizes is None or len(sizes) == len(held.shape)
+        if fits and sizes is not None:
+            fits = all(not isinstance(n, int) or n == m for n, m in zip(sizes, held.shape, strict=True))
+        if not fits or value.dtype != held.dtype:
+            raise ModelError(
+                f"The graph declares {value.name!r} as {value.dtype}{value.shape}, but its initializer is "
+                f"{held.dtype}{held.shape}. Correct the declaration, among the inputs or in value_info, or remove it."
+            )
 
 
 def _refuse_reserved_names(model: ir.Model) -> None:
