@@ -33,9 +33,9 @@ NO_KERNEL = "NOT_IMPLEMENTED|is not a registered function/op|Could not find an i
 class Case:
     """A node: its inputs in their order (None: left out), how many outputs it has, and what they are in numpy.
 
-    ``refused`` says why it has no form; ``opsets`` are those that it is tried in; ``broken`` begins the versions of
-    onnxruntime whose kernel crashes (Attention without its optional bias), passes over an input (the bias of
-    SkipSimplifiedLayerNormalization) or reads beyond it (an attention_bias for one row).
+    ``refused`` says why it has no form; ``opsets`` are those that it is tried in. ``broken`` begins the versions of
+    onnxruntime whose kernel is for other devices (packed keys), crashes (Attention without its optional bias), passes
+    over an input (the bias of SkipSimplifiedLayerNormalization) or reads beyond it (an attention_bias for one row).
     """
 
     operator: str
@@ -204,7 +204,16 @@ case("MultiHeadAttention", ROWS, (2, 2, 5, 4), (2, 2, 5, 4), num_heads=2)
 PAST = ((2, 2, 2, 4), (2, 2, 2, 4))
 case("MultiHeadAttention", ROWS, ROWS, ROWS, (24,), None, None, *PAST, num_heads=2, outputs=(0, 1, 2))
 case("MultiHeadAttention", ROWS, ROWS, ROWS, None, None, None, *PAST, num_heads=2, unidirectional=1, outputs=(0, 1, 2))
-case("MultiHeadAttention", (2, 3, 2, 3, 4), num_heads=2, refused="packed into one input")
+case(
+    "MultiHeadAttention", (2, 3, 2, 3, 4), num_heads=2, broken="1",
+    reference=lambda x: attended(*(x[..., i, :].reshape(2, 3, 8) for i in range(3)), 2, 0.5),
+)  # fmt: skip
+case(
+    "MultiHeadAttention", ROWS, (2, 5, 2, 2, 4), num_heads=2, broken="1",
+    reference=lambda q, x: attended(q, *(x[..., i, :].reshape(2, 5, 8) for i in range(2)), 2, 0.5),
+)  # fmt: skip
+case("MultiHeadAttention", (2, 3, 2, 3, 4), None, None, (24,), num_heads=2, refused="a bias beside packed keys")
+case("MultiHeadAttention", (2, 3, 24), num_heads=2, refused="packed into one axis with others")
 ANGLES = ((6, 2), (6, 2))
 PLACES = ints([0, 1, 2], [3, 4, 5], kind=np.int64)
 case("RotaryEmbedding", ROWS, PLACES, *ANGLES)

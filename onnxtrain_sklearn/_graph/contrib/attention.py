@@ -23,30 +23,44 @@ def _attention(f: Fused) -> Outputs:
 
 
 def _multi_head(f: Fused) -> Outputs:
-    """Keys and values may come in as heads, as those of a past or of an encoder do."""
-    op, heads = f.op, f.needed("num_heads")
-    if f.given(1) is None or f.given(2) is None:
-        f.refuse("its queries, keys and values are packed into one input")
-    width = f.size(f.x(0), 2)
-    inputs = [f.x(i) for i in range(3)]
-    if f.given(3) is not None:
-        inputs = [op.Add(x, part) for x, part in zip(inputs, _biases(f, f.x(3), width), strict=True)]
-    q, k, v = (x if f.rank(given) == 4 else _heads(f, x, heads) for given, x in zip(_three(f), inputs, strict=True))
+    """Keys and values may come in as heads, as those of a past or of an encoder do, or packed into one input."""
+    op = f.op
+    q, k, v, size = _unpacked(f) if f.given(2) is None else _apart(f)
     if (f.given(6) is None) != (f.given(7) is None):
         f.refuse("it has a past of keys without one of values, or the other way round")
     past = f.given(6)
     if past is not None:
         k, v = op.Concat(past, k, axis=2), op.Concat(f.x(7), v, axis=2)
-    return [_attend(f, q, k, v, f.given(4), f.given(5), width // heads), k, v]
+    return [_attend(f, q, k, v, f.given(4), f.given(5), size), k, v]
 
 
-def _three(f: Fused) -> list[ir.Value]:
+def _apart(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
+    """Return queries, keys and values as heads, and the size of one."""
+    heads, width = f.needed("num_heads"), f.size(f.x(0), 2)
     ranks = [f.rank(f.x(i)) for i in range(3)]
     if ranks[0] != 3 or ranks[1] != ranks[2] or ranks[1] not in (3, 4):
         f.refuse("its queries, keys and values must have three axes, or the last two four")
-    if ranks[1] == 4 and f.given(3) is not None:
-        f.refuse("it has a bias beside keys that come as heads")
-    return [f.x(i) for i in range(3)]
+    inputs = [f.x(i) for i in range(3)]
+    if f.given(3) is not None:
+        if ranks[1] == 4:
+            f.refuse("it has a bias beside keys that come as heads")
+        inputs = [f.op.Add(x, part) for x, part in zip(inputs, _biases(f, f.x(3), width), strict=True)]
+    q, k, v = (x if rank == 4 else _heads(f, x, heads) for rank, x in zip(ranks, inputs, strict=True))
+    return q, k, v, width // heads
+
+
+def _unpacked(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
+    """As :func:`_apart`, of (rows, sequence, heads, 3, size), or of queries beside (rows, sequence, heads, 2, size)."""
+    if f.given(3) is not None:
+        f.refuse("it has a bias beside packed keys and values")
+    packed = f.x(0) if f.given(1) is None else f.x(1)
+    if f.rank(packed) != 5:
+        f.refuse("its keys and values are packed into one axis with others")
+    parts = [
+        f.op.Transpose(f.op.Gather(packed, np.array(i), axis=3), perm=[0, 2, 1, 3]) for i in range(f.size(packed, 3))
+    ]
+    q, k, v = parts if f.given(1) is None else [_heads(f, f.x(0), f.needed("num_heads")), *parts]
+    return q, k, v, f.size(packed, 4)
 
 
 def _biases(f: Fused, bias: ir.Value, width: int) -> list[ir.Value]:
