@@ -33,6 +33,7 @@ from ._graph.model import TrainableModel
 from ._inference import Form, inference_model
 from ._inputs import has_several_inputs, input_columns
 from ._linear import LinearCoefficients
+from ._ml_files import FittedFile, of_kind, started
 from ._proof import require_equal, sample_rows
 from ._run import (
     Run,
@@ -50,7 +51,7 @@ from ._run import (
 from ._settings import batch_limit, require_own_kind, trainer_settings
 from ._start import Start
 from ._tables import holds_text
-from ._targets import Targets, row_weights
+from ._targets import Targets, require_labels, row_weights
 from ._trainer import Trainer
 from ._training_graph import StepSettings
 from ._validation import faults_of_validation_data, require_scorable, split_rows
@@ -215,7 +216,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         """
         check_is_fitted(self)
         run = self._run
-        if run.fitted is None:
+        if run.fitted is None or isinstance(run.fitted, FittedFile):
             raise ModelError(
                 "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
                 "Use to_onnx()."
@@ -339,8 +340,11 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         if old is None and fitted is not None:
             self._take_features(fitted)
         specs = None if source is None else source.inputs
-        columns = as_trained(self._columns(X, specs, fitted, reset=old is None and fitted is None), fitted, specs)
+        reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
+        columns = as_trained(self._columns(X, specs, fitted, reset=reset), fitted, specs)
         known = classes if fitted is None else fitted.known_classes(classes, y)
+        if one_pass and old is None:
+            require_labels(y, known, classifies=is_classifier(self))
         targets = self._encode(y, known if old is None else old.head.classes)
         require_rows(columns, targets, "y")
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
@@ -349,7 +353,9 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         if source is None:
             source, columns = self._built(columns, targets, rng)
         run, settings = self._run_for(old, source, fitted, columns, targets, rng)
-        if old is None and fitted is not None:
+        if old is None and isinstance(fitted, FittedFile):
+            run.fitted = started(fitted, columns, run.predictions)
+        elif old is None and fitted is not None:
             self._require_equal_start(run, X, fitted)
         self._require_numbers(run, columns)
         run.predictors.clear()  # they hold the weights of now
@@ -374,7 +380,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
             return None, None
         if is_estimator(self.model):
             require_own_kind(self)
-        return source_of(self.model, self.output, has_text=holds_text(X))
+        return of_kind(source_of(self.model, self.output, has_text=holds_text(X)), classifies=is_classifier(self))
 
     def _take_features(self, fitted: FittedModel) -> None:
         """Hold the data to the features that the fitted model knows."""
@@ -394,13 +400,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
 
     def _on_rows(self, run: Run, rows: Any) -> dict[str, np.ndarray]:
         """Return what the graph predicts for some rows, by the method of scikit-learn."""
-        columns = self._columns(rows, run.source.inputs, run.fitted, reset=False)
-        results = {"predict": run.predictor().run(columns)}
-        if run.head.has_probabilities:
-            results["predict_proba"] = run.predictor().run(columns, output=1)
-        elif run.head.task != "regression":
-            results["decision_function"] = run.predictor().run(columns, output=1)
-        return results
+        return run.predictions(self._columns(rows, run.source.inputs, run.fitted, reset=False))
 
     def _built(self, columns: Columns, targets: Targets, rng: np.random.RandomState) -> tuple[TrainableModel, Columns]:
         """Return the graph that the builder makes for the data, and the data as its input."""
@@ -426,7 +426,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         optimizer = resolve_optimizer(self.optimizer)
         loss.check_targets(targets.values)
         device = _runtime.resolve_device(self.device, self.providers, self.provider_options)
-        own = None if old is not None else own_output(self.model, source, columns, device)
+        own = None if old is not None or fitted is not None else own_output(self.model, source, columns, device)
         if own is not None:
             source, n_columns = settled(source, own, self.output_kind, classifies=is_classifier(self))
         elif old is not None:
@@ -514,7 +514,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
             raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
         if reset:
             self._forget_features()
-        return input_columns(self, X, specs, reset=reset)
+        return input_columns(self, X, specs, reset=reset, gaps=self._allows_gaps(fitted))
 
     def _predict(self, X: Any, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         check_is_fitted(self)
@@ -522,9 +522,12 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         self._require_numbers(self._run, columns)
         return self._run.predictor(with_scores=with_scores).run(columns, output=output)
 
+    def _allows_gaps(self, fitted: FittedModel | None) -> bool:
+        return fitted.takes_gaps if isinstance(fitted, FittedFile) else self.__sklearn_tags__().input_tags.allow_nan
+
     def _require_numbers(self, run: Run, columns: Columns) -> None:
         """Raise where a fitted model gives NaN for missing values: a step takes them, and the next one does not."""
-        if run.fitted is None or run.fitted.table is not None or not self.__sklearn_tags__().input_tags.allow_nan:
+        if run.fitted is None or run.fitted.table is not None or not self._allows_gaps(run.fitted):
             return
         gaps = np.unique(np.concatenate([column.gaps() for column in columns.values()]))
         if len(gaps) and np.isnan(run.predictor(with_scores=True).run(columns, gaps, output=-1)).any():

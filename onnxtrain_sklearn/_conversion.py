@@ -23,6 +23,7 @@ from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
+from ._boosters import converters_of_boosters
 from ._converters.registry import CONVERTERS
 from ._converters.source import Known
 from ._embedding import OPSET, convert, parsers, shape_calculators
@@ -63,10 +64,11 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
 
     estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[Watched] = []
-    kinds = {type(part) for part in _parts(estimator)} & {*sklearn_operator_name_map, *CONVERTERS}
-    watching, inputs = _watching(get_converter, watched), _inputs(estimator, columns)
+    parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
+    watching = _watching(get_converter, watched)
     try:
-        with warnings.catch_warnings():
+        with converters_of_boosters(parts), warnings.catch_warnings():
+            kinds = {type(part) for part in parts} & {*sklearn_operator_name_map, *CONVERTERS}
             warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
             warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # what may not work is compared
             proto = skl2onnx.convert_sklearn(

@@ -14,7 +14,6 @@ import scipy.sparse as sp
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 
 from ._availability import (
@@ -434,11 +433,6 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
                 "sklearn.utils.class_weight.compute_class_weight makes."
             )
         known = self._known_classes(classes, fitted=hasattr(self, "_run"))
-        several = type_of_target(y) == "multilabel-indicator"
-        if not (hasattr(self, "_run") or known is not None or is_estimator(self.model) or several):
-            raise ValueError(
-                "classes must be passed on the first call to partial_fit: all labels that any call will bring."
-            )
         return self._train(X, y, sample_weight, resume=True, one_pass=True, classes=known)
 
     def predict(self, X: Any) -> np.ndarray:

@@ -26,6 +26,7 @@ from sklearn.svm import SVC, NuSVC
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
+from ._boosters import library_of, loss_of_booster
 from ._conversion import Watched, converted
 from ._graph.builder import infer_shapes
 from ._graph.columns import Parts, in_parts
@@ -333,6 +334,8 @@ def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
         machine = last.estimators_[0] if isinstance(last, OneVsOneClassifier) else last
         return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
     name = type(last).__name__
+    if library_of(last) is not None:
+        return loss_of_booster(last)
     if source.link == "exp":
         if isinstance(getattr(last, "loss", None), str):  # of trees
             return last.loss

@@ -133,8 +133,13 @@ def has_several_inputs(X: Any) -> bool:
     return isinstance(X, Inputs | Mapping) and not sp.issparse(X)
 
 
-def input_columns(estimator: Any, X: Any, specs: Sequence[TensorSpec] | None, *, reset: bool) -> dict[str, Column]:
-    """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built."""
+def input_columns(
+    estimator: Any, X: Any, specs: Sequence[TensorSpec] | None, *, reset: bool, gaps: bool = False
+) -> dict[str, Column]:
+    """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built.
+
+    ``gaps`` says whether numbers may be missing.
+    """
     if isinstance(X, Inputs):
         X = X.arrays
     elif specs is not None and len(specs) > 1 and hasattr(X, "columns"):
@@ -150,16 +155,15 @@ def input_columns(estimator: Any, X: Any, specs: Sequence[TensorSpec] | None, *,
             f"after the inputs, got {type(X).__name__}."
         )
     spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
-    return {spec.name: Column(shaped(_validated(estimator, X, len(spec.shape), reset=reset), spec), spec.dtype)}
+    return {spec.name: Column(shaped(_validated(estimator, X, len(spec.shape), reset, gaps), spec), spec.dtype)}
 
 
-def _validated(estimator: Any, X: Any, rank: int, *, reset: bool) -> Any:
+def _validated(estimator: Any, X: Any, rank: int, reset: bool, gaps: bool) -> Any:
     rows = None
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), -1)
-    finite = "allow-nan" if estimator.__sklearn_tags__().input_tags.allow_nan else True
-    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": finite}
+    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if gaps else True}
     array: Any = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)
 

@@ -21,10 +21,11 @@ from ._data import MERGE_LIMIT, Batches, Column, distinct_rows, weighted_rows
 from ._device_step import DeviceStep
 from ._fitted import FittedModel, fitted_model, is_estimator
 from ._given import as_columns, run_graph
-from ._graph.border import load
+from ._graph.border import LABELS, load
 from ._graph.model import TrainableModel, trainable_model
 from ._history import History
 from ._inference import Head, Predictor, inference_model
+from ._ml_files import fitted_file, is_fitted_graph
 from ._parameters import FlatParameters
 from ._refusal import refusing
 from ._selection import selected
@@ -116,6 +117,15 @@ class Run:
             self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width)
         return self.predictors[key]
 
+    def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
+        """Return what the graph predicts, by the method of scikit-learn."""
+        results = {"predict": self.predictor().run(columns)}
+        if self.head.has_probabilities:
+            results["predict_proba"] = self.predictor().run(columns, output=1)
+        elif self.head.task != "regression":
+            results["decision_function"] = self.predictor().run(columns, output=1)
+        return results
+
     def live_predictor(self) -> Predictor:
         """Return a session that reads the parameters while they are trained."""
         graph = inference_model(self.model, self.frozen, self.head)
@@ -139,6 +149,8 @@ def source_of(
             f"graph builder such as MLP(), or None, {instead_of(model)}."
         )
     whole = load(model)
+    if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
+        return fitted_file(whole, output, labels)
     return replace(trainable_model(whole, output, foreign=True), reference=whole), None
 
 

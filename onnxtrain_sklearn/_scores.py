@@ -6,6 +6,7 @@ to end in scores, or in an activation on scores, that a loss can be taken on, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,27 +66,33 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
     owner = follow(root, origin.owner)
     if origin.role != "leaf_values" or not isinstance(owner, DecisionTreeClassifier | ForestClassifier):
         return origin
-    value, share = model.graph.initializers[origin.name], 1.0 / len(getattr(owner, "estimators_", [owner]))
+    share = 1.0 / len(getattr(owner, "estimators_", [owner]))
+    sizes = np.atleast_1d(owner.n_classes_)
+    done = normalise_leaves(model, origin.name, share, _groups(sizes), several=len(sizes) > 1)
+    return replace(origin, role="leaf_probabilities") if done else origin
+
+
+def normalise_leaves(model: ir.Model, name: str, share: float, groups: np.ndarray, *, several: bool) -> bool:
+    """Divide the numbers of leaves by their sum times ``share``, in place; False where they do not add up to it."""
+    value = model.graph.initializers[name]
     assert value.const_value is not None
     p = value.const_value.numpy() / share
-    groups = _groups(np.atleast_1d(owner.n_classes_))
     if p.ndim == 2 and not np.allclose(p @ groups, 1, atol=1e-4):
-        return origin
-    op = GraphBuilder(model.graph, prefix=f"{origin.name}/normalised", constant_nodes=True)
-    value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=origin.name)
+        return False
+    op = GraphBuilder(model.graph, prefix=f"{name}/normalised", constant_nodes=True)
+    value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=name)
     users = list(value.uses())
     size = op.Abs(value)
     if p.ndim < 2:
         total = op.Add(size, op.Abs(op.Sub(1.0, value)))
     else:
-        several = len(np.atleast_1d(owner.n_classes_)) > 1
         total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
     normalised = op.Mul(op.Div(size, total), share)
     normalised.type, normalised.shape = value.type, value.shape
     for node, index in users:
         node.replace_input_with(index, normalised)
     model.graph.sort()
-    return replace(origin, role="leaf_probabilities")
+    return True
 
 
 def _groups(sizes: np.ndarray) -> np.ndarray:
@@ -119,22 +126,56 @@ def tie_normal_density(model: ir.Model, origin: Origin, root: Any, watched: Sequ
 def expose_scores(model: ir.Model, estimator: Any) -> None:
     """Let the graph of a model that gives labels end in scores, or in an activation on scores, for a loss."""
     if not gives_labels(estimator):
+        show_scores(model, probabilities=None)
+        return
+    probabilities = hasattr(estimator, "predict_proba")
+    # The first column of LIBSVM speaks for the second class.
+    second = 0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
+    show_scores(model, probabilities=probabilities, margin=None if probabilities else second)
+
+
+def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:
+    """Let a graph end in scores, or in an activation on scores.
+
+    ``probabilities`` tells them from margins, None stands for numbers of a regressor. ``margin`` is the column of two
+    margins that speaks for the second class, where they are each other's negatives.
+    """
+    if probabilities is None:
+        _fold_factor(model.graph)
         _expose_exponential(model.graph)
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
-    if shown is None and hasattr(estimator, "predict_proba") and not ends_in(output, "Softmax"):
+    if shown is None and probabilities and not ends_in(output, "Softmax"):
         shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
         shown.type, shown.shape = output.type, output.shape
-    elif shown is None and not hasattr(estimator, "predict_proba") and (dims(output) or [0])[-1] == 2:
-        # The first column of LIBSVM speaks for the second class.
-        second = 0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
-        shown = op.Gather(output, np.array([second]), axis=1)
+    elif shown is None and margin is not None and (dims(output) or [0])[-1] == 2:
+        shown = op.Gather(output, np.array([margin]), axis=1)
         shown.type = output.type
     if shown is not None:
         model.graph.outputs[0] = shown
         model.graph.sort()
         common.RemoveUnusedNodesPass()(model)
+
+
+def _fold_factor(graph: ir.Graph) -> None:
+    """Take a factor behind an exponential into its exponent: losses with a log link look behind the last one."""
+    old = graph.outputs[0]
+    product = old.producer()
+    if product is None or product.op_type != "Mul" or product.domain or None in product.inputs:
+        return
+    exponential, factor = product.inputs
+    assert exponential is not None
+    assert factor is not None
+    tensor = ir.convenience.get_const_tensor(factor)
+    if tensor is None or tensor.size != 1 or not ends_in(exponential, "Exp") or not (tensor.numpy() > 0).all():
+        return
+    op, name = GraphBuilder(graph, prefix="factor", constant_nodes=True), old.name
+    exponent = exponential.producer().inputs[0]  # type: ignore[union-attr]
+    result = op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))
+    result.type, result.shape, graph.outputs[0] = old.type, old.shape, result
+    graph.remove(product, safe=True)
+    result.name = name
 
 
 def _expose_exponential(graph: ir.Graph) -> None:

@@ -114,6 +114,14 @@ def _flat(classes: Any) -> np.ndarray:
     return array
 
 
+def require_labels(y: Any, classes: Any, *, classifies: bool) -> None:
+    """Raise at the first of several passes where nothing says which labels later ones will bring."""
+    if classifies and classes is None and type_of_target(y) != "multilabel-indicator":
+        raise ValueError(
+            "classes must be passed on the first call to partial_fit: all labels that any call will bring."
+        )
+
+
 def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
     """Return the place of each label among the known ones."""
     if known.dtype.kind not in "biufUO":

@@ -50,7 +50,7 @@ def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[Watched]
     op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
     with_probabilities = hasattr(machine, "predict_proba")
     if decides and (with_probabilities or (len(machine.classes_) > 2 and not machine.break_ties)):
-        add_output(graph, CHOICE, op.Identity(_index(node, len(machine.classes_))))
+        add_output(graph, CHOICE, op.Identity(number_classes(node, len(machine.classes_))))
     if not with_probabilities and len(machine.classes_) > 2:
         add_output(graph, PAIRS, op.Neg(node.outputs[1]))
 
@@ -71,10 +71,10 @@ def _node_of(graph: ir.Graph, machine: Any, watched: Sequence[Watched]) -> ir.No
 
 def chosen_index(graph: ir.Graph, machine: Any, watched: Sequence[Watched]) -> ir.Value:
     """Return the index of the class that a support vector machine chooses by votes."""
-    return _index(_node_of(graph, machine, watched), len(machine.classes_))
+    return number_classes(_node_of(graph, machine, watched), len(machine.classes_))
 
 
-def _index(node: ir.Node, classes: int) -> ir.Value:
+def number_classes(node: ir.Node, classes: int) -> ir.Value:
     """Let a classifier number its classes; return its label."""
     node.attributes.pop("classlabels_strings", None)
     node.attributes["classlabels_ints"] = ir.AttrInt64s("classlabels_ints", range(classes))

@@ -15,9 +15,11 @@ from scipy import linalg
 from sklearn.base import is_classifier
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.ensemble import IsolationForest
-from sklearn.ensemble._forest import ForestRegressor
+from sklearn.ensemble._forest import BaseForest, ForestRegressor
 from sklearn.ensemble._gb import BaseGradientBoosting
+from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
 from sklearn.svm import OneClassSVM
+from sklearn.tree import BaseDecisionTree
 
 from ._origins import FORMS, Origin
 from ._walk import Path, assign, follow
@@ -30,6 +32,8 @@ def write_back(
     """Return a deep copy of ``model`` with the numbers that differ between ``before`` and ``now`` written back."""
     changed = [origin for origin in origins if not np.array_equal(before[origin.name], now[origin.name])]
     lost = [origin.name for origin in changed if not origin.attribute and origin.role not in LEAVES]
+    for origin in (one for one in changed if not one.attribute and one.role in LEAVES):
+        _require_trees(follow(model, origin.owner), origin)
     if lost:
         raise ModelError(
             f"These trained numbers have no place in {type(model).__name__}: {', '.join(lost)}. Freeze them with "
@@ -76,6 +80,16 @@ def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
 
 
 # Trees
+
+
+def _require_trees(owner: Any, origin: Origin) -> None:
+    """Raise where the trees are not scikit-learn's own: other libraries keep them where nothing can be written."""
+    own = BaseDecisionTree | BaseForest | BaseGradientBoosting | BaseHistGradientBoosting | IsolationForest
+    if not isinstance(owner, own):
+        raise ModelError(
+            f"{origin.name!r} was trained, and {type(owner).__name__} keeps its trees in a form of its own that "
+            f"numbers cannot be written back to. Freeze it with trainable=..., or take to_onnx()."
+        )
 
 
 def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:

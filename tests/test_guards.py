@@ -102,6 +102,7 @@ LAYERS = (
     "_converters.registry",
     "_embedding",
     "_repairs",
+    "_boosters",
     "_conversion",
     "_tables",
     "_tracers",
@@ -131,6 +132,7 @@ LAYERS = (
     "_validation",
     "_settings",
     "_start",
+    "_ml_files",
     "_run",
     "_linear",
     "_description",
@@ -249,7 +251,8 @@ def test_imports_point_upwards(module):
 
 
 @pytest.mark.parametrize(
-    ("package", "importers"), [("onnxruntime", ["_runtime"]), ("skl2onnx", ["_conversion", "_embedding", "export"])]
+    ("package", "importers"),
+    [("onnxruntime", ["_runtime"]), ("skl2onnx", ["_boosters", "_conversion", "_embedding", "export"])],
 )
 def test_borders_alone_import_it(package, importers):
     assert [m for m in modules() if imports_package(m, package)] == importers

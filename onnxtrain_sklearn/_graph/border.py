@@ -27,10 +27,12 @@ from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
 from .lowering import is_fused, lower
-from .versions import readable, values
+from .versions import RENEWED_OPSET, readable, values
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
+LABELS = "labels of dictionaries"
+"""Where a model's ``meta`` has the keys of the dictionaries that the scores of a classifier came in."""
 
 
 def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runtime.Limits | None = None) -> ir.Model:
@@ -38,14 +40,17 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
 
     Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
     """
-    proto = checked(model, with_dicts=False)
+    given = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
-        result = readable(proto, _runtime.limits() if limits is None else limits)
+        proto = _valid(_without_zip_maps(_with_one_default_opset(given)))
+        of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
+        result = readable(proto, _runtime.limits() if limits is None else limits, renew=of_fitted_model)
         _refuse_contradictions(result)
         common.RemoveInitializersFromInputsPass()(result)
         _refuse_reserved_names(result)
         infer_declared(result, complete_shapes)
         require_values_within_limits(result)
+        result.meta[LABELS] = zipped_labels(given)
     return result
 
 
@@ -71,13 +76,22 @@ def _type_dicts(proto: onnx.ModelProto) -> None:
         output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
 
 
-def checked(
-    model: onnx.ModelProto | bytes | str | os.PathLike[str], *, with_dicts: bool = True
-) -> onnx.ModelProto:
-    """Return a model within the limits that ONNX's checker takes, in its own versions, without local functions.
+def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
+    """Return the keys of the dictionaries that a classifier's scores come in; empty where they come as tensors."""
+    zips = (node for node in proto.graph.node if node.op_type == "ZipMap")
+    attributes = (a for node in zips for a in node.attribute if a.name.startswith("classlabels_"))
+    return next(([*a.ints, *(text.decode() for text in a.strings)] for a in attributes), [])
 
-    ``with_dicts`` says whether the scores of classifiers may be dictionaries, which onnx_ir lacks.
-    """
+
+def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a model within the limits that ONNX's checker takes, in its own versions, without local functions."""
+    proto = _with_graph(model)
+    with refusing("The ONNX graph is not valid"):
+        return _valid(proto)
+
+
+def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a model within the limits that has nodes and outputs."""
     proto = read(model)
     if not proto.graph.node or not proto.graph.output:
         raise ModelError(
@@ -86,9 +100,12 @@ def checked(
         )
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
-    with refusing("The ONNX graph is not valid"):
-        _refuse_crashing(proto)
-        return _inlined(_with_one_default_opset(proto if with_dicts else _without_zip_maps(proto)))
+    return proto
+
+
+def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
+    _refuse_crashing(proto)
+    return _inlined(_with_one_default_opset(proto))
 
 
 def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -112,10 +129,17 @@ def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
     versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
-    if not versions:
-        raise ModelError("The ONNX graph imports no opset of the default domain: the model is not valid, or truncated.")
     graphs = [proto.graph, *proto.functions]
-    aliased = any(node.domain in DEFAULT_DOMAINS[1:] for graph in graphs for node in _nodes(graph))
+    domains = {node.domain for graph in graphs for node in _nodes(graph)}
+    if not versions and not proto.functions and domains.isdisjoint(DEFAULT_DOMAINS):
+        versions = [RENEWED_OPSET]  # onnxmltools writes such graphs for XGBoost
+    if not versions:
+        raise ModelError(
+            "The ONNX graph imports no opset of the default domain, and has nodes of it: the model is not valid, or "
+            "truncated. Runtimes that take it guess an opset, each another one. Add the import of the opset that it "
+            "was written for."
+        )
+    aliased = not domains.isdisjoint(DEFAULT_DOMAINS[1:])
     if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
         return proto
     result = onnx.ModelProto()

@@ -44,7 +44,7 @@ STEMS = {
 
 _FORMULA = re.compile(
     r"(unity|negate|n_classes|num_classes|clf_length|exponent|prod_operand|mul_operand|half_scalar|est_weights_sum|"
-    r"symmetrix_weight|constant|zero_tensor|unit_float_tensor|const_[np]\d+|cst)\d*"
+    r"symmetrix_weight|constant|zero_tensor|unit_float_tensor|const_[np]\d+|cst|eqp\w*cst|dec_\w*cst)\d*"
 )
 _ANY_NUMBER = re.compile(r"_[A-Z]\w*cst\d*$")
 
@@ -75,8 +75,8 @@ def rewrite(source: ir.Model) -> Rewritten:
     """
     model = source.clone()
     graph, roles = model.graph, list[Role]()
-    if model.producer_name == "skl2onnx":
-        _fix_settings(graph)
+    if model.producer_name in ("skl2onnx", "OnnxMLTools"):
+        _fix_settings(graph, every_number=model.producer_name == "OnnxMLTools")
     for node in list(graph):
         rule = RULES.get((node.domain, node.op_type))
         if rule is not None and any(_in_use(v) for v in node.outputs):
@@ -88,12 +88,17 @@ def rewrite(source: ir.Model) -> Rewritten:
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
 
 
-def _fix_settings(graph: ir.Graph) -> None:
-    """Turn the numbers that skl2onnx writes formulas with into Constant nodes: they are no weights."""
+def _fix_settings(graph: ir.Graph, *, every_number: bool) -> None:
+    """Turn the numbers that converters write formulas with into Constant nodes: they are no weights.
+
+    onnxmltools has all weights in attributes, and formulas for ``every_number`` that is an initializer.
+    """
     op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if tensor is not None and tensor.dtype.is_floating_point() and _is_formula(name, tensor.numpy()):
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        if (every_number and tensor.size == 1) or _is_formula(name, tensor.numpy()):
             ir.convenience.replace_all_uses_with(value, op.constant(tensor.numpy()))
             del graph.initializers[name]
     graph.sort()

@@ -23,6 +23,9 @@ MIN_OPSET, MAX_OPSET = 11, 26
 OLDEST_IR = 4
 """Before, initializers had to be inputs too, which they no longer are."""
 
+OLD_OPSET, RENEWED_OPSET = 13, 18
+"""Graphs that are older than the one, and are to be rewritten, are brought to the other."""
+
 TYPES_SINCE = {
     ir.DataType.FLOAT4E2M1: 11,
     ir.DataType.FLOAT8E8M0: 12,
@@ -34,20 +37,21 @@ TYPES_SINCE = {
 """Element types that not all IR versions have, from 10 on: the type and the version that brought it."""
 
 
-def readable(proto: onnx.ModelProto, limits: _runtime.Limits) -> ir.Model:
-    """Return the model in versions that the runtime reads: the one given, or one that was converted down."""
-    model = ir.from_proto(_in_opset_range(proto, limits))
+def readable(proto: onnx.ModelProto, limits: _runtime.Limits, *, renew: bool = False) -> ir.Model:
+    """Return the model in versions that the runtime reads: as given, or converted; ``renew``: up from old opsets."""
+    least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
+    model = ir.from_proto(_in_opset_range(proto, limits, least))
     _name_nodes(model.graph)  # the converter drops names too
     _refuse_newer_ml(model, limits)
     _restamp(model, limits)
     return model
 
 
-def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits) -> onnx.ModelProto:
+def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits, least: int) -> onnx.ModelProto:
     """Bring the default opset into the range that can be trained, or say why that cannot be done."""
-    opset = next(o.version for o in proto.opset_import if not o.domain)
+    opset = _opset(proto)
     newest = min(MAX_OPSET, limits.opset)
-    target = min(max(opset, MIN_OPSET), newest)
+    target = min(max(opset, least), newest)
     if opset == target:
         return proto
     try:
@@ -74,6 +78,10 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
     result = ir.from_proto(converted)
     _name_nodes(result.graph)
     return infer_shapes(result)
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return int(next(o.version for o in proto.opset_import if not o.domain))
 
 
 def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
