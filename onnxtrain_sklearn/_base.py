@@ -84,7 +84,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         output: str | None = None,
         output_kind: str = "auto",
         tol: float = 1e-4,
-        n_iter_no_change: int = 10,
+        n_iter_no_change: float = 10,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         warm_start: bool = False,

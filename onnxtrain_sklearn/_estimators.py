@@ -96,8 +96,8 @@ _PARAMETERS = """
         ``X``, and raises ModelError where the untrained estimator would predict something else.{class_weight}
     tol : float, default=1e-4
         Least improvement of the loss (or of the validation score) that counts as one.
-    n_iter_no_change : int, default=10
-        Training ends after more epochs than this in a row without improvement.
+    n_iter_no_change : int or np.inf, default=10
+        Training ends after more epochs than this in a row without improvement; np.inf: never for that reason.
     early_stopping : bool, default=False
         Whether to watch the score on validation data instead of the training loss, and to end with the weights that
         scored best.
@@ -105,7 +105,7 @@ _PARAMETERS = """
         Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.
     warm_start : bool, default=False
         Whether ``fit`` goes on from where the last one ended, weights and optimizer alike, for ``max_iter`` more
-        epochs. What the model and its output are was settled by the first.
+        epochs. ``model`` and ``output`` must be what they were at the first.
     random_state : int, RandomState or None, default=None
         Seeds the initial weights of builders, the order of the rows, the validation split and dropout.
     verbose : bool or int, default=0
@@ -132,17 +132,17 @@ _ATTRIBUTES = """
     n_outputs_ : int
         Scores a row.
     n_iter_ : int
-        Epochs trained.
+        Epochs trained, over all calls with ``warm_start`` and ``partial_fit``; one that was interrupted does not count.
     t_ : int
-        Rows seen.
+        Rows seen in them.
     loss_ : float
         Mean loss of the last epoch, the penalty included.
     loss_curve_ : list of float
-        Mean loss of each epoch.
+        Mean loss of each epoch, of the latest 100,000.
     best_loss_ : float or None
-        Least of them; None with early stopping.
+        Least of all; None with early stopping.
     validation_scores_ : list of float or None
-        {score} on the validation data after each epoch.
+        {score} on the validation data after each epoch, of the latest 100,000.
     best_validation_score_ : float or None
         Best of them.
     engine_, device_ : str
@@ -323,7 +323,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         output_kind: str = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
         tol: float = 1e-4,
-        n_iter_no_change: int = 10,
+        n_iter_no_change: float = 10,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         warm_start: bool = False,

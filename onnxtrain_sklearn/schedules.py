@@ -45,7 +45,7 @@ class Progress:
     samples : int
         Rows seen, as of the end of the last epoch (scikit-learn's ``t_``).
     total_steps : int or None
-        Steps that ``max_iter`` epochs take, when known.
+        Step at which the plan ends that ``max_iter`` epochs make, when known.
     plateaus : int
         Times that training went ``n_iter_no_change`` epochs without improving by ``tol``.
     """
@@ -227,7 +227,9 @@ class Cosine(Schedule):
     Parameters
     ----------
     total_steps : int or None, default=None
-        T, at least 1; None: the steps of ``max_iter`` epochs. From there on the factor stays at ``final``.
+        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
+        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
+        ``final``.
     final : float, default=0.0
         f, in [0, inf).
 
@@ -262,7 +264,9 @@ class Linear(Schedule):
     Parameters
     ----------
     total_steps : int or None, default=None
-        T, at least 1; None: the steps of ``max_iter`` epochs. From there on the factor stays at ``final``.
+        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
+        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
+        ``final``.
     final : float, default=0.0
         f, in [0, inf).
 
@@ -296,7 +300,9 @@ class OneCycle(Schedule):
     Parameters
     ----------
     total_steps : int or None, default=None
-        T, at least 1; None: the steps of ``max_iter`` epochs. From there on the factor stays at ``final``.
+        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
+        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
+        ``final``.
     warmup_fraction : float, default=0.3
         w, the part of the steps in which the rate rises, in [0, 1).
     initial : float, default=0.04
