@@ -69,7 +69,7 @@ def networks():
     return {"gru": lambda: Recurrent(nn.GRU), "lstm": lambda: Recurrent(nn.LSTM), "gated": Gated, "encoder": Encoder}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore")  # of the exporters
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("name", ["gru", "lstm", "gated", "encoder"])
 def test_exports_are_trained_as_pytorch_trains_them(name, dynamo, tmp_path):

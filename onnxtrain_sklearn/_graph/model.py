@@ -21,6 +21,7 @@ from .builder import GraphBuilder, infer_shapes, int_attribute, is_float
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .final_activation import activation_of, scores_of
 from .ranges import range_of
+from .roles import Verdict
 from .versions import readable, values
 from .weights import TRAINED_TYPES, array_of, common_dtype, listing, parameters_of, statistics_of
 
@@ -211,8 +212,8 @@ def trainable_model(
     if not graph.inputs:
         raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
     _prepare_batch_statistics(graph)
-    parameters = find(graph, scores)
     judged = verdicts(graph, scores) if foreign else {}
+    parameters = _weights_among(graph, judged) if foreign else parameters_of(graph, scores)
     if not parameters:
         raise ModelError(
             f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
@@ -243,7 +244,10 @@ def _first(nodes: Sequence[str]) -> str:
 
 
 def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
-    judged = verdicts(graph, scores)
+    return _weights_among(graph, verdicts(graph, scores))
+
+
+def _weights_among(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
 
 

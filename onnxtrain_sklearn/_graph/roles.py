@@ -134,6 +134,8 @@ class Roles:
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
         if not np.isfinite(array).all():
             return Verdict(False, "a mask: it holds values that are not finite")
+        if node.domain and array.size > 1:
+            return Verdict(True, f"operand of {node.domain}.{kind}")
         if not node.domain and index in NORMALIZATIONS.get(kind, ()):
             return self._of_normalization(node, index, value, array)
         if not node.domain and self._is_affine(node, index, value):
@@ -248,6 +250,8 @@ def _is_mask(array: np.ndarray, name: str) -> bool:
 
     Biases start from zeros and ones too, so that of a vector the name has to say that it is a mask.
     """
+    if len(np.unique(array.ravel()[:4096])) > 2:  # large tables are told by their beginning
+        return False
     others = array[array != 0]
     if not 0 < others.size < array.size:
         return False
@@ -258,10 +262,15 @@ def _is_mask(array: np.ndarray, name: str) -> bool:
 def _is_sinusoidal(array: np.ndarray) -> bool:
     """Whether the columns of a table are pairs of a sine and a cosine, side by side or in two halves."""
     width = array.shape[-1] if array.ndim else 1
-    if width % 2 or width < 4 or np.abs(array).max() > 1 + 1e-6:
+    if width % 2 or width < 4:
         return False
-    squares = array.astype(np.float64) ** 2
-    pairs = (squares[..., ::2] + squares[..., 1::2], squares[..., : width // 2] + squares[..., width // 2 :])
+    rows = array.reshape(-1, width)
+    return _are_pairs(rows[:1]) and _are_pairs(rows)  # large tables are told by their beginning
+
+
+def _are_pairs(rows: np.ndarray) -> bool:
+    half, squares = rows.shape[1] // 2, rows.astype(np.float64) ** 2
+    pairs = (squares[:, ::2] + squares[:, 1::2], squares[:, :half] + squares[:, half:])
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
 
 
