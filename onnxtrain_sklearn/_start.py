@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sklearn.base import clone
@@ -33,8 +34,18 @@ class Start:
             raise ModelError(_message("output", self.output, output))
         if output_kind != self.output_kind:
             raise ModelError(_message("output_kind", self.output_kind, output_kind))
-        if model is not self.model and content(_default(model)) != content(_default(self.model)):
+        if model is not self.model and content(_default(model)) != self._content:
             raise ModelError(_message("model", _told(self.model), _told(model)))
+
+    @cached_property
+    def _content(self) -> object:
+        return content(_default(self.model))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "output": self.output}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
 
 def _default(model: Any) -> Any:
