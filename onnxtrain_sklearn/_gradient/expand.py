@@ -14,7 +14,7 @@ from .._graph.builder import GraphBuilder, infer_shapes, is_float
 from . import attention, recurrent, sequences
 from .control import inner_builder
 from .nodes import Passage, kind, passages
-from .reverse import Lowering, require
+from .reverse import Lowering, require, require_types
 
 LOWERINGS: dict[str, Lowering] = {**attention.LOWERINGS, **recurrent.LOWERINGS, **sequences.LOWERINGS}
 
@@ -23,14 +23,15 @@ def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known:
     """Expand the nodes between ``sources`` and ``end`` that are not ``known`` and that others express, in place."""
     op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
     steps = passages(model.graph, set(sources), {end})
-    nodes = [node for node in _unknown(steps, known) if kind(node) in LOWERINGS]
-    for node in nodes:
-        _lower(op, node)
-    if nodes:
+    lowered = [step for step in _unknown(steps, known) if kind(step.node) in LOWERINGS]
+    for step in lowered:
+        require_types(step)
+        _lower(op, step.node)
+    if lowered:
         infer_shapes(model)
 
 
-def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[ir.Node]:
+def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
     """Yield the nodes to go back through that are not ``known``, those of subgraphs included."""
     for step in steps:
         for attribute in step.node.attributes.values():
@@ -39,7 +40,7 @@ def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[ir.No
                 sources = step.sources | set(filter(is_float, body.inputs))
                 yield from _unknown(passages(body, sources, set(filter(is_float, body.outputs))), known)
         if kind(step.node) not in known:
-            yield step.node
+            yield step
 
 
 def _lower(op: GraphBuilder, node: ir.Node) -> None:

@@ -30,6 +30,14 @@ class Passage:
     outputs: frozenset[int]
     sources: frozenset[ir.Value]
 
+    def other_type(self, known: Collection[ir.DataType]) -> str | None:
+        """Return the reason why the gradient cannot pass: a value on its way is of a type that is not ``known``."""
+        values = [x for i, x in enumerate(self.node.inputs) if x is not None and i in self.inputs]
+        values += [y for i, y in enumerate(self.node.outputs) if i in self.outputs]
+        other = [v.dtype.name for v in values if v.dtype is not None and v.dtype not in known]
+        names = ", ".join(sorted(dtype.name for dtype in known))
+        return f"it computes in {other[0]}, and gradients are known in {names} only" if other else None
+
 
 def path(graph: ir.Graph, wrt: Collection[str], of: ir.Value) -> list[Passage]:
     """Return the nodes between the inputs and initializers named in ``wrt`` and ``of``, in the order of the graph."""

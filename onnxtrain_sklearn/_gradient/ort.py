@@ -27,6 +27,7 @@ from .known import ANY, PADDING, Known
 from .nodes import Dims, Passage, attribute, constant, describe, dims, fixed, kind, operand, opset, path
 
 OPSETS = range(11, 22)
+TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 Rule: TypeAlias = Callable[[Passage], "str | None"]
 Proven: TypeAlias = Known[tuple[Rule, ...]]
@@ -69,14 +70,21 @@ def _refusal(passage: Passage) -> str:
 def _unknown(passage: Passage) -> str | None:
     """Asked of the graph as it is given: other forms may have lost what a node has set."""
     known = PROVEN.get(kind(passage.node))
+    strange = passage.other_type(TYPES)
     missing = refusal(passage.node) or "onnxruntime-training has no gradient for it that is proven right"
-    return missing if known is None else known.unknown(passage.node)
+    return strange or (missing if known is None else known.unknown(passage.node))
 
 
 def _objections(passage: Passage) -> Iterator[str | None]:
     """Asked of the prepared graph."""
     known = PROVEN[kind(passage.node)]
     yield known.missing(passage.node, passage.outputs)
+    if any(
+        0 in (dims(value) or [])
+        for value in (*passage.node.inputs, *passage.node.outputs)
+        if value in passage.sources or value in passage.node.outputs
+    ):
+        yield "the kernels of its gradient fail on values without elements"
     yield from (rule(passage) for rule in known.rule)
 
 

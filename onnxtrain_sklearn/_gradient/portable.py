@@ -22,7 +22,7 @@ from ..exceptions import ModelError, UnsupportedOperatorError
 from . import control, fallback
 from .expand import expand
 from .nodes import Passage, describe, kind, path
-from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, require, unsupported, zeros_like
+from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, require, require_types, unsupported, zeros_like
 from .rules import (
     convolution,
     elementwise,
@@ -127,6 +127,7 @@ def _gradients(
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Return the values that a node reads and that have a gradient, each with it."""
     node = passage.node
+    require_types(passage)
     if kind(node) in control.RULES:
         flow = control.RULES[kind(node)]
         require(flow, node)

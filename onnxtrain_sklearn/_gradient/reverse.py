@@ -19,13 +19,14 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder, Operand
 from ..exceptions import UnsupportedOperatorError
 from .known import Known
-from .nodes import Dims, attribute, constant, describe, dims, fixed, operand, opset
+from .nodes import Dims, Passage, attribute, constant, describe, dims, fixed, operand, opset
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Slopes: TypeAlias = "dict[ir.Value, list[ir.Value]]"
 Rule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
 
 Lowering: TypeAlias = "Known[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
+
 
 class NewerOpsetNeeded(UnsupportedOperatorError):
     """The gradient of a node is written in operators that the opset of the graph does not have yet."""
@@ -35,6 +36,7 @@ class NewerOpsetNeeded(UnsupportedOperatorError):
         self.opset = opset
 
 
+TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 REMEDY = "Freeze the parameters before it, or put other operators in its place."
 
 
@@ -128,6 +130,13 @@ class Reverse:
         return sum_to(self, value, dims(self.y), self.x(index))
 
 
+def require_types(passage: Passage) -> None:
+    """Refuse a gradient through numbers that runtimes hardly compute in."""
+    reason = passage.other_type(TYPES)
+    if reason:
+        raise unsupported(passage.node, reason)
+
+
 def require(known: Known[Any], node: ir.Node, through: Collection[int] = ()) -> None:
     """Refuse a node that has more set than its rule knows, or a gradient ``through`` outputs that it does not."""
     reason = known.unknown(node) or known.missing(node, through)
@@ -201,7 +210,9 @@ def shape_of(op: GraphBuilder, value: ir.Value) -> Operand:
 def reshape_to(op: GraphBuilder, value: ir.Value, like: ir.Value) -> ir.Value:
     """Give ``value`` the shape of ``like``, which has as many elements."""
     sizes = dims(like)
-    if sizes is not None and 0 not in sizes and sum(not isinstance(d, int) for d in sizes) <= 1:
+    if sizes is not None and 0 in sizes:
+        return zeros_like(op, like)
+    if sizes is not None and sum(not isinstance(d, int) for d in sizes) <= 1:
         return op.Reshape(value, np.array([d if isinstance(d, int) else -1 for d in sizes], np.int64))
     return op.Reshape(value, op.Shape(like))
 

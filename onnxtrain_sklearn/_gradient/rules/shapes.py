@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -141,21 +140,25 @@ def _space_to_depth(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.DepthToSpace(r.g, blocksize=r.attribute("blocksize", 1))]
 
 
-def _taken(repeats: bool, r: Reverse) -> Sequence[Thunk]:
+def _compress(r: Reverse) -> Sequence[Thunk]:
     """Positions are picked as the values were."""
-    rest = r.node.inputs[1:]
-    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), *rest), r.x(), repeats=repeats)]
+    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)]
+
+
+def _reverse_sequence(r: Reverse) -> Sequence[Thunk]:
+    """Reversed twice, a sequence is as it was."""
+    return [lambda: r.again(r.g, r.x(1))]
 
 
 RULES: dict[str, Rule] = {
-    "Compress": Known(partial(_taken, False), "axis", inputs=2),
+    "Compress": Known(_compress, "axis", inputs=2),
     "Concat": Known(_concat, "axis", inputs=ANY),
     "DepthToSpace": Known(_depth_to_space, "blocksize mode=CRD|DCR"),
     "Expand": Known(_expand, inputs=2),
     "Flatten": Known(_reshape, "axis"),
     "Pad": Known(_pad, "mode=constant|edge|reflect|wrap", inputs=4),
     "Reshape": Known(_reshape, "allowzero", inputs=2),
-    "ReverseSequence": Known(partial(_taken, False), "batch_axis time_axis", inputs=2),
+    "ReverseSequence": Known(_reverse_sequence, "batch_axis time_axis", inputs=2),
     "Slice": Known(_slice, inputs=5),
     "SpaceToDepth": Known(_space_to_depth, "blocksize"),
     "Split": Known(_split, "axis num_outputs split", inputs=2, outputs=ANY, slopes=ANY),
