@@ -35,6 +35,7 @@ from ._inputs import has_several_inputs, input_columns
 from ._linear import LinearCoefficients
 from ._ml_files import FittedFile, of_kind, started
 from ._proof import require_equal, sample_rows
+from ._rounding import warn_of_rounding
 from ._run import (
     Run,
     batches_for,
@@ -358,6 +359,8 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         elif old is None and fitted is not None:
             self._require_equal_start(run, X, fitted)
         self._require_numbers(run, columns)
+        if targets.task == "regression":
+            warn_of_rounding(y, run.model.dtype, "y")
         run.predictors.clear()  # they hold the weights of now
         rows, split = self._split(rng, targets, weights, given=validation is not None or one_pass)
         limit = batch_limit(self.batch_size, settings.optimizer)

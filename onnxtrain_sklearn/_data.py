@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from sklearn.utils import check_array
 
 from ._graph.model import TensorSpec
+from ._rounding import warn_of_rounding
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
@@ -129,6 +130,7 @@ def dict_columns(X: Mapping[str, Any], specs: Sequence[TensorSpec] | None) -> di
     for spec in specs:
         name = f"X[{spec.name!r}]"
         array = check_array(X[spec.name], accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
+        warn_of_rounding(array, spec.dtype, name)
         columns[spec.name] = Column(shaped(array, spec), spec.dtype)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:

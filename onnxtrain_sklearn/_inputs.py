@@ -15,6 +15,7 @@ from sklearn.utils.validation import validate_data
 
 from ._data import Column, dict_columns, dimensions, shaped
 from ._graph.model import TensorSpec
+from ._rounding import warn_of_rounded_columns
 
 SEPARATORS = ("_", ".")
 """What stands between the name of an input and the rest of a column's name."""
@@ -155,7 +156,9 @@ def input_columns(
             f"after the inputs, got {type(X).__name__}."
         )
     spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
-    return {spec.name: Column(shaped(_validated(estimator, X, len(spec.shape), reset, gaps), spec), spec.dtype)}
+    array = _validated(estimator, X, len(spec.shape), reset, gaps)
+    warn_of_rounded_columns(X, array, spec.dtype)
+    return {spec.name: Column(shaped(array, spec), spec.dtype)}
 
 
 def _validated(estimator: Any, X: Any, rank: int, reset: bool, gaps: bool) -> Any:

@@ -113,6 +113,7 @@ LAYERS = (
     "_fitted",
     "_write_back",
     "_proof",
+    "_rounding",
     "_data",
     "_inputs",
     "_encoding",
