@@ -40,7 +40,7 @@ def table():
 CASES = {
     "builder": (lambda: net(MLP((3,))), X, Y),
     "default": (lambda: net(random_state=None), X, Y),
-    "objects": (lambda: net(optimizer=SGD(momentum=0.9), learning_rate=schedules.Cosine(), loss=losses.Focal()), X, Y),
+    "objects": (lambda: net(optimizer=SGD(momentum=0.9), learning_rate=schedules.InverseScaling(power=0.4), loss=losses.Focal()), X, Y),
     "generator": (lambda: net(random_state=np.random.RandomState(0)), X, Y),
     "given": (lambda: net(GIVEN), X, Y),
     "bytes": (lambda: net(GIVEN.SerializeToString()), X, Y),
