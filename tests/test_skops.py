@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
 FRAME = pd.DataFrame(X, columns=list("abcd")).assign(word=np.array(["red", "blue"])[Y])
+OBJECTS = {"optimizer": SGD(momentum=0.9), "learning_rate": schedules.InverseScaling(), "loss": losses.Focal()}
 GIVEN = Linear().build(4, 2, random_state=0)
 
 
@@ -40,7 +41,7 @@ def table():
 CASES = {
     "builder": (lambda: net(MLP((3,))), X, Y),
     "default": (lambda: net(random_state=None), X, Y),
-    "objects": (lambda: net(optimizer=SGD(momentum=0.9), learning_rate=schedules.InverseScaling(power=0.4), loss=losses.Focal()), X, Y),
+    "objects": (lambda: net(**OBJECTS), X, Y),
     "generator": (lambda: net(random_state=np.random.RandomState(0)), X, Y),
     "given": (lambda: net(GIVEN), X, Y),
     "bytes": (lambda: net(GIVEN.SerializeToString()), X, Y),
