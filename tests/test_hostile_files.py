@@ -331,6 +331,11 @@ def test_switches_that_are_none(name):
             call(X, np.arange(8) % 2, classes=[0, 1])
 
 
+def test_no_rows_of_a_graph_of_several_axes():
+    with pytest.raises(ValueError, match=r"0 sample\(s\)"):
+        OrtGradientRegressor(net(x="float[N,3,1] X", body="F = Flatten(X) Y = MatMul(F, W)")).fit(X[:0, :, None], y[:0])
+
+
 def test_labels_of_another_type_than_the_classes():
     trained = OrtGradientClassifier(max_iter=1).fit(X, np.arange(8) % 2)
     with pytest.raises((TypeError, ValueError), match="labels"):

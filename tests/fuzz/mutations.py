@@ -521,6 +521,8 @@ def mutate(rng: random.Random, model: onnx.ModelProto, count: int) -> list[str]:
     names, chances = list(MUTATIONS), [weight for _, weight in MUTATIONS.values()]
     chosen = rng.choices(names, chances, k=count)
     for name in chosen:
-        with contextlib.suppress(ValueError, TypeError, DecodeError, OverflowError):  # protobuf takes not everything
+        with contextlib.suppress(
+            ValueError, TypeError, IndexError, OverflowError, DecodeError
+        ):  # not all can be changed
             MUTATIONS[name][0](rng, model)
     return chosen
