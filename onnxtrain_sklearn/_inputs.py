@@ -6,6 +6,7 @@ a shape in rows and is indexed by rows, which is all that splits, searches and p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -165,7 +166,7 @@ def _validated(estimator: Any, X: Any, rank: int, reset: bool, gaps: bool) -> An
     rows = None
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
-        rows, X = X.shape, X.reshape(len(X), -1)
+        rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if gaps else True}
     array: Any = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)

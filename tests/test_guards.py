@@ -28,6 +28,7 @@ LAYERS = (
     "_graph.folding",
     "_graph.limits",
     "_graph.files",
+    "_graph.survival",
     "_gradient.known",
     "_graph.contrib.source",
     "_graph.contrib.activations",

@@ -86,11 +86,24 @@ def test_batch_statistics_that_are_not_returned():
     refused(model, "must have three outputs")
 
 
-def test_a_setting_that_shape_inference_does_not_survive():
-    body = "H = GatherND <batch_dims = -2> (W, i) Y = MatMul(X, W)"
-    model = net(body, i=np.zeros((4, 1), np.int64))
-    refused(model, r"\(GatherND\) has batch_dims=-2, which must not be negative")
-    with pytest.raises(ModelError, match="batch_dims"):
+SPLIT = "Split <num_outputs = 1> (W)"
+
+
+@pytest.mark.parametrize(
+    ("node", "match"),
+    [
+        ("H = GatherND <batch_dims = -2> (W, i)", "batch_dims=-2 must not be negative"),
+        ("H = LayerNormalization <axis = 9223372036854775807> (W, s)", "its axis is 922.*, .* at most 32"),
+        (f"H, G = {SPLIT}", "num_outputs=1, but it has 2 outputs"),
+        (f"H = If (yes) <then_branch = g () => (A) {{ A, B = {SPLIT} }}, else_branch = e () => (B) {{ B = {SPLIT} }}>", ""),
+    ],
+)  # fmt: skip
+def test_nodes_that_shape_inference_does_not_survive(node, match):
+    """It ends the process for each of them."""
+    numbers = {"i": np.zeros((4, 1), np.int64), "s": np.ones(1, np.float32), "yes": np.array(True)}
+    model = net(f"{node} Y = MatMul(X, H)", **numbers)
+    refused(model, rf"Node '.*' \(.*\) is not valid: .*{match}")
+    with pytest.raises(ModelError, match=match):
         gradient_graph(model, wrt="W", of="Y")
 
 

@@ -8,8 +8,6 @@ model that it was given.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
 
 import onnx
 import onnx.checker
@@ -27,6 +25,7 @@ from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
 from .lowering import is_fused, lower
+from .survival import nodes_of, require_survivable
 from .versions import RENEWED_OPSET, readable, values
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -104,7 +103,7 @@ def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx
 
 
 def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
-    _refuse_crashing(proto)
+    require_survivable(proto)
     return _inlined(_with_one_default_opset(proto))
 
 
@@ -130,7 +129,7 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
     versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
     graphs = [proto.graph, *proto.functions]
-    domains = {node.domain for graph in graphs for node in _nodes(graph)}
+    domains = {node.domain for graph in graphs for node in nodes_of(graph)}
     if not versions and not proto.functions and domains.isdisjoint(DEFAULT_DOMAINS):
         versions = [RENEWED_OPSET]  # onnxmltools writes such graphs for XGBoost
     if not versions:
@@ -147,18 +146,9 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     del result.opset_import[:]
     result.opset_import.extend(o for o in proto.opset_import if o.domain not in DEFAULT_DOMAINS)
     result.opset_import.add(domain="", version=versions[-1])
-    for node in (node for graph in (result.graph, *result.functions) for node in _nodes(graph)):
+    for node in (node for graph in (result.graph, *result.functions) for node in nodes_of(graph)):
         node.domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
     return result
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    """Yield the nodes of a GraphProto or FunctionProto, those of its subgraphs included."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from _nodes(subgraph)
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -173,18 +163,10 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _refuse_crashing(proto: onnx.ModelProto) -> None:
-    """Refuse what ONNX's checker takes, and its shape inference reads foreign memory for."""
-    for node in (node for graph in (proto.graph, *proto.functions) for node in _nodes(graph)):
-        wrong = [a.i for a in node.attribute if a.name == "batch_dims" and a.i < 0]
-        if wrong and node.op_type == "GatherND":
-            raise ModelError(f"Node {node.name!r} (GatherND) has batch_dims={wrong[0]}, which must not be negative.")
-
-
 def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the operators of onnxruntime's optimizers in ONNX's own; some of them no checker knows."""
     opset = next(o.version for o in proto.opset_import if not o.domain)
-    if not any(is_fused(node.domain, node.op_type, opset) for node in _nodes(proto.graph)):
+    if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
         return proto
     return ir.to_proto(lower(ir.from_proto(proto)))
 
