@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.utils import assert_all_finite, check_array, column_or_1d
 from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -70,6 +71,8 @@ def regression_targets(y: Any) -> Targets:
 
 def class_targets(y: Any, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
+        y = y.toarray()
     if getattr(getattr(y, "dtype", None), "kind", "") == "f":
         assert_all_finite(y, input_name="y")
     check_classification_targets(y)

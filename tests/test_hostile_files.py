@@ -13,6 +13,7 @@ import onnx.numpy_helper
 import onnx.parser
 import onnxruntime
 import pytest
+import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -95,7 +96,8 @@ SPLIT = "Split <num_outputs = 1> (W)"
         ("H = GatherND <batch_dims = -2> (W, i)", "batch_dims=-2 must not be negative"),
         ("H = LayerNormalization <axis = 9223372036854775807> (W, s)", "its axis is 922.*, .* at most 32"),
         (f"H, G = {SPLIT}", "num_outputs=1, but it has 2 outputs"),
-        (f"H = If (yes) <then_branch = g () => (A) {{ A, B = {SPLIT} }}, else_branch = e () => (B) {{ B = {SPLIT} }}>", ""),
+        (f"H = If (yes) <then_branch = g () => (A) {{ A, B = {SPLIT} }}, else_branch = e () => (C) {{ C = Neg(W) }}>",
+         "num_outputs=1"),
     ],
 )  # fmt: skip
 def test_nodes_that_shape_inference_does_not_survive(node, match):
@@ -342,6 +344,12 @@ def test_switches_that_are_none(name):
     for call in (estimator.fit, estimator.partial_fit):
         with pytest.raises(TypeError, match=f"{name} must be True or False"):
             call(X, np.arange(8) % 2, classes=[0, 1])
+
+
+def test_sparse_labels_of_one_axis():
+    labels = np.arange(8) % 2
+    trained = [OrtGradientClassifier(max_iter=2, random_state=0).fit(X, y) for y in (labels, sp.coo_array(labels))]
+    assert_array_equal(trained[0].predict_proba(X), trained[1].predict_proba(X))
 
 
 def test_no_rows_of_a_graph_of_several_axes():
