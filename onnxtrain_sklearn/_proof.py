@@ -36,7 +36,10 @@ def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what
     for method, numbers in ours.items():
         if method == "predict" and gives_labels(model):
             continue
-        expected = values(model, method, rows, numbers.shape)
+        try:
+            expected = values(model, method, rows, numbers.shape)
+        except TypeError as error:  # of numpy, for numbers that the model takes and cannot compute with
+            raise TypeError(f"{type(model).__name__}.{method} fails on rows of X: {error}") from error
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
             _refuse(model, what, method, float(np.abs(numbers - expected).max()))

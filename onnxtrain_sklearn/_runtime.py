@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -357,6 +359,30 @@ def _bounded_threads(name: str, value: Any) -> Any:
         stacklevel=2,
     )
     return cores
+
+
+_IN_CHILD = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 4, 1, 1
+onnxruntime.InferenceSession(sys.stdin.buffer.read(), options, providers=["CPUExecutionProvider"])
+"""
+
+
+def survives_loading(model: bytes) -> bool:
+    """Whether a process of its own that loads ``model`` is alive afterwards; onnxruntime's errors are none here."""
+    command = [sys.executable or "python", "-c", _IN_CHILD]
+    try:
+        child = subprocess.run(command, input=model, capture_output=True, timeout=CHILD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    except OSError:  # no process can be started here
+        return True
+    return 0 <= child.returncode < 2  # Python itself ends with 1 after an error, an abort with a signal or its code
+
+
+CHILD_SECONDS = 60
+"""Time that a graph may take to load in a process of its own."""
 
 
 def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> None:

@@ -155,6 +155,7 @@ PROTOBUF = {
     "_graph.model": {"load_model_from_string"},  # of pickles
     "_gradient.known": {"defs"},  # the defaults of attributes
     "_graph.files": {"GraphProto", "ModelProto", "external_data_helper", "load", "load_model_from_string"},
+    "_graph.survival": {"shape_inference"},  # a strict one
     "_graph.border": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
     "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one

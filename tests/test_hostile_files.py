@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.border import load
 from onnxtrain_sklearn.exceptions import ModelError
@@ -88,6 +88,7 @@ def test_batch_statistics_that_are_not_returned():
 
 
 SPLIT = "Split <num_outputs = 1> (W)"
+NESTED = f"H = If (yes) <then_branch = g () => (A) {{ A, B = {SPLIT} }}, else_branch = e () => (C) {{ C = Neg(W) }}>"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,7 @@ SPLIT = "Split <num_outputs = 1> (W)"
         ("H = GatherND <batch_dims = -2> (W, i)", "batch_dims=-2 must not be negative"),
         ("H = LayerNormalization <axis = 9223372036854775807> (W, s)", "its axis is 922.*, .* at most 32"),
         (f"H, G = {SPLIT}", "num_outputs=1, but it has 2 outputs"),
-        (f"H = If (yes) <then_branch = g () => (A) {{ A, B = {SPLIT} }}, else_branch = e () => (C) {{ C = Neg(W) }}>",
-         "num_outputs=1"),
+        (NESTED, "num_outputs=1"),
     ],
 )  # fmt: skip
 def test_nodes_that_shape_inference_does_not_survive(node, match):
@@ -107,6 +107,32 @@ def test_nodes_that_shape_inference_does_not_survive(node, match):
     refused(model, rf"Node '.*' \(.*\) is not valid: .*{match}")
     with pytest.raises(ModelError, match=match):
         gradient_graph(model, wrt="W", of="Y")
+
+
+@each_engine
+def test_a_graph_that_onnxruntime_may_not_survive_is_loaded_in_a_child_first(engine):
+    """Releases differ: 1.19 ends the process, later ones raise an error."""
+    body = "C = Conv <pads = [1, 1, 1, 1]> (X, K) F = Flatten(C) Y = MatMul(F, W)"
+    model = net(body, x="float[N,2,3] X", K=np.ones((1, 2, 3, 3), np.float32))
+    with pytest.raises(ModelError, match=r"does not survive loading the graph: .*Conv|Conv"):
+        OrtGradientRegressor(model, max_iter=1, engine=engine).fit(np.ones((4, 2, 3), np.float32), np.ones(4))
+
+
+@pytest.mark.parametrize(("program", "alive"), [("raise ValueError", True), ("import os; os.abort()", False)])
+def test_what_a_child_process_tells(program, alive, monkeypatch):
+    monkeypatch.setattr(_runtime, "_IN_CHILD", program)
+    assert _runtime.survives_loading(b"") is alive
+
+
+def test_graphs_that_are_right_need_no_child_process(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_runtime, "survives_loading", lambda model: not asked.append(model))
+    for path in sorted((Path(__file__).parent / "data").glob("*.onnx")):
+        load(path)
+    assert not asked
+    kernel = np.ones((1, 2, 3, 3), np.float32)
+    load(net("C = Conv(X, K) F = Flatten(C) Y = MatMul(F, W)", x="float[N,2,3] X", K=kernel))
+    assert len(asked) == 1
 
 
 def test_a_type_that_onnx_ir_lacks():

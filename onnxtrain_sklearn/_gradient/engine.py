@@ -21,6 +21,7 @@ from .._graph.builder import GraphBuilder, infer_declared, is_float, multiply_by
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
 from .._graph.lowering import lower
+from .._graph.survival import require_loadable
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from . import ort, portable
@@ -149,6 +150,7 @@ def gradient_graph(
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
         infer_declared(lower(source), fold)
         require_values_within_limits(source)
+        require_loadable(source)
         _check_names(source.graph, names)
         output = _scalar_output(source.graph, of)
         return ir.to_proto(_differentiate(multiply_by_columns(source), names, output, engine).model)

@@ -8,6 +8,7 @@ model that it was given.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import onnx
 import onnx.checker
@@ -25,7 +26,7 @@ from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
 from .lowering import is_fused, lower
-from .survival import nodes_of, require_survivable
+from .survival import nodes_of, require_loadable, require_survivable
 from .versions import RENEWED_OPSET, readable, values
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -49,6 +50,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
         _refuse_reserved_names(result)
         infer_declared(result, complete_shapes)
         require_values_within_limits(result)
+        require_loadable(result)
         result.meta[LABELS] = zipped_labels(given)
     return result
 

@@ -1,7 +1,10 @@
-"""Nodes that end the process: ONNX's checker takes them, and its shape inference reads foreign memory for them.
+"""Graphs that end the process: ONNX's checker takes them, and what reads them next reads foreign memory.
 
-Each was found by inferring every operator of opsets 13, 18 and 26 with settings out of range, in child processes. None
-of these nodes is valid, so they are refused by rule before anything is inferred.
+ONNX's shape inference does so for the nodes of :data:`RULES`. Each was found by inferring every operator of opsets 13,
+18 and 26 with settings out of range, in child processes; none of them is valid, and all are refused by rule.
+onnxruntime does so for further ones whose operands do not fit together, such as a convolution of another rank than its
+kernel. Strict inference objects to those, and to hardly a graph that is right: what it objects to is loaded in a child
+process first.
 """
 
 from __future__ import annotations
@@ -9,6 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx.shape_inference
+import onnx_ir as ir
+
+from .. import _runtime
+from .._refusal import reason
 from ..exceptions import ModelError
 from .limits import current
 
@@ -17,8 +25,20 @@ def require_survivable(proto: Any) -> None:
     """Raise ModelError for the first node of a ModelProto, or of its subgraphs and functions, that is one of these."""
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         settings = {a.name: a.i for a in node.attribute}
-        for reason in filter(None, (rule(node, settings) for rule in (_axis, *RULES.get(node.op_type, ())))):
-            raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {reason}.")
+        for wrong in filter(None, (rule(node, settings) for rule in (_axis, *RULES.get(node.op_type, ())))):
+            raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
+
+
+def require_loadable(model: ir.Model) -> None:
+    """Raise ModelError where onnxruntime does not survive loading a graph; must have passed the rules."""
+    proto = ir.to_proto(model)
+    try:
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as error:
+        if not _runtime.survives_loading(proto.SerializeToString()):
+            raise ModelError(
+                f"onnxruntime {_runtime.version()} does not survive loading the graph: {reason(error)}."
+            ) from error
 
 
 def nodes_of(graph: Any) -> Iterator[Any]:
