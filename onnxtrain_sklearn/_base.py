@@ -456,7 +456,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
             run = start(source, seen, head, settings, self.trainable, columns, rng, fitted)
             run.began = Start.of(self.model, self.output, self.output_kind)
             if own is not None:
-                require_own_start(own, seen, head, run.predictor(with_scores=True), columns, device)
+                require_own_start(own, seen, head, run.plain_predictor(), columns, device)
             return run, settings
         return go_on(old, seen, head, settings, self.trainable, columns), settings
 

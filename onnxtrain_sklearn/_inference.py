@@ -92,11 +92,13 @@ def inference_model(
     *,
     form: Form = Form(),
     with_scores: bool = False,
+    in_double: bool = True,
 ) -> ir.Model:
     """Return the graph that predicts, with ``weights``.
 
-    ``with_scores`` adds the scores as the last output, and computes probabilities from them in float64: in float32
-    rows of different scores have equal probabilities, as there is no number between 1 and 1 - 6e-8.
+    ``with_scores`` adds the scores as the last output, and, unless ``in_double`` is False, computes probabilities from
+    them in float64: in float32 rows of different scores have equal probabilities, as there is no number between 1 and
+    1 - 6e-8.
     """
     result = inference_form(model.model)
     graph = result.graph
@@ -115,7 +117,7 @@ def inference_model(
         columns = _columns(op, decision)
         label = _label(op, columns, head) if model.choice is None else _named(op, outputs[model.choice], head)
         _add_output(op, "output_label" if form.zipmap else "label", label, None)
-        if with_scores and head.has_probabilities and (own is None or _activates(own, scores)):
+        if with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores)):
             op, columns, own = *_in_double(op, columns, head), None
         for name, values in _values(op, columns, own, head, form).items():
             _add_output(op, name, values, None)

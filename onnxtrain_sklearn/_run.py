@@ -126,6 +126,11 @@ class Run:
             results["decision_function"] = self.predictor().run(columns, output=1)
         return results
 
+    def plain_predictor(self) -> Predictor:
+        """Return a session that gives the numbers of the graph itself, and the scores last."""
+        graph = inference_model(self.deployed, self.weights(), self.head, with_scores=True, in_double=False)
+        return Predictor(graph, self.device, self.session_options)
+
     def live_predictor(self) -> Predictor:
         """Return a session that reads the parameters while they are trained."""
         graph = inference_model(self.model, self.frozen, self.head)
