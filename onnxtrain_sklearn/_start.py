@@ -42,7 +42,7 @@ class Start:
         return content(_default(self.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "output": self.output}
+        return {name: value for name, value in vars(self).items() if name != "_content"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
