@@ -22,6 +22,7 @@ from ._device_step import DeviceStep
 from ._fitted import FittedModel, fitted_model, is_estimator
 from ._given import as_columns, run_graph
 from ._graph.border import LABELS, load
+from ._graph.constants import dequantized
 from ._graph.model import TrainableModel, trainable_model
 from ._history import History
 from ._inference import Head, Predictor, inference_model
@@ -153,7 +154,7 @@ def source_of(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
             f"graph builder such as MLP(), or None, {instead_of(model)}."
         )
-    whole = load(model)
+    whole = dequantized(load(model))
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
         return fitted_file(whole, output, labels)
     return replace(trainable_model(whole, output, foreign=True), reference=whole), None

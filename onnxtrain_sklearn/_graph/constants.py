@@ -18,8 +18,6 @@ from .weights import TRAINED_TYPES, array_of
 
 def store_weights(graph: ir.Graph) -> None:
     """Make initializers of the main graph of all weights, in place."""
-    for node in [n for n in graph.all_nodes() if n.op_type == "DequantizeLinear" and not n.domain]:
-        _dequantize(graph, node)
     for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constants(graph)]:
         _without_cast(value)
     for body in _with_bodies(graph):
@@ -30,6 +28,24 @@ def store_weights(graph: ir.Graph) -> None:
         if array is not None and array.size and roles.verdict(value, array).is_weight:
             _store(graph, value, array)
             _remove(value.producer())
+
+
+def dequantized(model: ir.Model) -> ir.Model:
+    """Return the model with float arrays in the place of integer constants behind DequantizeLinear.
+
+    The standard says which numbers these are; some releases of onnxruntime compute with integers in their place.
+    """
+    if not any(_dequantizes(node) for node in model.graph.all_nodes()):
+        return model
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    for node in [n for n in clone.graph.all_nodes() if _dequantizes(n)]:
+        _dequantize(clone.graph, node)
+    return clone
+
+
+def _dequantizes(node: ir.Node) -> bool:
+    return node.op_type == "DequantizeLinear" and not node.domain
 
 
 def verdicts(graph: ir.Graph, scores: ir.Value) -> dict[str, Verdict]:
