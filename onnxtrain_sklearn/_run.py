@@ -156,7 +156,8 @@ def source_of(
         )
     whole = dequantized(load(model))
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
-        return fitted_file(whole, output, labels)
+        with refusing("The graph cannot be prepared for training"):
+            return fitted_file(whole, output, labels)
     return replace(trainable_model(whole, output, foreign=True), reference=whole), None
 
 

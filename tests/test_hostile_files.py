@@ -198,6 +198,11 @@ def test_declared_shapes_that_contradict_inferred_ones(engine):
     assert_array_equal(*(session.run(["W_grad"], {"X": X})[0] for session in sessions))
 
 
+def test_a_declared_number_of_rows_is_not_believed():
+    model = load(net("H = Relu(X) Y = MatMul(H, W)", out="float[2147483647,1] Y"))
+    assert [str(d) for d in model.graph.outputs[0].shape] == ["N", "1"]
+
+
 # --- files ---
 
 

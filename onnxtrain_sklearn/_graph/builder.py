@@ -254,17 +254,21 @@ def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infe
     for value in declared:
         value.shape = None
     infer(model)
+    given = {d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
     for value, shape in declared.items():
-        value.shape = shape if value.shape is None else _merged(value.shape, shape)
+        value.shape = shape if value.shape is None else _merged(value.shape, shape, given)
     return model
 
 
-def _merged(inferred: ir.Shape, declared: ir.Shape) -> ir.Shape:
-    """Return what was inferred, and of what was declared the sizes that were not, unless the two contradict."""
+def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
+    """Return what was inferred, and of what was declared the sizes that were not, unless the two contradict.
+
+    A size that is ``given`` by an input is inferred.
+    """
     pairs = list(zip(inferred, declared, strict=False))
     if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
         return inferred
-    return ir.Shape([b if isinstance(b, int) or not isinstance(a, int) else a for a, b in pairs])
+    return ir.Shape([a if isinstance(a, int) or a.value in given else b for a, b in pairs])
 
 
 def is_float(value: ir.Value) -> bool:

@@ -180,7 +180,7 @@ def _train(one: Case) -> str:
 def _sane(estimator: Any, one: Case) -> str:
     """Return what is wrong with a fitted estimator; "" for nothing."""
     predicted = estimator.predict(one.X)
-    rows = len(one.y) if hasattr(one.y, "__len__") else len(predicted)
+    rows = np.shape(one.y)[0] if np.ndim(one.y) else len(predicted)
     if len(predicted) != rows:
         return f"{len(predicted)} predictions for {rows} rows"
     if not np.isfinite(estimator.loss_):
