@@ -9,6 +9,7 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int]
 _NO_TENSORS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
+_TREES, _LISTS = frozenset({"TreeEnsembleClassifier", "TreeEnsembleRegressor"}), ("nodes_", "class_", "target_")
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
 
 
@@ -240,12 +242,29 @@ def _identity(attribute: object) -> object:
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX's inference gets."""
-    ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    with _without_nodes_of_trees(model.graph):
+        ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
     for node in model.graph.all_nodes():
         if node.op_type in _NO_TENSORS and not node.domain:
             for value in node.outputs:  # the pass takes them for tensors
                 value.type = value.shape = None
     return model
+
+
+@contextmanager
+def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
+    """Take the long lists from ensembles of trees for a while: the pass copies them there and back, and asks none."""
+    kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
+    for node, attributes in kept:
+        for name, _ in attributes:
+            if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
+                del node.attributes[name]
+    try:
+        yield
+    finally:
+        for node, attributes in kept:
+            node.attributes.clear()
+            node.attributes.update(attributes)
 
 
 def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
