@@ -19,8 +19,9 @@ from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph import border
 from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes, is_float
-from onnxtrain_sklearn._graph.model import _parameters, in_dtype, initializers_to_inputs
+from onnxtrain_sklearn._graph.model import in_dtype, initializers_to_inputs
 from onnxtrain_sklearn._graph.rewrite import RULES, rewrite
+from onnxtrain_sklearn._graph.weights import parameters_of
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 ML = "ai.onnx.ml"
@@ -93,7 +94,7 @@ def central_differences(model, feeds, name, entries, step=1e-6):
 def assert_gradients(model, output, feeds, engine, tolerance=2e-4, entries=40, only=()):
     """Compare the gradients of an output by the parameters that reach it, all or ``only`` some; return their names."""
     loss = scalar_of(model, output, feeds)
-    names = [n for n in _parameters(loss.graph, loss.graph.outputs[0]) if not only or n in only]
+    names = [n for n in parameters_of(loss.graph, loss.graph.outputs[0]) if not only or n in only]
     gradient = differentiate(loss, names, "loss", engine).model
     fed = {v.name: feeds[v.name] for v in gradient.graph.inputs}
     found = dict(zip([v.name for v in gradient.graph.outputs], run(gradient, fed), strict=True))
