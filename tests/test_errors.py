@@ -86,7 +86,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "several inputs": (
         {"model": graph("a = Add(X, V) z = Gemm(a, W, b)", inputs="float[N,4] X, float[N,4] V")},
         TypeError,
-        "2 inputs: 'X', 'V'. Give X as a dict of arrays by input name, got ndarray",
+        "2 inputs: 'X', 'V'. Give X as a dict of arrays by input name, .* got ndarray",
     ),
     "an unfitted model": ({"model": LogisticRegression()}, NotFittedError, "This LogisticRegression instance is not"),
     "no model": ({"model": 3}, TypeError, "ONNX file, a fitted scikit-learn model.*got int"),

@@ -566,7 +566,7 @@ class TestGoOn:
             one.fit(X[NEW], y[NEW])
         assert tuned.n_iter_ == 10
         assert_array_equal(twin.predict(X), tuned.predict(X))
-        assert_array_equal(twin.to_sklearn().predict(X), tuned.to_sklearn().predict(X))
+        assert_array_equal(twin.to_sklearn(X).predict(X), tuned.to_sklearn().predict(X))
         straight = classifier(fitted(OF_KINDS["forest"], y), max_iter=10).fit(X[NEW], y[NEW])
         assert_array_equal(np.hstack(straight.predict_proba(X)), np.hstack(tuned.predict_proba(X)))
 
