@@ -70,7 +70,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     model.ir_version = min(model.ir_version, _runtime.limits().ir_version)
     _require_free_names(model.graph, wrt)
-    reached = _reached(model.graph, wrt, of)
+    reached = _reached(model.graph, wrt, of) - _empty(model.graph)
     result = _first_able(_candidates(model, engine), model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
     outputs = [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt]
@@ -160,6 +160,12 @@ def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:
     """Return the names of the values that the gradient of ``of`` with respect to ``wrt`` passes."""
     output = next(v for v in graph.outputs if v.name == of)
     return {of} | {v.name for passage in path(graph, wrt, output) for v in reads(passage.node) if v.name}
+
+
+def _empty(graph: ir.Graph) -> set[str]:
+    """Return the names of inputs and initializers without elements: so is their gradient, whatever kernels make of it."""
+    values = [*graph.inputs, *graph.initializers.values()]
+    return {v.name for v in values if v.name and 0 in (dims(v) or [])}
 
 
 def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from onnxtrain_sklearn._gradient import ort
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradient_graph
 from onnxtrain_sklearn._gradient.nodes import path
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
-from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from onnxtrain_sklearn.exceptions import ModelError
 from tests.contracts import test_fallback_gradients, test_gradients, test_portable_gradients
 from tests.contracts.test_gradients import Case, extra_opset, model_of, session
 
@@ -138,7 +138,7 @@ def trial(engine: str, held: Held, opset: int, form: str) -> Trial:
     model = model_of(one, opset, one.arrays, np.ones((), np.float32), form)
     try:
         graph = gradient_graph(model, wrt=one.names, engine=engine)
-    except UnsupportedOperatorError as error:
+    except ModelError as error:
         return Trial(one.operator or refused_operator(error), form, REFUSED, reason_of(error))
     try:
         for needed in (graph,) if held.expanded else (model, graph):
@@ -204,7 +204,7 @@ def probe(engine: str, name: str) -> list[Trial]:
     disabled, _ = logging.root.manager.disable, logging.disable(logging.WARNING)  # shapes cannot be inferred here
     try:
         gradient_graph(model, wrt=names, engine=engine)
-    except UnsupportedOperatorError as error:
+    except ModelError as error:
         return [Trial(name, form, REFUSED, reason_of(error)) for form in ("inputs", "dynamic")]
     except Exception:
         pass
