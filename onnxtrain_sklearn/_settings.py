@@ -100,7 +100,7 @@ def trainer_settings(estimator: Any) -> TrainerSettings:
     check_parameters(estimator)
     _check_number(estimator, "learning_rate_init", Real, 0.0)
     _check_number(estimator, "max_iter", Integral, 1)
-    if estimator.n_iter_no_change != math.inf:
+    if not (isinstance(estimator.n_iter_no_change, Real) and estimator.n_iter_no_change == math.inf):
         _check_number(estimator, "n_iter_no_change", Integral, 1)
     _check_number(estimator, "alpha", Real, 0.0)
     _check_number(estimator, "l1_ratio", Real, 0.0, 1.0)

@@ -109,6 +109,20 @@ def test_nodes_that_shape_inference_does_not_survive(node, match):
         gradient_graph(model, wrt="W", of="Y")
 
 
+@pytest.mark.parametrize("name", ["rho", "coefficients", "support_vectors", "vectors_per_class", "prob_a"])
+def test_lists_of_a_support_vector_machine_that_do_not_fit(name):
+    """onnxruntime's kernel reads behind their ends, and ends the process."""
+    machine = {"classlabels_ints": [0, 1], "coefficients": [1.0, -1.0], "kernel_type": "LINEAR", "prob_a": [1.0]}
+    machine |= {"prob_b": [0.0], "rho": [0.0], "support_vectors": [1.0] * 6, "vectors_per_class": [1, 1]}
+    model = net("L, S = ai.onnx.ml.SVMClassifier(X)", out="int64[N] L, float[N,2] S", domains=', "ai.onnx.ml": 3')
+    model.graph.node[0].attribute.extend(onnx.helper.make_attribute(k, v) for k, v in machine.items())
+    assert load(model)
+    del model.graph.node[0].attribute[:]
+    machine[name] = machine[name] + machine[name][:1]
+    model.graph.node[0].attribute.extend(onnx.helper.make_attribute(k, v) for k, v in machine.items())
+    refused(model, r"\(SVMClassifier\) is not valid: .* does not fit the others")
+
+
 @each_engine
 def test_a_graph_that_onnxruntime_may_not_survive_is_loaded_in_a_child_first(engine):
     """Releases differ: 1.19 ends the process, later ones raise an error."""
@@ -375,6 +389,11 @@ def test_switches_that_are_none(name):
     for call in (estimator.fit, estimator.partial_fit):
         with pytest.raises(TypeError, match=f"{name} must be True or False"):
             call(X, np.arange(8) % 2, classes=[0, 1])
+
+
+def test_patience_that_is_no_number():
+    with pytest.raises(TypeError, match="n_iter_no_change must be"):
+        OrtGradientRegressor(n_iter_no_change=np.array([1, 2])).fit(X, y)
 
 
 def test_sparse_labels_of_one_axis():

@@ -66,7 +66,36 @@ def _num_outputs(node: Any, settings: dict[str, int]) -> str | None:
     return f"num_outputs={count}, but it has {len(node.output)} outputs" if count < len(node.output) else None
 
 
+def _machines(node: Any, settings: dict[str, int]) -> str | None:
+    """The kernel reads its lists by what others of them say, and does not look how long they are."""
+    lists = {a.name: list(a.ints) or list(a.floats) or list(a.strings) for a in node.attribute}
+    size = {name: len(values) for name, values in lists.items()}
+    counts = lists.get("vectors_per_class", [])
+    if not counts:
+        return None  # a linear one: a product, whose sizes are checked
+    classes = max(size.get("classlabels_ints", 0), size.get("classlabels_strings", 0))
+    vectors, pairs = sum(counts), classes * (classes - 1) // 2
+    wrong = [name for name in ("prob_a", "prob_b") if size.get(name, 0) not in (0, pairs)]
+    wrong += ["vectors_per_class"] if len(counts) != classes or min(counts) < 0 or not vectors else []
+    wrong += ["rho"] if size.get("rho", 0) != pairs else []
+    wrong += ["coefficients"] if size.get("coefficients", 0) != vectors * (classes - 1) else []
+    wrong += ["support_vectors"] if vectors and size.get("support_vectors", 0) % vectors else []
+    wrong += ["prob_b"] if size.get("prob_a", 0) != size.get("prob_b", 0) else []
+    return f"{wrong[0]} has {size.get(wrong[0], 0)} numbers, which does not fit the others" if wrong else None
+
+
+def _regression(node: Any, settings: dict[str, int]) -> str | None:
+    size = {a.name: len(a.floats) for a in node.attribute}
+    count, coefficients = settings.get("n_supports", 0), size.get("coefficients", 0)
+    if not count:
+        return None
+    wrong = count < 0 or coefficients < count or size.get("support_vectors", 0) % count
+    return f"n_supports={count} does not fit its coefficients and support vectors" if wrong else None
+
+
 RULES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
     "GatherND": (_batch_dims,),
+    "SVMClassifier": (_machines,),
+    "SVMRegressor": (_regression,),
     "Split": (_num_outputs,),
 }
