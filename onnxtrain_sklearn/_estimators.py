@@ -474,7 +474,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         number_type = _number_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
-        return self._by_label(numbers.astype(number_type, copy=False))
+        return self._by_label(numbers.astype(np.result_type(number_type, numbers), copy=False))
 
     def decision_function(self, X: Any) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.

@@ -163,7 +163,7 @@ def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:
 
 
 def _empty(graph: ir.Graph) -> set[str]:
-    """Return the names of inputs and initializers without elements: so is their gradient, whatever kernels make of it."""
+    """Return the names of inputs and initializers without elements: so is their gradient, whatever kernels give."""
     values = [*graph.inputs, *graph.initializers.values()]
     return {v.name for v in values if v.name and 0 in (dims(v) or [])}
 
