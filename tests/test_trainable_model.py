@@ -325,8 +325,8 @@ def test_label_and_probabilities_as_skl2onnx_writes_them():
     outputs = "int64[N] label, float[N, 2] probabilities"
     proto = model(body, y=outputs, weights=weights, more=(', "ai.onnx.ml": 1', ""))
     X = rows(20)
-    y = np.where(X[:, 0] > 0, "yes", "no")
-    trained = quietly(OrtGradientClassifier(proto, max_iter=3, random_state=0).fit, X, y)
+    trained = quietly(OrtGradientClassifier(proto, max_iter=3, random_state=0).fit, X, np.where(X[:, 0] > 0, 5, 3))
+    assert trained.classes_.tolist() == [3, 5]  # those that the file names
     exported = trained.to_onnx()
     assert [value.name for value in exported.graph.output] == ["label", "probabilities"]
     assert [entry.domain for entry in exported.opset_import] == [""]

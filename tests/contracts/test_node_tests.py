@@ -35,6 +35,9 @@ NOT_CHECKED = {
 }
 """Operators of which some test cannot be compared, and why."""
 
+NO_ELEMENTS = {"test_slice_start_out_of_bounds"}
+"""Tests whose gradient does not run on onnxruntime 1.19, whose Expand makes a value of a shape without elements."""
+
 NOT_A_NUMBER = (
     "nan_robustness fullymasked negative_offset_structural_empty mode3_softmax_precision gqa_rank4_mask".split()
 )
@@ -44,6 +47,8 @@ it gives, and the gradient keeps it. The operator itself, Attention, has no NaN.
 
 
 def excused(operator: str, name: str, outcome: str, reason: str) -> bool:
+    if outcome == WRONG and reason.startswith(FAILS) and name in NO_ELEMENTS:
+        return True
     if outcome == WRONG:
         return "nan along" in reason and "_expanded" in name and any(part in name for part in NOT_A_NUMBER)
     return outcome in (RIGHT, REFUSED) or (outcome == UNCHECKED and operator in NOT_CHECKED)
