@@ -367,7 +367,7 @@ def _reduce_product(node: ir.Node, arrays: Arrays) -> np.ndarray:
         return arrays[0]
     if not _complete(arrays[0]):
         raise TypeError
-    return np.asarray(np.prod(arrays[0], axis=axes, keepdims=bool(_attribute(node, "keepdims", 1))), object)
+    return np.asarray(arrays[0].prod(axis=axes, keepdims=bool(_attribute(node, "keepdims", 1))), object)
 
 
 def _same(node: ir.Node, arrays: Arrays) -> np.ndarray:
