@@ -164,7 +164,16 @@ def test_a_type_that_onnx_ir_lacks():
 def test_an_initializer_whose_bytes_and_shape_disagree(dims):
     model = net()
     model.graph.initializer[0].dims[:] = dims
-    refused(model, r"not valid: .*W|'W'.* axes|'W'.* negative|bytes up to 'W'")
+    refused(model, r"not valid: .*W|'W'.* axes|'W'.* negative|bytes up to 'W'|'W' holds 12 bytes")
+
+
+@each_engine
+def test_bytes_that_no_gradient_reads_are_checked_too(engine):
+    model = net("D = Dropout(X, ratio) H = MatMul(D, W) Y = ReduceSum <keepdims = 0> (H)", out="float Y")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "ratio"))
+    model.graph.initializer[-1].raw_data *= 3
+    with pytest.raises(ModelError, match=r"'ratio' holds 12 bytes, but its shape \(\) and type need 4"):
+        gradient_graph(model, wrt="W", engine=engine)
 
 
 @pytest.mark.parametrize("kind", [0, 8, 16, 23, 999, 2**31 - 1])

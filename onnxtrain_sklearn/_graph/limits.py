@@ -184,12 +184,18 @@ class _Count:
                 raise exceeded(f"Tensor {tensor.name!r} has {len(dims)} axes", "axes")
             if any(size < 0 for size in dims):
                 raise ModelError(f"Tensor {tensor.name!r} has the shape {tuple(dims)}: a size is negative.")
-            self.bytes += math.ceil(math.prod(dims) * _itemsize(tensor.data_type))
+            expected = math.ceil(math.prod(dims) * _itemsize(tensor.data_type))
+            self.bytes += expected
             if self.bytes > self.limits.tensor_bytes:
                 what = (
                     f"The weights and constants have {self.bytes:,} bytes up to {tensor.name!r}, of shape {tuple(dims)}"
                 )
                 raise exceeded(what, "tensor_bytes")
+            if tensor.HasField("raw_data") and (held := len(tensor.raw_data)) != expected:
+                raise ModelError(
+                    f"Tensor {tensor.name!r} holds {held:,} bytes, but its shape {tuple(dims)} and type need "
+                    f"{expected:,}: the model is not valid, or truncated."
+                )
 
 
 def _itemsize(kind: int) -> float:
