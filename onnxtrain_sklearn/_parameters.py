@@ -106,14 +106,14 @@ def select_trainable(
     weights: Mapping[str, np.ndarray], trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool]
 ) -> list[str]:
     """Return the names that ``trainable`` selects: "all", names, glob patterns, or a predicate of name and array."""
-    if callable(trainable):
+    if callable(trainable) and not isinstance(trainable, type):
         chosen = [name for name, array in weights.items() if trainable(name, array.copy())]
         if not chosen:
             raise ValueError(f"trainable selects no parameter: the function returned False for {', '.join(weights)}.")
         return chosen
     if isinstance(trainable, str) and trainable == "all":
         return list(weights)
-    if not isinstance(trainable, str | Iterable):
+    if isinstance(trainable, type) or not isinstance(trainable, str | Iterable):
         raise TypeError(f"trainable must be 'all', names or glob patterns, or a function, got {trainable!r}.")
     patterns: list[Any] = [trainable] if isinstance(trainable, str) else list(trainable)
     for pattern in patterns:

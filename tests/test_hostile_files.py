@@ -176,6 +176,32 @@ def test_bytes_that_no_gradient_reads_are_checked_too(engine):
         gradient_graph(model, wrt="W", engine=engine)
 
 
+@pytest.mark.parametrize(("gates", "operator"), [(4, "LSTM"), (3, "GRU"), (1, "RNN")])
+@pytest.mark.parametrize("wrong", ["W", "R", "B"])
+def test_weights_of_a_recurrence_that_do_not_fit(operator, gates, wrong):
+    """onnxruntime-training does not survive some of them."""
+    sizes = {"W": (1, 2 * gates, 3), "R": (1, 2 * gates, 2), "B": (1, 4 * gates)}
+    sizes[wrong] = tuple(n + 1 for n in sizes[wrong])
+    model = net(
+        f"S = Unsqueeze(X, first) Z, H = {operator} <hidden_size = 2> (S, W_, R, B) Y = Squeeze(H, both)",
+        out="float[N,2] Y",
+        first=np.array([0]),
+        both=np.array([0]),
+        W_=np.ones(sizes["W"], np.float32),
+        R=np.ones(sizes["R"], np.float32),
+        B=np.ones(sizes["B"], np.float32),
+    )
+    refused(model, rf"\({operator}\) is not valid: its input {wrong} has the shape .*, and hidden_size=2 needs \(\?, ")
+
+
+@each_engine
+def test_a_size_of_minus_one_is_not_fixed(engine):
+    given, usual = net(x="float[N,3] X"), net()
+    for size in given.graph.input[0].type.tensor_type.shape.dim:
+        size.dim_value = -1
+    assert_array_equal(fit(given, engine=engine).weights_["W"], fit(usual, engine=engine).weights_["W"])
+
+
 @pytest.mark.parametrize("kind", [0, 8, 16, 23, 999, 2**31 - 1])
 def test_an_initializer_of_another_type(kind):
     model = net()

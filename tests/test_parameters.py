@@ -118,6 +118,7 @@ def test_a_parameter_may_be_named_all():
         ([1], TypeError, "must hold names or glob patterns, got 1 of type int"),
         (None, TypeError, "trainable must be 'all', names or glob patterns, or a function, got None"),
         (True, TypeError, "trainable must be 'all', names or glob patterns, or a function, got True"),
+        (dict, TypeError, "trainable must be .all., names or glob patterns, or a function, got <class .dict.>"),
     ],
 )
 def test_errors(trainable, error, message):

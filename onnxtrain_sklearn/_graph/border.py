@@ -45,6 +45,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
         proto = _valid(_without_zip_maps(_with_one_default_opset(given)))
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
         result = readable(proto, _runtime.limits() if limits is None else limits, renew=of_fitted_model)
+        _free_negative_sizes(result.graph)
         _refuse_contradictions(result)
         common.RemoveInitializersFromInputsPass()(result)
         _refuse_reserved_names(result)
@@ -171,6 +172,14 @@ def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
         return proto
     return ir.to_proto(lower(ir.from_proto(proto)))
+
+
+def _free_negative_sizes(graph: ir.Graph) -> None:
+    """Let sizes of inputs that are declared as -1 vary, which is what onnxruntime takes them for."""
+    for value in graph.inputs:
+        sizes = list(value.shape or ())
+        if any(isinstance(size, int) and size < 0 for size in sizes):
+            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])
 
 
 def _refuse_contradictions(model: ir.Model) -> None:

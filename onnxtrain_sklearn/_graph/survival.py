@@ -9,7 +9,7 @@ process first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx.shape_inference
@@ -31,6 +31,9 @@ def require_survivable(proto: Any) -> None:
 
 def require_loadable(model: ir.Model) -> None:
     """Raise ModelError where onnxruntime does not survive loading a graph; must have passed the rules."""
+    for node in model.graph.all_nodes():
+        if wrong := _recurrent(node):
+            raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:
         onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
@@ -54,6 +57,26 @@ def _axis(node: Any, settings: dict[str, int]) -> str | None:
     """LayerNormalization adds one to its axis, which for the largest integer overflows."""
     most, axis = current().axes, settings.get("axis", 0)
     return None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
+
+
+def _recurrent(node: ir.Node) -> str | None:
+    """The kernel goes by the hidden size, and does not survive weights of another; inference does not look at them."""
+    if node.domain or node.op_type not in GATES or "hidden_size" not in node.attributes:
+        return None
+    hidden = node.attributes["hidden_size"].as_int()
+    rows = GATES[node.op_type] * hidden
+    shapes = {"W": (None, rows, None), "R": (None, rows, hidden), "B": (None, 2 * rows)}
+    for value, (name, wanted) in zip(node.inputs[1:4], shapes.items(), strict=False):
+        if value is not None and value.shape is not None and not _fits(value.shape, wanted):
+            told = ", ".join("?" if n is None else str(n) for n in wanted)
+            return f"its input {name} has the shape {value.shape}, and hidden_size={hidden} needs ({told})"
+    return None
+
+
+def _fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(
+        w is None or not isinstance(n, int) or n == w for n, w in zip(shape, wanted, strict=True)
+    )
 
 
 def _batch_dims(node: Any, settings: dict[str, int]) -> str | None:
@@ -92,6 +115,9 @@ def _regression(node: Any, settings: dict[str, int]) -> str | None:
     wrong = count < 0 or coefficients < count or size.get("support_vectors", 0) % count
     return f"n_supports={count} does not fit its coefficients and support vectors" if wrong else None
 
+
+GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
+"""Matrices that the weights of a recurrence consist of."""
 
 RULES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
     "GatherND": (_batch_dims,),

@@ -46,6 +46,15 @@ WILD: list[Any] = [
     "*",
 ]
 
+
+def is_matrix(name: str, array: np.ndarray) -> bool:
+    return array.ndim > 1
+
+
+def always(name: str, array: np.ndarray) -> str:
+    return "no"
+
+
 PARAMETERS: dict[str, list[Any]] = {
     "loss": [*losses.LOSSES, losses.LogLoss(), losses.Huber(float("nan")), losses.LogLoss],
     "optimizer": [
@@ -68,7 +77,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "alpha": [0.1, 1e300],
     "l1_ratio": [0.5, 1.0],
     "max_grad_norm": [0.1, 1e300],
-    "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", lambda name, array: array.ndim > 1, lambda n, a: "no"],
+    "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
     "output": ["Y", "Z", "label", "probabilities", "H"],
     "tol": [0.0, float("inf"), -float("inf")],
     "n_iter_no_change": [1, 2],
