@@ -1,6 +1,9 @@
 # Each target sets up all that it needs: a virtual environment in $(VENV), the package and one onnxruntime.
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
-#   make test            ruff, mypy, pytest
+#   make quick           the tests without proofs of gradients, in one or two minutes
+#   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
+#   make test-all        what make test runs, then the further cases of every matrix
+#   make prove OP=Resize the gradients of one operator against central differences, in all their forms
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
@@ -10,23 +13,27 @@
 #   make docs            the pages of docs/ as a web site in site/
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
 # current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
-# it is the default. PYTEST_ARGS=... are handed to pytest.
+# it is the default. OLDEST=1 sets up the oldest version of each dependency that pyproject.toml admits. PYTEST_ARGS=...
+# are handed to pytest.
 
 SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?=
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
+OLDEST ?=
+OP ?=
 FUZZ ?= 1000
 FIRST ?= 0
 SEED ?=
 ENGINE ?=
 JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fuzz bench bench-engines coverage docs clean
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines coverage docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,8 +43,18 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m onnxtrain_sklearn demo
 
+quick: $(STAMP)
+	$(PYTEST) -m "not exhaustive and not proof"
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -m "not exhaustive"
+
+test-all: test
+	$(PYTEST) -m exhaustive
+
+prove: $(STAMP)
+	$(if $(OP),,$(error name an operator, as in: make prove OP=Resize))
+	$(PYTEST) --operator $(OP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -86,5 +103,10 @@ $(STAMP): pyproject.toml
 	  "$$python" -m venv --without-pip "$(VENV)"; \
 	  "$$python" -m pip --python "$(BIN)/python" install --quiet pip; }; \
 	"$(BIN)/python" -m pip install --quiet --upgrade pip; \
-	PYTHONWARNINGS=ignore "$(BIN)/python" -m pip install --quiet --editable ".[$$extras]"; \
+	if [ -n "$(OLDEST)" ]; then \
+	  "$(BIN)/python" -m pip install --quiet uv; \
+	  "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --resolution lowest-direct --editable ".[$$extras]"; \
+	else \
+	  PYTHONWARNINGS=ignore "$(BIN)/python" -m pip install --quiet --editable ".[$$extras]"; \
+	fi; \
 	touch "$(STAMP)"

@@ -1,4 +1,4 @@
-"""Settings that must be in place before scikit-learn and SciPy are imported."""
+"""Settings that must be in place before scikit-learn and SciPy are imported, and which tests a run takes."""
 
 from __future__ import annotations
 
@@ -6,3 +6,25 @@ import os
 
 # scikit-learn's common checks skip those of the array API unless SciPy was imported with it.
 os.environ["SCIPY_ARRAY_API"] = "1"
+
+import pytest
+
+from tests.helpers import selection
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--operator", metavar="NAME", help="only the proofs of the gradients of one operator")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in selection.MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selection.thin(items)
+    if operator := config.getoption("--operator"):
+        chosen = selection.of_operator(items, operator)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen

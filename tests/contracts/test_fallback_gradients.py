@@ -508,6 +508,21 @@ def feeds_of(run, arrays):
     return {i.name: arrays[i.name] for i in run.get_inputs()}
 
 
+def operators(one):
+    return set(re.findall(r"([A-Z]\w+)\s*[<(]", one.body))
+
+
+def covered(index, opset, form):
+    one = CASES[index]
+    return [(name, one.refused or (one.dynamic if form == "dynamic" else "") or form) for name in operators(one)]
+
+
+def proven(index, opset, form):
+    return operators(CASES[index])
+
+
+@pytest.mark.proof(operators=proven)
+@pytest.mark.thinned(by=covered)
 @pytest.mark.parametrize(("index", "opset", "form"), variants())
 def test_gradient_is_right_or_refused(index, opset, form):
     kind = np.float64 if form == "float64" else np.float32

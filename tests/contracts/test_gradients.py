@@ -581,6 +581,16 @@ FLOAT64 = """
 """.split()
 
 
+def covered(index, opset, form):
+    return [(CASES[index].operator, CASES[index].refused or form)]
+
+
+def operators(index, opset, form):
+    return CASES[index].operator or "others"
+
+
+@pytest.mark.proof(operators=operators)
+@pytest.mark.thinned(by=covered)
 @pytest.mark.parametrize(("index", "opset", "form"), variants())
 def test_gradient_is_right_or_refused(index, opset, form):
     one = CASES[index]
