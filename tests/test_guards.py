@@ -70,7 +70,6 @@ LAYERS = (
     "_gradient.recurrent",
     "_gradient.sequences",
     "_gradient.expand",
-    "_gradient.fallback",
     "_gradient.rules.convolution",
     "_gradient.rules.elementwise",
     "_gradient.rules.indexing",

@@ -19,7 +19,7 @@ from .._graph.lowering import refusal
 from .._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
 from .._refusal import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
-from . import control, fallback
+from . import control
 from .expand import expand
 from .nodes import Passage, describe, kind, path
 from .reverse import NewerOpsetNeeded, Reverse, Rule, Slopes, require, require_types, unsupported, zeros_like
@@ -40,7 +40,6 @@ from .rules import (
 from .tidy import tidy
 
 RULES: dict[str, Rule] = {
-    **fallback.RULES,
     **convolution.RULES,
     **elementwise.RULES,
     **indexing.RULES,

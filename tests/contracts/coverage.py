@@ -28,7 +28,7 @@ from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradi
 from onnxtrain_sklearn._gradient.nodes import path
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.contracts import test_fallback_gradients, test_gradients, test_portable_gradients
+from tests.contracts import test_gradients, test_lowered_gradients, test_portable_gradients
 from tests.contracts.test_gradients import Case, extra_opset, model_of, session
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -110,7 +110,7 @@ class Held:
 def cases(engine: str) -> list[Held]:
     if engine == "ort-training":
         return [Held(one, one.opsets, extra_opset(one)) for one in test_gradients.CASES]
-    own, taken_apart = test_portable_gradients, test_fallback_gradients
+    own, taken_apart = test_portable_gradients, test_lowered_gradients
     return [Held(one, own.opsets(one), extra_opset(one)) for one in own.CASES] + [
         Held(one, one.opsets, one.opsets[-1], expanded=taken_apart.lacks_double(one)) for one in taken_apart.CASES
     ]

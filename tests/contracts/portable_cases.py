@@ -405,3 +405,27 @@ case(
     "AveragePool", "r = Slice(x, b, e, a) y = AveragePool<kernel_shape = [2, 2], pads = [1, 0, 1, 0]>(r)",
     **arrays, refused="must be fixed",
 )  # fmt: skip
+
+UPDATES = {"x": (2, 4, 3), "u": (2, 3, 3), "opsets": (24, 26)}
+CIRCULAR = 'y = TensorScatter<mode = "circular">'
+case("TensorScatter", f"{CIRCULAR}(x, u, i)", **UPDATES, i=ints(3, 2))
+case("TensorScatter", f"{CIRCULAR}(x, u, i)", **UPDATES, i=ints(7, 13), fed=["i"])
+case("TensorScatter", f"{CIRCULAR}(x, u, i)", x=(2, 3, 2), u=(2, 3, 2), i=ints(1, 2), opsets=(24,))
+case("TensorScatter", f"t = Transpose<perm = [1, 0, 2]>(x) {CIRCULAR}(u, t, i)", x=(3, 2, 2), u=(2, 4, 2), i=ints(2, 3),
+     opsets=(24,))  # fmt: skip
+case("TensorScatter", f"t = Transpose<perm = [1, 0, 2]>(x) {CIRCULAR}(t, u, i)", x=(4, 2, 2), u=(2, 3, 2), i=ints(2, 0),
+     opsets=(24,))  # fmt: skip
+for axis, index in ((1, ints(2, 1)), (-1, ints(4, 3)), (-2, ints(3, 1))):
+    shape = np.array([2, 3, 4, 5])
+    shape[axis] = 2
+    body = f'y = TensorScatter<mode = "circular", axis = {axis}>(x, u, i)'
+    case("TensorScatter", body, x=(2, 3, 4, 5), u=tuple(shape), i=index, opsets=(24,))
+case("TensorScatter", "y = TensorScatter<axis = 1>(x, u, i)", x=(2, 4), u=(2, 2), i=ints(2, 0), opsets=(24,))
+for mode in ("linear", "circular"):
+    body = f'y = TensorScatter<mode = "{mode}">'
+    case("TensorScatter", f"{body}(x, u)", **UPDATES)
+    case("TensorScatter", f"{body}(x, u, i)", **UPDATES, i=ints(1, 0))
+    case("TensorScatter", f"{body}(x, u, i)", **UPDATES, i=ints(0, 1), fed=["i"])
+    for one in ("x", "u"):
+        case("TensorScatter", f"{body}(x, u, i)", **UPDATES, i=ints(0, 1), wrt=[one])
+    case("TensorScatter", f"{body}(x, u)", x=(2, 2, 3), u=(2, 3, 3), opsets=(24,), refused="3 steps is longer than")

@@ -18,7 +18,7 @@ import pytest
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.known import ANY
-from tests.contracts import test_fallback_gradients, test_gradients, test_portable_gradients
+from tests.contracts import test_gradients, test_lowered_gradients, test_portable_gradients
 from tests.contracts.test_gradients import Case, model_of, session
 from tests.contracts.test_known_settings import TABLES
 
@@ -78,8 +78,6 @@ UNSHOWN = {
     ("ReduceMin", "noop_with_empty_axes"),
     ("ReduceProd", "noop_with_empty_axes"),
     ("ReduceSumSquare", "noop_with_empty_axes"),
-    ("TensorScatter", "axis"),
-    ("TensorScatter", "mode"),
 }
 """Attributes that the cases here do not show to matter; ONNX's own tests of the nodes have some of them."""
 
@@ -87,7 +85,7 @@ UNSHOWN = {
 def cases(table: str) -> list[Case]:
     if table == "ort-training":
         return list(test_gradients.CASES)
-    return [*test_portable_gradients.CASES, *test_fallback_gradients.CASES]
+    return [*test_portable_gradients.CASES, *test_lowered_gradients.CASES]
 
 
 def is_refused(table: str, one: Case) -> bool:

@@ -163,7 +163,7 @@ def test_gradient_is_right_or_refused(index, opset, form):
 
 
 def test_every_rule_has_a_right_case():
-    from tests.contracts import test_fallback_gradients as others
+    from tests.contracts import test_lowered_gradients as others
 
     cases = [*(one for one in CASES if not refusal(one)), *(one for one in others.CASES if not one.refused)]
     right = {node for one in cases for node in operators(one)}
@@ -176,3 +176,18 @@ def test_graphs_hold_plain_operators_only():
     graph = gradient_graph(model, wrt="x", engine="portable")
     assert {o.domain for o in graph.opset_import} == {""}
     onnx.checker.check_model(graph, full_check=True)
+
+
+@pytest.mark.skipif(NEWEST < 24, reason="TensorScatter came with opset 24")
+@pytest.mark.parametrize(("steps", "start"), [(4, 0), (2, -1)])
+def test_what_tensor_scatter_forbids_fails_where_only_a_run_can_tell(steps, start):
+    arrays = {"x": np.zeros((2, 1, 3), np.float32), "u": np.zeros((1, 3, 3), np.float32), "i": np.array([start])}
+    body = 't = Transpose<perm = [1, 0, 2]>(x) y = TensorScatter<mode = "circular">(u, t, i)'
+    one = Case("TensorScatter", body, arrays, wrt=("x", "u"), fed=("i",))
+    graph = gradient_graph(model_of(one, 24, arrays, np.ones((1, 3, 3), np.float32), "dynamic"), wrt=["x", "u"])
+    run = session(graph)
+    feeds = {**arrays, "weighting": np.ones((1, 3, 3), np.float32)}
+    run.run(None, {i.name: {**feeds, "i": np.array([2])}[i.name] for i in run.get_inputs()})
+    feeds["x"] = np.zeros((steps, 1, 3), np.float32)
+    with pytest.raises(Exception, match="TensorScatter"):
+        run.run(None, {i.name: feeds[i.name] for i in run.get_inputs()})

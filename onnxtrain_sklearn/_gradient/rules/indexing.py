@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..known import Known
+from ..nodes import dims
 from ..reverse import (
     Reverse,
     Rule,
@@ -104,6 +105,32 @@ def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
     return lambda: op.Mul(kept, share), lambda: op.Mul(put, pick(share))
 
 
+def _tensor_scatter(r: Reverse) -> Sequence[Thunk | None]:
+    """The update hides what it overwrites in the cache. It never overwrites itself: it is no longer than the cache.
+
+    An update that turns out longer in a run, as does a negative index, fails in the operator itself.
+    """
+    axis = r.attribute("axis", -2) % r.rank()
+    cache, update = (shape[axis] if (shape := dims(x)) is not None else None for x in (r.x(), r.x(1)))
+    if isinstance(cache, int) and isinstance(update, int) and update > cache:
+        r.refuse(f"its update of {update} steps is longer than its cache of {cache}, which the standard forbids")
+    indices = [r.x(2)] if r.has(2) else []
+    return lambda: r.again(r.g, zeros_like(r.op, r.x(1)), *indices), lambda: _read_back(r, axis), None
+
+
+def _read_back(r: Reverse, axis: int) -> ir.Value:
+    """Return the gradient of the update: that of the output at the places where it was written."""
+    op, rank, shape = r.op, r.rank(), shape_of(r.op, r.x(1))
+    length = op.Gather(shape_of(op, r.x()), np.array([axis]))
+    steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))
+    places = op.Reshape(steps, [-1] + [1] * (rank - axis - 1))
+    if r.has(2):
+        places = op.Add(places, op.Reshape(r.x(2), [-1] + [1] * (rank - 1)))
+    if r.attribute("mode", "linear") == "circular":
+        places = op.Mod(places, length)
+    return op.GatherElements(r.g, op.Expand(places, shape), axis=axis)
+
+
 def _one_hot(r: Reverse) -> Sequence[Thunk | None]:
     """The values are (off, on); what is not on is off."""
     op = r.op
@@ -139,6 +166,7 @@ RULES: dict[str, Rule] = {
     "OneHot": Known(_one_hot, "axis", inputs=3),
     "ScatterElements": Known(_scatter_elements, "axis reduction=add|max|min|mul|none", inputs=3),
     "ScatterND": Known(_scatter_nd, "reduction=add|max|min|mul|none", inputs=3),
+    "TensorScatter": Known(_tensor_scatter, "axis mode=circular|linear", inputs=3),
     "TopK": Known(_top_k, "axis largest sorted", inputs=2, outputs=2),
     "Unique": Known(_unique, "axis sorted", outputs=4),
 }

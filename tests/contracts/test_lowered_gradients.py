@@ -1,0 +1,148 @@
+"""Every gradient through what the portable engine lowers to other operators, or enters, is right or refused.
+
+Recurrences, control flow, sequences, operators that the standard defines as functions. The cases are compared with
+central differences in float64, as described in ``test_gradients.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain_sklearn._gradient import control, expand
+from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.contracts import references
+from tests.contracts import test_gradients as shared
+from tests.contracts.lowered_cases import CASES
+from tests.contracts.test_gradients import Case, model_of, session
+from tests.contracts.test_portable_gradients import MAY_REFUSE, NO_KERNEL
+
+NO_DOUBLE = ("RNN", "GRU", "LSTM", "Attention")
+"""Operators without a kernel in float64: sessions are created, and fail or give NaN when they run."""
+
+
+def forward(model):
+    """Return the function that runs the model in float64; no runtime has kernels of recurrences for that."""
+    if not re.search(r"(RNN|GRU|LSTM) ?<", shared.onnx.printer.to_text(model)):
+        return shared.forward(model)
+    run = ReferenceEvaluator(model, new_ops=[references.RNN, references.GRU, references.LSTM]).run
+    names = {i.name for i in model.graph.input}
+    return lambda feeds: run(None, {name: a for name, a in feeds.items() if name in names})[0]
+
+
+@functools.cache
+def expected(index):
+    """Return the weights of y, the loss, and its gradients by central differences."""
+    one = CASES[index]
+    body, opset = (one.reference, 18) if one.reference else (one.body, one.opsets[0])
+    arrays = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in one.arrays.items()}
+    everything = in_type(Case("", body, arrays, fed=tuple(arrays)), np.float64)
+    probe = model_of(everything, opset, arrays, np.ones(()), "inputs")
+    probe.graph.output[0].CopyFrom(shared.onnx.helper.make_tensor_value_info("y", shared.onnx.TensorProto.DOUBLE, None))
+    weighting = np.random.default_rng(index).normal(size=np.shape(forward(probe)({**arrays, "weighting": np.ones(())})))
+    run = forward(model_of(everything, opset, arrays, weighting, "inputs"))
+    feeds = {**arrays, "weighting": weighting}
+    return weighting, float(run(feeds)), {n: shared.central_differences(run, feeds, n) for n in one.names}
+
+
+def in_type(one, kind):
+    """Return the case with the declarations inside its bodies in float64 where it is run in that."""
+    return (
+        replace(one, body=one.body.replace("float[", "double[").replace("Empty<dtype = 1>", "Empty<dtype = 11>"))
+        if kind is np.float64
+        else one
+    )
+
+
+def variants():
+    for index, one in enumerate(CASES):
+        for opset in one.opsets:
+            yield pytest.param(index, opset, "inputs", id=f"{one.operator}-{index}-opset{opset}")
+        opset = one.opsets[-1]
+        if not one.refused:
+            yield pytest.param(index, opset, "float64", id=f"{one.operator}-{index}-float64")
+            if one.arrays["x"].ndim:
+                yield pytest.param(index, opset, "dynamic", id=f"{one.operator}-{index}-dynamic")
+
+
+def lacks_double(one):
+    return any(f"{name}<" in one.body or f"{name}(" in one.body for name in NO_DOUBLE)
+
+
+def runs(model):
+    """Return a session, or None where this runtime lacks a kernel or the opset."""
+    try:
+        return session(model)
+    except Exception as error:
+        if not re.search(NO_KERNEL, str(error)):
+            raise
+        return None
+
+
+def feeds_of(run, arrays):
+    return {i.name: arrays[i.name] for i in run.get_inputs()}
+
+
+def operators(one):
+    return set(re.findall(r"([A-Z]\w+)\s*[<(]", one.body))
+
+
+def covered(index, opset, form):
+    one = CASES[index]
+    return [(name, one.refused or (one.dynamic if form == "dynamic" else "") or form) for name in operators(one)]
+
+
+def proven(index, opset, form):
+    return operators(CASES[index])
+
+
+@pytest.mark.proof(operators=proven)
+@pytest.mark.thinned(by=covered)
+@pytest.mark.parametrize(("index", "opset", "form"), variants())
+def test_gradient_is_right_or_refused(index, opset, form):
+    kind = np.float64 if form == "float64" else np.float32
+    one = in_type(CASES[index], kind)
+    arrays = {name: a.astype(kind) if a.dtype.kind == "f" else a for name, a in one.arrays.items()}
+    refused = one.refused or (one.dynamic if form == "dynamic" else "")
+    if refused:
+        with pytest.raises(UnsupportedOperatorError, match=refused):
+            gradient_graph(model_of(one, opset, arrays, np.ones((), kind), form), wrt=one.names, engine="portable")
+        return
+    weighting, loss, wanted = expected(index)
+    weights = weighting.astype(kind)
+    model = model_of(one, opset, arrays, weights, form)
+    feeds = {**arrays, "weighting": weights}
+    given = None if form == "float64" and lacks_double(one) else runs(model)
+    if given is None and not lacks_double(one):
+        pytest.skip("this runtime lacks a kernel or the opset")
+    if given is not None:
+        np.testing.assert_allclose(given.run(["loss"], feeds_of(given, feeds))[0], loss, rtol=1e-4, atol=1e-4)
+    try:
+        graph = gradient_graph(model, wrt=one.names, engine="portable")
+    except UnsupportedOperatorError as error:
+        if opset >= 16 or not any(reason in str(error) for reason in MAY_REFUSE):
+            raise
+        return
+    names = ["loss", *(f"{name}_grad" for name in one.names)]
+    run = runs(graph)
+    if run is None:
+        pytest.skip("this runtime lacks a kernel or the opset")
+    value, *gradients = run.run(names, feeds_of(run, feeds))
+    np.testing.assert_allclose(value, loss, rtol=1e-4, atol=1e-4)
+    for name, gradient in zip(one.names, gradients, strict=True):
+        assert gradient.shape == arrays[name].shape
+        assert gradient.dtype == kind
+        scale = max(1.0, np.abs(wanted[name]).max(initial=0))
+        tolerance = (1e-5, 1e-7) if kind is np.float64 else (2e-4, 2e-5)
+        np.testing.assert_allclose(gradient, wanted[name], rtol=tolerance[0], atol=tolerance[1] * scale, err_msg=name)
+
+
+def test_every_lowering_has_a_right_case():
+    right = {node for one in CASES if not one.refused for node in re.findall(r"(\w+)\s*[<(]", one.body)}
+    assert set(expand.LOWERINGS) | set(control.RULES) <= right
