@@ -361,6 +361,15 @@ def _bounded_threads(name: str, value: Any) -> Any:
     return cores
 
 
+def loading_error(model: bytes) -> ModelError | None:
+    """Return what onnxruntime says of a model that it cannot load; it is not optimized, which takes most of the time."""
+    try:
+        create_session(model, resolve_device(), options={"graph_optimization_level": "ORT_DISABLE_ALL"})
+    except ModelError as error:
+        return error
+    return None
+
+
 _IN_CHILD = """
 import sys, onnxruntime
 options = onnxruntime.SessionOptions()

@@ -21,7 +21,7 @@ from .._graph.builder import GraphBuilder, infer_declared, is_float, multiply_by
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
 from .._graph.lowering import lower
-from .._graph.survival import require_loadable
+from .._graph.survival import require_loadable, require_result_loads
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from . import ort, portable
@@ -153,7 +153,9 @@ def gradient_graph(
         require_loadable(source)
         _check_names(source.graph, names)
         output = _scalar_output(source.graph, of)
-        return ir.to_proto(_differentiate(multiply_by_columns(source), names, output, engine).model)
+        result = ir.to_proto(_differentiate(multiply_by_columns(source), names, output, engine).model)
+        require_result_loads(result, proto)
+    return result
 
 
 def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:

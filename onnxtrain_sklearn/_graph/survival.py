@@ -32,7 +32,7 @@ def require_survivable(proto: Any) -> None:
 def require_loadable(model: ir.Model) -> None:
     """Raise ModelError where onnxruntime does not survive loading a graph; must have passed the rules."""
     for node in model.graph.all_nodes():
-        if wrong := _recurrent(node):
+        if wrong := _recurrent(node) or _without_sizes(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:
@@ -42,6 +42,22 @@ def require_loadable(model: ir.Model) -> None:
             raise ModelError(
                 f"onnxruntime {_runtime.version()} does not survive loading the graph: {reason(error)}."
             ) from error
+
+
+def require_result_loads(result: Any, source: Any) -> None:
+    """Raise ModelError where onnxruntime loads the ModelProto ``source`` and not what became of it.
+
+    Inference sees more of a gradient graph than of the given one, and the runtime then refuses a node of it that is not
+    valid, but that it took for want of a shape.
+    """
+    if (error := _runtime.loading_error(result.SerializeToString())) is None:
+        return
+    if _runtime.loading_error(source.SerializeToString()) is None:
+        raise ModelError(
+            f"onnxruntime {_runtime.version()} loads the graph, but not the one with its gradients, so a node of it is "
+            f"not valid: {reason(error)}. Run onnx.shape_inference.infer_shapes(model, strict_mode=True, "
+            "data_prop=True) to find what is wrong with it."
+        ) from error
 
 
 def nodes_of(graph: Any) -> Iterator[Any]:
@@ -71,6 +87,15 @@ def _recurrent(node: ir.Node) -> str | None:
             told = ", ".join("?" if n is None else str(n) for n in wanted)
             return f"its input {name} has the shape {value.shape}, and hidden_size={hidden} needs ({told})"
     return None
+
+
+def _without_sizes(node: ir.Node) -> str | None:
+    """onnxruntime splits evenly where it does not know the shape as it loads the graph, and refuses where it does."""
+    version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
+    given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
+    if node.domain or node.op_type != "Split" or version < 18 or given:
+        return None
+    return "it has neither the input split nor the attribute num_outputs, one of which opset 18 demands"
 
 
 def _fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:

@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..known import Known
-from ..nodes import dims, fixed
+from ..nodes import Dims, dims, fixed
 from ..reverse import Reverse, Rule, Thunk, mask
 
 
 def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     op, x = r.op, r.x()
+    _require_labels(r)
     if cross_entropy and _plain_mean(r):
         return [lambda: _mean_slope(r)]
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
@@ -25,6 +26,25 @@ def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
         None,
         lambda: _class_weights(r, log_p, chosen, g, total),
     )
+
+
+def _require_labels(r: Reverse) -> None:
+    """Refuse labels that are not one for each row of scores: kernels do not look, and one label would be broadcast."""
+    scores, labels = dims(r.x()), dims(r.x(1))
+    if scores is None or labels is None:
+        return
+    rows = [*scores[:1], *scores[2:]]
+    if len(rows) == len(labels) and all(_may_be_equal(m, n) for m, n in zip(rows, labels, strict=True)):
+        return
+    r.refuse(f"its labels are of shape {_told(labels)}, its scores of {_told(scores)}: each row needs a label")
+
+
+def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
+    return rows == labels or not isinstance(labels, int) or (labels != 1 and not isinstance(rows, int))
+
+
+def _told(sizes: Dims) -> str:
+    return f"({', '.join('?' if n is None else str(n) for n in sizes)})"
 
 
 def _plain_mean(r: Reverse) -> bool:
