@@ -362,7 +362,7 @@ def _bounded_threads(name: str, value: Any) -> Any:
 
 
 def loading_error(model: bytes) -> ModelError | None:
-    """Return what onnxruntime says of a model that it cannot load; it is not optimized, which takes most of the time."""
+    """Return what onnxruntime says of a model that it cannot load; it is not optimized, which takes long."""
     try:
         create_session(model, resolve_device(), options={"graph_optimization_level": "ORT_DISABLE_ALL"})
     except ModelError as error:

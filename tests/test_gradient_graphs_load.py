@@ -1,4 +1,4 @@
-"""Gradient graphs load and run where the given graph does; what is not valid is refused, whatever a runtime makes of it."""
+"""Gradient graphs load where the given graph does; what is not valid is refused, whatever a runtime makes of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ each_engine = pytest.mark.parametrize("engine", available_engines())
 
 def graph(body, x="float[N,4] X", opset=18, **arrays):
     """Return the model of a body that computes the scalar loss."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> net ({x}) => (float loss) {{ {body} }}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> net ({x}) => (float loss) {{ {body} }}'
+    )
     model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(a), name) for name, a in arrays.items())
     return model
 
@@ -60,5 +62,7 @@ def test_a_graph_that_the_installed_runtime_does_not_load_is_differentiated():
 def test_labels_that_are_not_one_for_each_row_of_scores(operator, labels, scores):
     body = f'L = {operator} <reduction = "none"> (X, t) loss = ReduceSum <keepdims = 0> (L)'
     model = graph(body, x=f"float[{scores}] X", t=np.zeros(labels, np.int64))
-    with pytest.raises((ModelError, UnsupportedOperatorError), match="each row needs a label|not valid|[Rr]ank|[Dd]im"):
+    with pytest.raises(
+        (ModelError, UnsupportedOperatorError), match=r"each row needs a label|not valid|[Rr]ank|[Dd]im"
+    ):
         gradient_graph(model, wrt="X", engine="portable")

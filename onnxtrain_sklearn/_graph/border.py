@@ -100,9 +100,23 @@ def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx
             f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
             f"truncated or empty one."
         )
+    _refuse_sparse(proto)
+    return proto
+
+
+def _refuse_sparse(proto: onnx.ModelProto) -> None:
+    """Raise where numbers are stored as sparse tensors: what is trained of them would not stay sparse."""
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
-    return proto
+    for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
+        inner = (graph for a in node.attribute for graph in (a.g, *a.graphs))
+        if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute) or any(
+            graph.sparse_initializer for graph in inner
+        ):
+            raise ModelError(
+                f"Node {node.name!r} ({node.op_type}) holds sparse tensors, which cannot be trained; store them as "
+                "dense ones (a Constant: as its attribute value)."
+            )
 
 
 def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -90,7 +90,7 @@ def _recurrent(node: ir.Node) -> str | None:
 
 
 def _without_sizes(node: ir.Node) -> str | None:
-    """onnxruntime splits evenly where it does not know the shape as it loads the graph, and refuses where it does."""
+    """Runtimes split evenly where they do not know the shape while they load the graph, and refuse where they do."""
     version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
     given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
     if node.domain or node.op_type != "Split" or version < 18 or given:

@@ -1,0 +1,55 @@
+"""Sparse tensors in given graphs, wherever they are: no trained weights would stay sparse, so they are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.parser
+import pytest
+
+from onnxtrain_sklearn import gradient_graph
+from onnxtrain_sklearn._graph.border import load
+from onnxtrain_sklearn.exceptions import ModelError
+
+
+def net(body, **arrays):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> net (float[N,3] X) => (float[N,1] Y) {{ {body} }}'
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
+    return model
+
+
+def sparse():
+    values = onnx.numpy_helper.from_array(np.array([2.0], np.float32), "S")
+    return onnx.helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(np.array([1]), "i"), [3, 1])
+
+
+def in_a_constant(model):
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["S"], name="few", sparse_value=sparse()))
+
+
+def in_a_branch(model):
+    body = "Y = Neg(H)"
+    branches = [onnx.parser.parse_graph(f"g () => (float[N,1] Y) {{ {body} }}") for _ in range(2)]
+    branches[0].sparse_initializer.append(sparse())
+    model.graph.node.add(op_type="If", name="few", input=["yes"], output=["Y"])
+    names = ("then_branch", "else_branch")
+    model.graph.node[-1].attribute.extend(
+        onnx.helper.make_attribute(n, b) for n, b in zip(names, branches, strict=True)
+    )
+
+
+@pytest.mark.parametrize("add", [in_a_constant, in_a_branch])
+def test_sparse_tensors_are_refused_wherever_they_are(add):
+    body = "Y = MatMul(X, S)" if add is in_a_constant else "H = MatMul(X, W)"
+    model = net(body, W=np.ones((3, 1), np.float32), yes=np.array(True))
+    add(model)
+    with pytest.raises(
+        ModelError, match=r"Node 'few' \(.*\) holds sparse tensors, which cannot be trained; store them as dense"
+    ):
+        load(model)
+    with pytest.raises(ModelError, match="holds sparse tensors"):
+        gradient_graph(model, wrt="W", of="Y")
