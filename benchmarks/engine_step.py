@@ -22,11 +22,11 @@ from fit_step import CASES, RATE
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._graph.border import load
-from onnxtrain_sklearn._graph.model import TrainableModel, trainable_model
-from onnxtrain_sklearn._parameters import FlatParameters
-from onnxtrain_sklearn._step import OptimizerState, TrainingStep
-from onnxtrain_sklearn._training_graph import LOSS, TARGET, StepSettings, training_graph
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import TrainableModel, trainable_model
+from onnxtrain_sklearn._training.host_step import OptimizerState, TrainingStep
+from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, StepSettings, training_graph
+from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 

@@ -1,11 +1,12 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
 from . import losses, schedules
-from ._estimators import OrtGradientClassifier, OrtGradientRegressor
+from ._data.inputs import Inputs
+from ._estimators.classifier import OrtGradientClassifier
+from ._estimators.regressor import OrtGradientRegressor
+from ._estimators.skl2onnx_plugin import register_converters
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
-from ._inputs import Inputs
-from .export import register_converters
 from .models import MLP, Linear
 from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 

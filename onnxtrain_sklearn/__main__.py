@@ -25,7 +25,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
 from . import _runtime
-from ._estimators import OrtGradientClassifier, OrtGradientRegressor
+from ._estimators.classifier import OrtGradientClassifier
+from ._estimators.regressor import OrtGradientRegressor
 from .models import MLP
 
 HIDDEN_UNITS = {"digits": 64, "breast_cancer": 16, "diabetes": 16}

@@ -19,8 +19,8 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
-from ._graph.border import to_proto
 from ._graph.builder import GraphBuilder
+from ._graph.protobuf import to_proto
 from .exceptions import nearest
 
 __all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear", "is_builder"]

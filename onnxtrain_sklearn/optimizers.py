@@ -28,8 +28,21 @@ from ._graph.builder import GraphBuilder
 from .exceptions import ModelError, instead_of, nearest
 
 __all__ = [
-    "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "MinimizeResult",
-    "Optimizer", "RMSprop", "UpdateGraph", "clip_graph", "resolve_optimizer", "update_graph",
+    "LBFGS",
+    "OPTIMIZERS",
+    "PIECE",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "BaseOptimizer",
+    "MinimizeResult",
+    "Optimizer",
+    "RMSprop",
+    "UpdateGraph",
+    "clip_graph",
+    "resolve_optimizer",
+    "update_graph",
 ]
 
 Callback: TypeAlias = "Callable[[np.ndarray, float], bool | None]"
@@ -295,7 +308,11 @@ class RMSprop(Optimizer):
     _parameter_constraints: ClassVar[Ranges] = _RANGES
 
     def __init__(
-        self, alpha: float = 0.99, epsilon: float = 1e-8, momentum: float = 0.0, centered: bool = False,
+        self,
+        alpha: float = 0.99,
+        epsilon: float = 1e-8,
+        momentum: float = 0.0,
+        centered: bool = False,
         weight_decay: float = 0.0,
     ) -> None:
         self.alpha = alpha
@@ -353,7 +370,10 @@ class Adagrad(Optimizer):
     _parameter_constraints: ClassVar[Ranges] = _RANGES
 
     def __init__(
-        self, lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, epsilon: float = 1e-10,
+        self,
+        lr_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        epsilon: float = 1e-10,
         weight_decay: float = 0.0,
     ) -> None:
         self.lr_decay = lr_decay

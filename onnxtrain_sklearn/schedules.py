@@ -21,8 +21,19 @@ from sklearn.utils._param_validation import Interval
 from .exceptions import instead_of, nearest
 
 __all__ = [
-    "SCHEDULES", "Adaptive", "Constant", "Cosine", "Exponential", "InverseScaling", "Linear", "OneCycle", "Progress",
-    "Schedule", "StepDecay", "Warmup", "resolve_schedule",
+    "SCHEDULES",
+    "Adaptive",
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "InverseScaling",
+    "Linear",
+    "OneCycle",
+    "Progress",
+    "Schedule",
+    "StepDecay",
+    "Warmup",
+    "resolve_schedule",
 ]
 
 Ranges: TypeAlias = "Mapping[str, list[Any]]"

@@ -49,12 +49,12 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._converters.processes import _squashed
+from onnxtrain_sklearn._fitted.converters.gaussian_process import _squashed
+from onnxtrain_sklearn._fitted.provenance import FORMS
+from onnxtrain_sklearn._fitted.traversal import follow
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._origins import FORMS
-from onnxtrain_sklearn._walk import follow
+from onnxtrain_sklearn._graph.protobuf import to_proto
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")

@@ -35,10 +35,10 @@ from sklearn.preprocessing import (
 from sklearn.svm import OneClassSVM
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses
-from onnxtrain_sklearn._conversion import converted
-from onnxtrain_sklearn._converters.features import FUNCTIONS
+from onnxtrain_sklearn._fitted.conversion import converted
+from onnxtrain_sklearn._fitted.converters.preprocessing import FUNCTIONS
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.border import to_proto
+from onnxtrain_sklearn._graph.protobuf import to_proto
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -140,7 +140,6 @@ class TestTransformers:
         fitted_on[:, 3] = np.where(np.arange(40) < 3, X[:40, 3], np.nan)  # fewer donors than neighbours
         imputer = KNNImputer(keep_empty_features=keep_empty_features, **settings)
         assert_transforms(imputer, np.concatenate([GAPS, fitted_on]), fitted_on, tolerance=1e-5)
-
 
     @pytest.mark.parametrize(
         ("degree", "extrapolation"),

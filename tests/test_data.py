@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from onnxtrain_sklearn import Linear, OrtGradientRegressor, _data
-from onnxtrain_sklearn._data import Batches, Column, Room, dict_columns, distinct_rows, shaped, weighted_rows
-from onnxtrain_sklearn._graph.model import TensorSpec
+from onnxtrain_sklearn import Linear, OrtGradientRegressor
+from onnxtrain_sklearn._data import columns as _data
+from onnxtrain_sklearn._data.batches import BatchBuffers, Batches, distinct_rows, weighted_rows
+from onnxtrain_sklearn._data.columns import Column, dict_columns, shaped
+from onnxtrain_sklearn._graph.trainable import TensorSpec
 
 FLOAT = np.dtype(np.float32)
 
@@ -269,12 +271,12 @@ def epoch(source, capacity=4):
     room = new_room(capacity)
     return [
         (room.columns["X"].ravel().astype(int), room.sample_weight.copy(), total)
-        for total in source.into(lambda rows: room)
+        for total in source.fill(lambda rows: room)
     ]
 
 
 def new_room(capacity=4):
-    return Room({"X": np.zeros((capacity, 1), np.float32)}, np.zeros(capacity, np.float32))
+    return BatchBuffers({"X": np.zeros((capacity, 1), np.float32)}, np.zeros(capacity, np.float32))
 
 
 def trained_rows(source, capacity=4):
@@ -345,16 +347,16 @@ def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):
     monkeypatch.setattr(Column, "take", lambda self, rows, out: (calls.append(len(rows)), take(self, rows, out))[1])
     room = new_room()
     for _ in range(3):
-        assert list(source.into(lambda rows: room)) == [4]
+        assert list(source.fill(lambda rows: room)) == [4]
     assert calls == [4]
-    list(source.into(lambda rows: new_room()))
+    list(source.fill(lambda rows: new_room()))
     assert calls == [4, 4]
 
 
 def test_room_is_asked_for_as_many_rows_as_a_batch_has():
     rooms = {rows: new_room(rows) for rows in (4, 2)}
     source, seen = batches(10), []
-    for _ in source.into(rooms.__getitem__):
+    for _ in source.fill(rooms.__getitem__):
         seen.append([room.columns["X"].ravel().tolist() for room in rooms.values()])
     assert seen == [[[0, 1, 2, 3], [0, 0]], [[4, 5, 6, 7], [0, 0]], [[4, 5, 6, 7], [8, 9]]]
     assert rooms[2].sample_weight.tolist() == [1, 1]
@@ -364,7 +366,7 @@ def test_several_columns_stay_aligned():
     columns = {"X": Column(numbers(), FLOAT), "y": Column(numbers()[:, 0].astype(int), np.dtype(np.int64))}
     source = Batches(columns, np.arange(12), None, 5, np.random.RandomState(0))
     buffers = {"X": np.zeros((5, 6), np.float32), "y": np.zeros(5, np.int64)}
-    for _ in source.into(lambda rows: Room(buffers, np.zeros(5, np.float32))):
+    for _ in source.fill(lambda rows: BatchBuffers(buffers, np.zeros(5, np.float32))):
         np.testing.assert_array_equal(buffers["X"][:, 0], buffers["y"])
 
 

@@ -11,10 +11,11 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, _device_step, _runtime
-from onnxtrain_sklearn._device_step import DeviceStep
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, _runtime
 from onnxtrain_sklearn._runtime import Binding, DeviceArray, create_session, resolve_device
-from onnxtrain_sklearn._step import TrainingStep
+from onnxtrain_sklearn._training import device_step as _device_step
+from onnxtrain_sklearn._training.device_step import DeviceStep
+from onnxtrain_sklearn._training.host_step import TrainingStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
 

@@ -10,7 +10,7 @@ from sklearn.datasets import make_classification, make_regression
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._step import TrainingStep
+from onnxtrain_sklearn._training.host_step import TrainingStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Progress, Schedule
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._dropout import UniformNumbers, expose_dropout
-from onnxtrain_sklearn._graph.border import to_proto
 from onnxtrain_sklearn._graph.builder import infer_shapes
+from onnxtrain_sklearn._graph.protobuf import to_proto
+from onnxtrain_sklearn._training.dropout import UniformNumbers, expose_dropout
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 

@@ -16,7 +16,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._step import TrainingStep
+from onnxtrain_sklearn._training.host_step import TrainingStep
 from onnxtrain_sklearn.schedules import Cosine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -387,7 +387,7 @@ def test_generators_in_equal_states_give_equal_bits_and_are_drawn_from():
 
 def test_shuffling_draws_a_new_order_for_every_epoch(monkeypatch):
     X = np.arange(40, dtype=np.float32).reshape(-1, 1)
-    orders, take = [], "onnxtrain_sklearn._data.Batches.gather"
+    orders, take = [], "onnxtrain_sklearn._data.columns.Batches.gather"
     monkeypatch.setattr(take, lambda self, rows, *rest: orders.append(rows.copy()))
     for shuffle in (True, False):
         orders.clear()

@@ -256,7 +256,6 @@ class TestFeatures:
         with pytest.raises(ValueError, match="NaN"):
             regressor(ridge()).fit(gaps, NUMBER)
 
-
     @pytest.mark.parametrize("engine", available_engines())
     @pytest.mark.parametrize("imputer", [SimpleImputer(), SimpleImputer(add_indicator=True), KNNImputer()], ids=repr)
     @pytest.mark.parametrize("scaler", [

@@ -16,7 +16,7 @@ PROGRAM = """
 import gc, os, signal, sys, warnings
 import numpy as np
 from onnxtrain_sklearn import MLP, OrtGradientRegressor
-from onnxtrain_sklearn._inference import Predictor
+from onnxtrain_sklearn._inference.predictor import Predictor
 
 engine, rows = sys.argv[1], 1000
 X = np.random.RandomState(0).normal(size=(rows, 600)).astype(np.float32)

@@ -11,7 +11,7 @@ import pytest
 from onnxtrain_sklearn import _runtime, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import survival
-from onnxtrain_sklearn._graph.border import load
+from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 each_engine = pytest.mark.parametrize("engine", available_engines())

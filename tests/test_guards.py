@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,132 +19,19 @@ PACKAGE = "onnxtrain_sklearn"
 FOLDER = Path(onnxtrain_sklearn.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-# A module imports only from rows above its own, and from its own package's rows above.
-LAYERS = (
-    "exceptions",
-    "_content",
-    "_refusal",
-    "_runtime",
-    "_graph.builder",
-    "_graph.folding",
-    "_graph.limits",
-    "_graph.files",
-    "_graph.survival",
-    "_gradient.known",
-    "_graph.contrib.source",
-    "_graph.contrib.activations",
-    "_graph.contrib.attention",
-    "_graph.contrib.normalization",
-    "_graph.contrib.products",
-    "_graph.lowering",
-    "_graph.versions",
-    "_graph.border",
-    "_graph.final_activation",
-    "_graph.ranges",
-    "_graph.weights",
-    "_graph.roles",
-    "_graph.constants",
-    "_graph.model",
-    "_graph.columns",
-    "_graph.rewrites.source",
-    "_graph.rewrites.scores",
-    "_graph.rewrites.distances",
-    "_graph.rewrites.features",
-    "_graph.rewrites.forest",
-    "_graph.rewrites.linear",
-    "_graph.rewrites.plain",
-    "_graph.rewrites.probabilities",
-    "_graph.rewrites.svm",
-    "_graph.rewrites.trees",
-    "_graph.rewrite",
-    "models",
-    "losses",
-    "schedules",
-    "optimizers",
-    "_gradient.nodes",
-    "_gradient.forms",
-    "_gradient.faster",
-    "_gradient.ort",
-    "_gradient.reverse",
-    "_gradient.control",
-    "_gradient.attention",
-    "_gradient.recurrent",
-    "_gradient.sequences",
-    "_gradient.expand",
-    "_gradient.rules.convolution",
-    "_gradient.rules.elementwise",
-    "_gradient.rules.indexing",
-    "_gradient.rules.likelihood",
-    "_gradient.rules.normalization",
-    "_gradient.rules.products",
-    "_gradient.rules.reductions",
-    "_gradient.rules.resampling",
-    "_gradient.rules.sampling",
-    "_gradient.rules.shapes",
-    "_gradient.rules.sources",
-    "_gradient.rules.spectra",
-    "_gradient.tidy",
-    "_gradient.portable",
-    "_gradient.engine",
-    "_walk",
-    "_converters.source",
-    "_converters.trees",
-    "_converters.neighbours",
-    "_converters.calibration",
-    "_converters.detectors",
-    "_converters.outputs",
-    "_converters.ensembles",
-    "_converters.expansions",
-    "_converters.features",
-    "_converters.linear",
-    "_converters.nearest",
-    "_converters.processes",
-    "_converters.targets",
-    "_converters.registry",
-    "_embedding",
-    "_repairs",
-    "_boosters",
-    "_conversion",
-    "_tables",
-    "_tracers",
-    "_origins",
-    "_votes",
-    "_scores",
-    "_labels",
-    "_fitted",
-    "_write_back",
-    "_proof",
-    "_rounding",
-    "_data",
-    "_inputs",
-    "_encoding",
-    "_targets",
-    "_parameters",
-    "_selection",
-    "_dropout",
-    "_training_graph",
-    "_step",
-    "_device_step",
-    "_inference",
-    "_given",
-    "_history",
-    "_interrupts",
-    "_trainer",
-    "_components",
-    "_validation",
-    "_settings",
-    "_start",
-    "_ml_files",
-    "_run",
-    "_linear",
-    "_description",
-    "_record",
-    "_attempt",
-    "_base",
-    "_availability",
-    "_estimators",
-    "export",
-    "__main__",
+# A module imports from its own room and from rooms of the rows above; rooms of one row do not see each other.
+ROOMS = (
+    {"exceptions"},
+    {"_refusal"},
+    {"_runtime"},
+    {"_graph"},
+    {"losses", "optimizers", "schedules", "models", "_gradient", "_ml_operators"},
+    {"_data"},
+    {"_training", "_fitted"},
+    {"_inference"},
+    {"_given"},
+    {"_estimators"},
+    {"__main__"},
 )
 
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
@@ -151,20 +39,21 @@ PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.folding": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
-    "_graph.model": {"load_model_from_string"},  # of pickles
-    "_gradient.known": {"defs"},  # the defaults of attributes
+    "_graph.trainable": {"load_model_from_string"},  # of pickles
+    "_graph.supported": {"defs"},  # the defaults of attributes
     "_graph.files": {"GraphProto", "ModelProto", "external_data_helper", "load", "load_model_from_string"},
     "_graph.survival": {"shape_inference"},  # a strict one
-    "_graph.border": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
-    "_gradient.ort": {"load_model_from_string"},  # the builder takes and returns bytes
+    "_graph.protobuf": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
+    "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     "models": {"ModelProto"},  # builders return one
-    "export": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
-    "_conversion": {"checker"},  # of what skl2onnx gives
-    "_run": {"ModelProto"},  # takes what users give
-    "_description": {"ModelProto"},  # tells what users give
-    "_base": {"ModelProto"},  # to_onnx returns one
-    "_estimators": {"ModelProto"},
+    "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
+    "_fitted.conversion": {"checker"},  # of what skl2onnx gives
+    "_estimators.run": {"ModelProto"},  # takes what users give
+    "_estimators.description": {"ModelProto"},  # tells what users give
+    "_estimators.base": {"ModelProto"},  # to_onnx returns one
+    "_estimators.classifier": {"ModelProto"},
+    "_estimators.regressor": {"ModelProto"},
 }
 
 PUBLIC = {
@@ -193,17 +82,25 @@ PARAMETERS = (
 ).split()
 
 
+@cache
 def modules() -> list[str]:
     """Return the names of the package's modules, without those of the packages (``__init__``)."""
     files = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py"))
     return sorted(".".join(file.parts) for file in files if file.name != "__init__")
 
 
+@cache
 def syntax_tree(module: str) -> ast.Module:
     return ast.parse((FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
 
 
-def imports(module: str) -> Iterator[str]:
+@cache
+def imports(module: str) -> list[str]:
+    """Return the full names of what``module`` imports, wherever in it: ``from a import b`` gives ``a.b``."""
+    return list(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
     """Yield the full names of what ``module`` imports, wherever in it: ``from a import b`` gives ``a.b``."""
     parent = [PACKAGE, *module.split(".")[:-1]]
     for node in ast.walk(syntax_tree(module)):
@@ -234,27 +131,48 @@ def uses_of_onnx(module: str) -> set[str]:
     return used | {name.split(".")[1] for name in imports(module) if name.startswith("onnx.")}
 
 
-def test_every_module_has_a_row():
-    unknown = set(modules()) - set(LAYERS)
-    assert not unknown, "give the new module its row in LAYERS and in the table of docs/index.md"
+def room(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def test_table_of_the_documentation_is_complete():
-    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `([\w.]+)` \|", page, flags=re.MULTILINE)
-    assert table == [module for module in LAYERS if module in modules()]
+def row(module: str) -> int:
+    return next(i for i, rooms in enumerate(ROOMS) if room(module) in rooms)
+
+
+def test_every_module_is_in_a_room():
+    assert {room(module) for module in modules()} == set().union(*ROOMS)
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_point_upwards(module):
-    above = LAYERS[: LAYERS.index(module)]
-    wrong = sorted(name or f"the package root {PACKAGE}" for name in own_imports(module) if name not in above)
-    assert not wrong, f"{module} may not import {wrong}"
+    wrong = [
+        name for name in own_imports(module) if room(name) != room(module) and (not name or row(name) >= row(module))
+    ]
+    assert not wrong, f"{module} may not import {[name or f'the package root {PACKAGE}' for name in wrong]}"
+
+
+@pytest.mark.parametrize("rooms", sorted(set().union(*ROOMS)))
+def test_no_cycle_within_a_room(rooms):
+    inside = {m: {name for name in own_imports(m) if room(name) == rooms} for m in modules() if room(m) == rooms}
+    assert list(TopologicalSorter(inside).static_order())  # raises CycleError
+
+
+@pytest.mark.parametrize("module", modules())
+def test_private_names_stay_in_their_module(module):
+    known = {*modules(), *map(room, modules())}
+    taken = (name.removeprefix(f"{PACKAGE}.") for name in imports(module) if name.startswith(f"{PACKAGE}."))
+    assert not [name for name in taken if name.rpartition(".")[2].startswith("_") and name not in known]
 
 
 @pytest.mark.parametrize(
     ("package", "importers"),
-    [("onnxruntime", ["_runtime"]), ("skl2onnx", ["_boosters", "_conversion", "_embedding", "export"])],
+    [
+        ("onnxruntime", ["_runtime"]),
+        (
+            "skl2onnx",
+            ["_estimators.skl2onnx_plugin", "_fitted.boosters", "_fitted.conversion", "_fitted.skl2onnx_bridge"],
+        ),
+    ],
 )
 def test_borders_alone_import_it(package, importers):
     assert [m for m in modules() if imports_package(m, package)] == importers

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, _history
-from onnxtrain_sklearn._history import Curve, History
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._training import history as _history
+from onnxtrain_sklearn._training.history import Curve, History
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

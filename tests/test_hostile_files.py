@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.border import load
+from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -12,13 +12,16 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, _inference, _runtime
-from onnxtrain_sklearn._data import Column
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.border import load, to_proto
-from onnxtrain_sklearn._graph.model import trainable_model
-from onnxtrain_sklearn._inference import Head, Predictor, inference_model
-from onnxtrain_sklearn._parameters import FlatParameters
+from onnxtrain_sklearn._graph.protobuf import load, to_proto
+from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._inference import predictor as _inference
+from onnxtrain_sklearn._inference.graph import inference_model
+from onnxtrain_sklearn._inference.head import Head
+from onnxtrain_sklearn._inference.predictor import Predictor
+from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn.exceptions import ModelError
 
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
@@ -203,7 +206,7 @@ def test_scores_without_probabilities(target):
 @pytest.mark.parametrize("old", ["H", "Y"])
 def test_values_give_way_to_the_names_of_the_outputs(name, old):
     body = "H = Gemm(X, W, b) Y = Sigmoid(H)".replace(f"{old} =", f'"{name}" =').replace(f"({old})", f'("{name}")')
-    proto = model(body, f'float[N, 1] {f"{chr(34)}{name}{chr(34)}" if old == "Y" else "Y"}')
+    proto = model(body, f"float[N, 1] {f'{chr(34)}{name}{chr(34)}' if old == 'Y' else 'Y'}")
     plain = fitted(GRAPHS["one sigmoid"][1], TARGETS["two classes"], max_iter=1)
     classifier = fitted(proto, TARGETS["two classes"], max_iter=1)
     assert [output.name for output in classifier.to_onnx().graph.output] == ["label", "probabilities"]

@@ -36,8 +36,8 @@ from sklearn.preprocessing import (
     TargetEncoder,
 )
 
-import onnxtrain_sklearn._encoding as encoding
-import onnxtrain_sklearn._inference as inference
+import onnxtrain_sklearn._fitted.encoding as encoding
+import onnxtrain_sklearn._inference.predictor as inference
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
@@ -403,7 +403,6 @@ class TestUnknownAndMissing:
         frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
         tuned = regressor(fitted(clone(TRANSFORMERS["imputed"]), X=frame)).fit(frame, NUMBER)
         assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-5, atol=1e-5)
-
 
     @pytest.mark.parametrize(("steps", "behind"), [
         ([StandardScaler(), SimpleImputer()], []), ([MinMaxScaler(), KNNImputer()], []),

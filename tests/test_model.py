@@ -15,8 +15,8 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._graph.border import load, to_proto
-from onnxtrain_sklearn._graph.model import trainable_model
+from onnxtrain_sklearn._graph.protobuf import load, to_proto
+from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -340,8 +340,11 @@ def test_every_node_gets_a_name_of_its_own():
         ("M = MatMul(X, W) S = Add(M, p) Y = Sqrt(S)", "float p = {0.1}", ["W", "p"]),
         ("M = MatMul(X, W) S = Add(M, p) Y = Neg(S)", "float p = {0.00001}", ["W", "p"]),
         ("H = Dropout(X, p) Y = MatMul(H, W)", "float p = {0.5}", ["W"]),
-        ("H = BatchNormalization(X, s, s, m, v) Y = MatMul(H, W)",
-         "float[3] s = {1, 2, 3}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}", ["W", "s"]),
+        (
+            "H = BatchNormalization(X, s, s, m, v) Y = MatMul(H, W)",
+            "float[3] s = {1, 2, 3}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}",
+            ["W", "s"],
+        ),
         ("H = MatMul(X, W) Y = Pad(H, pads, p)", "int64[4] pads = {0, 0, 0, 0}, float p = {0.5}", ["W"]),
         ("c = Constant <value = float[3] {1, 2, 3}> () H = Add(X, c) Y = MatMul(H, W)", "", ["W"]),
         ("s = Cast <to = 1> (k) H = Mul(X, s) Y = MatMul(H, W)", "int64[1] k = {2}", ["W"]),
@@ -370,20 +373,29 @@ def test_running_statistics_that_batches_move():
     body = "H, m2, v2 = BatchNormalization <training_mode = 1> (X, s, b, m, m) Y = MatMul(H, W)"
     found = trainable(body, weights=f"{W}, {weights}")
     assert (found.parameters, found.statistics) == (("W", "s", "b"), ("m", "m/BatchNormalization_0"))
-    assert found.moving == {"m": "m2", "m/BatchNormalization_0": "v2"}
-    assert found.freezing_statistics(["W", "b"]) is found
-    assert not found.freezing_statistics(["W"]).moving
-    assert found.moving
+    assert found.running_statistics == {"m": "m2", "m/BatchNormalization_0": "v2"}
+    assert found.with_frozen_statistics(["W", "b"]) is found
+    assert not found.with_frozen_statistics(["W"]).running_statistics
+    assert found.running_statistics
 
 
 @pytest.mark.parametrize(
     ("graph", "listed"),
     [
         (("Y = Neg(X)", "float[N, 3] X", "float[N, 3] Y", "int64[2] k = {1, 2}"), r"'Y' \(FLOAT\).*'k' \(INT64\)"),
-        (("w = Constant <value = float[3, 1] {1, 2, 3}> () Y = MatMul(X, w)", "float[N, 3] X", "float[N, 1] Y", ""),
-         "none"),
-        (("d = DequantizeLinear(k, s) Y = MatMul(X, d)", "float[N, 3] X", "float[N, 1] Y",
-          "int8[3, 1] k = {1, 2, 3}, float s = {1}"), r"'k' \(INT8\), 's' \(FLOAT\)"),
+        (
+            ("w = Constant <value = float[3, 1] {1, 2, 3}> () Y = MatMul(X, w)", "float[N, 3] X", "float[N, 1] Y", ""),
+            "none",
+        ),
+        (
+            (
+                "d = DequantizeLinear(k, s) Y = MatMul(X, d)",
+                "float[N, 3] X",
+                "float[N, 1] Y",
+                "int8[3, 1] k = {1, 2, 3}, float s = {1}",
+            ),
+            r"'k' \(INT8\), 's' \(FLOAT\)",
+        ),
         (("Y = MatMul(X, W)", "int64[N, 3] X", "int64[N, 1] Y", "int64[3, 1] W = {1, 2, 3}"), r"'Y' \(INT64\)"),
         (("Y = MatMul(X, W)", "float16[N, 3] X", "float16[N, 1] Y", "float16[3, 1] W = {1, 2, 3}"), r"'W' \(FLOAT16\)"),
         (("Y = MatMul(X, W)", "float[N, 3] X", "float[3, 1] W", W), r"Outputs: 'W' \(FLOAT\)"),

@@ -16,8 +16,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._graph.border import load
-from onnxtrain_sklearn._graph.model import trainable_model
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 

@@ -19,10 +19,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import scale
 
-from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, _inference
+from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._graph import final_activation
-from onnxtrain_sklearn._graph.border import load
-from onnxtrain_sklearn._graph.model import trainable_model
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._inference import predictor as _inference
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -199,8 +200,9 @@ def test_a_loss_may_change_between_means_and_their_logarithms():
 
 @pytest.mark.parametrize("loss", ["squared_error", "poisson"])
 def test_numbers_with_axes_of_size_one(loss):
-    given = graph("a = Constant <value_ints = [1, 2]> () z = Gemm(X, W, B) e = Exp(z) p = Unsqueeze(e, a)",
-                  "float[N,1,1,2] p", 2)
+    given = graph(
+        "a = Constant <value_ints = [1, 2]> () z = Gemm(X, W, B) e = Exp(z) p = Unsqueeze(e, a)", "float[N,1,1,2] p", 2
+    )
     fitted = OrtGradientRegressor(given, loss=loss, **UNTRAINED).fit(X, np.c_[COUNTS, COUNTS])
     assert fitted.predict(X).shape == (60, 2)
     assert_allclose(fitted.predict(X), run(given).reshape(60, 2), rtol=1e-5)
@@ -220,8 +222,10 @@ def test_float64_graphs(tail):
 
 
 def test_label_first_and_the_wanted_one_of_several_outputs():
-    body = ("axis = Constant <value_ints = [1]> () z = Gemm(X, W, B) s = Softmax(z) p = Unsqueeze(s, axis) "
-            "label = ArgMax <axis = 1, keepdims = 0> (z) g = Sigmoid(z)")
+    body = (
+        "axis = Constant <value_ints = [1]> () z = Gemm(X, W, B) s = Softmax(z) p = Unsqueeze(s, axis) "
+        "label = ArgMax <axis = 1, keepdims = 0> (z) g = Sigmoid(z)"
+    )
     given = graph(body, "int64[N] label, float[N,1,3] p, float[N,3] z, float[N,3] g", 3)
     first = quiet(OrtGradientClassifier(given, **UNTRAINED), X, THREE)
     assert_allclose(first.predict_proba(X), run(given, output="p")[:, 0], atol=1e-6)
@@ -298,17 +302,23 @@ def test_an_error_leaves_the_estimator_as_it_was(monkeypatch):
 NONE = {
     "softmax over rows": ("z = Gemm(X, W, B) p = Softmax <axis = 0> (z)", "float[N,3] p"),
     "transposed": ("z = Gemm(X, W, B) t = Transpose(z) s = Softmax <axis = 0> (t) p = Transpose(s)", "float[N,3] p"),
-    "bounds that bind": ("h = Constant <value_float = 0.9> () z = Gemm(X, W, B) s = Sigmoid(z) p = Min(s, h)",
-                         "float[N,3] p"),
-    "twice the probability": ("t = Constant <value_float = 2.0> () z = Gemm(X, W, B) s = Sigmoid(z) p = Mul(s, t)",
-                              "float[N,3] p"),
+    "bounds that bind": (
+        "h = Constant <value_float = 0.9> () z = Gemm(X, W, B) s = Sigmoid(z) p = Min(s, h)",
+        "float[N,3] p",
+    ),
+    "twice the probability": (
+        "t = Constant <value_float = 2.0> () z = Gemm(X, W, B) s = Sigmoid(z) p = Mul(s, t)",
+        "float[N,3] p",
+    ),
     "the sum of other exponents": (
         "i = Constant <value_ints = [1]> () z = Gemm(X, W, B) e = Exp(z) n = Neg(z) f = Exp(n) s = ReduceSum(f, i) "
         "p = Div(e, s)",
         "float[N,3] p",
     ),
-    "the sum over rows": ("i = Constant <value_ints = [0]> () z = Gemm(X, W, B) e = Exp(z) s = ReduceSum(e, i) "
-                          "p = Div(e, s)", "float[N,3] p"),
+    "the sum over rows": (
+        "i = Constant <value_ints = [0]> () z = Gemm(X, W, B) e = Exp(z) s = ReduceSum(e, i) p = Div(e, s)",
+        "float[N,3] p",
+    ),
     "an operator of another domain": ("z = Gemm(X, W, B) p = com.microsoft.Gelu(z)", "float[N,3] p"),
 }
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn._parameters import FlatParameters, select_trainable
+from onnxtrain_sklearn._training.parameters import FlatParameters, select_trainable
 
 WEIGHTS = {
     "b0": np.arange(3.0),

@@ -17,11 +17,11 @@ import pytest
 
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._graph import border
+from onnxtrain_sklearn._graph import protobuf as border
 from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes, is_float
-from onnxtrain_sklearn._graph.model import in_dtype, initializers_to_inputs
-from onnxtrain_sklearn._graph.rewrite import RULES, rewrite
+from onnxtrain_sklearn._graph.trainable import in_dtype, initializers_to_inputs
 from onnxtrain_sklearn._graph.weights import parameters_of
+from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 ML = "ai.onnx.ml"

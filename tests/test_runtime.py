@@ -13,8 +13,9 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import MLP, OrtGradientRegressor, _runtime, _step
+from onnxtrain_sklearn import MLP, OrtGradientRegressor, _runtime
 from onnxtrain_sklearn._runtime import Binding, Device, create_session, resolve_device
+from onnxtrain_sklearn._training import host_step as _step
 from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError
 
 CPU = "CPUExecutionProvider"

@@ -424,7 +424,13 @@ class TestLoss:
     @pytest.mark.parametrize("loss", ["log_loss", "hinge", "squared_hinge", "modified_huber", "focal"])
     def test_value_and_gradient(self, loss, engine):
         tuned = OrtGradientClassifier(
-            Linear(), loss=loss, engine=engine, max_iter=1, learning_rate_init=0.0, batch_size=60, shuffle=False,
+            Linear(),
+            loss=loss,
+            engine=engine,
+            max_iter=1,
+            learning_rate_init=0.0,
+            batch_size=60,
+            shuffle=False,
             random_state=0,
         ).fit(X[NEW], KINDS[NEW])
         run, step = tuned._run, tuned._run.step

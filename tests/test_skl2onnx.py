@@ -38,8 +38,8 @@ from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._estimators.skl2onnx_plugin import register_converters
 from onnxtrain_sklearn.exceptions import ModelError
-from onnxtrain_sklearn.export import register_converters
 from onnxtrain_sklearn.models import ACTIVATIONS
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)

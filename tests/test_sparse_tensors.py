@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._graph.border import load
+from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
 

@@ -13,13 +13,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, _runtime, _step
+from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.border import load
-from onnxtrain_sklearn._graph.model import trainable_model
-from onnxtrain_sklearn._parameters import FlatParameters
-from onnxtrain_sklearn._step import OptimizerState, TrainingStep
-from onnxtrain_sklearn._training_graph import TARGET, StepSettings
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._training import host_step as _step
+from onnxtrain_sklearn._training.host_step import OptimizerState, TrainingStep
+from onnxtrain_sklearn._training.loss_graph import TARGET, StepSettings
+from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES, LogLoss, SquaredError
 
@@ -42,7 +43,7 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
 def fill(step, X, y, weights=None):
     """Put rows into the buffers, padded as a minibatch is; return the sum of their weights."""
     weights = np.ones(len(X)) if weights is None else weights
-    room = step.room(step.batch)
+    room = step.buffers(step.batch)
     for buffer, rows in ((room.columns["X"], X), (room.columns[TARGET], y)):
         buffer[: len(X)] = np.reshape(rows, (len(X), *buffer.shape[1:]))
         buffer[len(X) :] = buffer[0]
@@ -100,7 +101,7 @@ def test_steps_are_those_of_pytorch(name, engine, torch_run):
     step = new_step((DATA / "mlp.onnx").read_bytes(), batch=16, optimizer=optimizer, **settings)
     losses = []
     for i in range(20):
-        columns = step.room(step.batch).columns
+        columns = step.buffers(step.batch).columns
         columns["x0"][...], columns[TARGET][...] = torch_run["x0"][i], torch_run["y"][i]
         losses.append(step.run(rate, 16.0))
         if i == 0:
@@ -224,7 +225,7 @@ def new_like(step, **changes):
     """The same step with other settings, on the same rows."""
     names = step.parameters.names
     other = new_step(mlp(), batch=step.batch, trainable=names, **changes)
-    room, like = step.room(step.batch), other.room(step.batch)
+    room, like = step.buffers(step.batch), other.buffers(step.batch)
     for name, column in room.columns.items():
         like.columns[name][...] = column
     like.sample_weight[...] = room.sample_weight

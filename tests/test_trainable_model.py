@@ -15,9 +15,9 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._graph import model as border
-from onnxtrain_sklearn._graph.border import load, to_proto
-from onnxtrain_sklearn._graph.model import trainable_model
+from onnxtrain_sklearn._graph import trainable as border
+from onnxtrain_sklearn._graph.protobuf import load, to_proto
+from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -83,10 +83,10 @@ def test_axes_behind_the_batch_are_fixed_to_the_data():
     weights = f"{W}, int64[1] axes = {{1}}"
     found = trainable("H = ReduceMean <keepdims = 0> (X, axes) Y = MatMul(H, W)", x="float[N, T, 3] X", weights=weights)
     assert found.inputs[0].shape == (None, None, 3)
-    fixed = found.fixing({"X": (5, 3)})
+    fixed = found.with_shapes({"X": (5, 3)})
     assert fixed.inputs[0].shape == (None, 5, 3)
     assert found.inputs[0].shape == (None, None, 3)
-    assert fixed.fixing({"X": (5, 3)}) is fixed
+    assert fixed.with_shapes({"X": (5, 3)}) is fixed
     X, y = rows(8, 15).reshape(8, 5, 3), rows(8, 1, seed=1).ravel()
     proto = to_proto(found.model)
     gradient = 2 * X.mean(axis=1).T @ (X.mean(axis=1) @ [[1.0], [-2], [3]] - y[:, None]) / 8
@@ -103,8 +103,11 @@ def test_inputs_without_a_batch_axis(x):
 
 
 def test_several_inputs_train():
-    proto = model("A = MatMul(X, W) B = MatMul(U, V) Y = Add(A, B)", x="float[N, 3] X, float[N, 2] U",
-                  weights=f"{W}, float[2, 1] V = {{1, 1}}")
+    proto = model(
+        "A = MatMul(X, W) B = MatMul(U, V) Y = Add(A, B)",
+        x="float[N, 3] X, float[N, 2] U",
+        weights=f"{W}, float[2, 1] V = {{1, 1}}",
+    )
     X, U, y = rows(), rows(8, 2, seed=1), rows(8, 1, seed=2).ravel()
     trained = one_step(proto, {"U": U, "X": X}, y)
     slope = 2 * (X @ [[1.0], [-2], [3]] + U @ [[1.0], [1]] - y[:, None]) / 8
@@ -233,10 +236,14 @@ def test_initializers_become_inputs():
 
 @pytest.mark.parametrize(
     "body",
-    ["D = Dropout(X, r, yes) Y = MatMul(D, W)", "D, mask = Dropout(X, r, yes) Y = MatMul(D, W)",
-     "H = MatMul(X, W) Y = Dropout(H, r, yes)", "D = Dropout(X, r, yes) E = Dropout(D, r, yes) Y = MatMul(E, W)",
-     """Y = If (yes) <then_branch = t () => (float[N, 1] a) { D = Dropout(X, r, yes) a = MatMul(D, W) },
-                      else_branch = u () => (float[N, 1] b) { H = MatMul(X, W) b = Dropout(H, r, yes) }>"""],
+    [
+        "D = Dropout(X, r, yes) Y = MatMul(D, W)",
+        "D, mask = Dropout(X, r, yes) Y = MatMul(D, W)",
+        "H = MatMul(X, W) Y = Dropout(H, r, yes)",
+        "D = Dropout(X, r, yes) E = Dropout(D, r, yes) Y = MatMul(E, W)",
+        """Y = If (yes) <then_branch = t () => (float[N, 1] a) { D = Dropout(X, r, yes) a = MatMul(D, W) },
+                      else_branch = u () => (float[N, 1] b) { H = MatMul(X, W) b = Dropout(H, r, yes) }>""",
+    ],
 )
 def test_inference_form_has_no_dropout(body):
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")

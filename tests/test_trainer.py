@@ -14,8 +14,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 
-from onnxtrain_sklearn._history import History
-from onnxtrain_sklearn._trainer import Trainer, TrainerSettings
+from onnxtrain_sklearn._training.history import History
+from onnxtrain_sklearn._training.loop import Trainer, TrainerSettings
 from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import SGD
 from onnxtrain_sklearn.schedules import Cosine, Linear, OneCycle, Progress, Schedule, Warmup, resolve_schedule
@@ -256,7 +256,7 @@ def test_passes_remember_the_last_weights_of_a_finite_loss():
     assert step.parameters.vector == 1
     trainer(step, history=history).one_pass()
     assert history.loss_curve == [1.0, 1.0, 1.0]
-    assert pickle.loads(pickle.dumps(history)).proven is None
+    assert pickle.loads(pickle.dumps(history)).last_finite is None
     assert pickle.loads(pickle.dumps(history)).best is None
 
 

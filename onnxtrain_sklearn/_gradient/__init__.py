@@ -1,1 +1,1 @@
-"""Gradient engines: a forward graph in, the graph of its gradients out."""
+"""Gradient graphs: the engine protocol, the choice of an engine, and the two engines."""

@@ -16,16 +16,18 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from .. import _runtime
-from .._graph.border import checked
 from .._graph.builder import GraphBuilder, infer_declared, is_float, multiply_by_columns
+from .._graph.contrib.lowering import lower
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
-from .._graph.lowering import lower
+from .._graph.protobuf import checked
+from .._graph.queries import dims
 from .._graph.survival import require_loadable, require_result_loads
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
-from . import ort, portable
-from .nodes import dims, path, reads
+from .ort_training import engine as ort
+from .path import path, reads
+from .portable import engine as portable
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 

@@ -1,1 +1,1 @@
-"""Graphs as `onnx_ir` models: emitting nodes, and the border to protobuf."""
+"""Graphs as onnx-ir models: the builder, queries and edits, the border to protobuf, the graph that is trained."""

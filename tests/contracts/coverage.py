@@ -23,9 +23,9 @@ from onnx import helper
 from onnxruntime.capi import _pybind_state
 
 from onnxtrain_sklearn import _runtime
-from onnxtrain_sklearn._gradient import ort
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradient_graph
-from onnxtrain_sklearn._gradient.nodes import path
+from onnxtrain_sklearn._gradient.ort_training import engine as ort
+from onnxtrain_sklearn._gradient.path import path
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.contracts import test_gradients, test_lowered_gradients, test_portable_gradients

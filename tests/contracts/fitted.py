@@ -25,9 +25,9 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._labels import classes_of_outputs
-from onnxtrain_sklearn._proof import margins, margins_of_labels, values
-from onnxtrain_sklearn._walk import gives_labels, walk
+from onnxtrain_sklearn._fitted.equivalence import margins, margins_of_labels, values
+from onnxtrain_sklearn._fitted.multioutput import classes_of_outputs
+from onnxtrain_sklearn._fitted.traversal import gives_labels, walk
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 

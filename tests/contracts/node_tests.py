@@ -26,8 +26,8 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import _runtime
-from onnxtrain_sklearn._gradient import ort
 from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn._graph.versions import MAX_OPSET, MIN_OPSET
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts.test_gradients import Erf, Gelu

@@ -128,8 +128,10 @@ MANY = {  # of three scores z (N, 3)
     "exp(z - logsumexp)": ("l = ReduceLogSumExp(z, i1) d = Sub(z, l) p = Exp(d)", "[N,3] p"),
     "z - log(sum(exp(z)))": ("e = Exp(z) s = ReduceSum(e, i1) l = Log(s) p = Sub(z, l)", "[N,3] p"),
     "sigmoids over their sum": ("a = Sigmoid(z) s = ReduceSum(a, i1) p = Div(a, s)", "[N,3] p"),
-    "sigmoids over their norm": ("a = Sigmoid(z) s = ReduceL1(a, i1) b = Clip(s, tiny) f = Shape(a) "
-                                 "e = Expand(b, f) p = Div(a, e)", "[N,3] p"),
+    "sigmoids over their norm": (
+        "a = Sigmoid(z) s = ReduceL1(a, i1) b = Clip(s, tiny) f = Shape(a) e = Expand(b, f) p = Div(a, e)",
+        "[N,3] p",
+    ),
     "LpNormalization": ("a = Sigmoid(z) p = LpNormalization <axis = 1, p = 1> (a)", "[N,3] p"),
     "softmax over its sum": ("a = Softmax(z) s = ReduceSum(a, i1) p = Div(a, s)", "[N,3] p"),
     "softplus over its sum": ("a = Softplus(z) s = ReduceSum(a, i1) p = Div(a, s)", "[N,3] p"),

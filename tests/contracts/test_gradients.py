@@ -21,8 +21,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from onnxtrain_sklearn import _runtime
-from onnxtrain_sklearn._gradient import ort
 from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 pytestmark = pytest.mark.skipif(not _runtime.has_gradient_builder(), reason="needs onnxruntime-training")

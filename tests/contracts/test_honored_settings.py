@@ -17,7 +17,7 @@ import pytest
 
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
-from onnxtrain_sklearn._gradient.known import ANY
+from onnxtrain_sklearn._graph.supported import ANY
 from tests.contracts import test_gradients, test_lowered_gradients, test_portable_gradients
 from tests.contracts.test_gradients import Case, model_of, session
 from tests.contracts.test_known_settings import TABLES

@@ -9,9 +9,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import control, expand, ort, portable, sequences
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._gradient.known import ANY, Known
+from onnxtrain_sklearn._gradient.ort_training import engine as ort
+from onnxtrain_sklearn._gradient.portable import control_flow as control
+from onnxtrain_sklearn._gradient.portable import engine as portable
+from onnxtrain_sklearn._gradient.portable.lowering import registry as expand
+from onnxtrain_sklearn._gradient.portable.lowering import sequences
+from onnxtrain_sklearn._graph.supported import ANY, Known
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 TABLES = {

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain_sklearn._gradient import control, expand
 from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn._gradient.portable import control_flow as control
+from onnxtrain_sklearn._gradient.portable.lowering import registry as expand
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts import references
 from tests.contracts import test_gradients as shared

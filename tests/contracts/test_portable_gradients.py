@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 from onnxtrain_sklearn import _runtime
-from onnxtrain_sklearn._gradient import portable
 from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn._gradient.portable import engine as portable
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts import test_gradients as shared

@@ -1,1 +1,1 @@
-"""Operators that onnxruntime's optimizers write, in ONNX's own."""
+"""Operators that onnxruntime's optimizers write (com.microsoft), lowered to standard operators."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .source import Form, Fused, Outputs, fast_gelu, gelu, plus
+from .context import Form, Fused, Outputs, fast_gelu, gelu, plus
 
 
 def _gelu(f: Fused) -> Outputs:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .source import Form, Fused, Outputs, plus
+from .context import Form, Fused, Outputs, plus
 
 
 def _attention(f: Fused) -> Outputs:

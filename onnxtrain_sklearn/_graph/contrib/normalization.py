@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .source import Form, Fused, Outputs, plus
+from .context import Form, Fused, Outputs, plus
 
 
 def _layer(f: Fused, x: ir.Value, scale: ir.Value, bias: ir.Value | None, epsilon: float, axis: int = -1) -> ir.Value:

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..._gradient.known import PADDING
 from ..builder import GraphBuilder
-from .source import Form, Fused, Outputs, fast_gelu, plus
+from ..supported import PADDING
+from .context import Form, Fused, Outputs, fast_gelu, plus
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "Elu": ("alpha",),

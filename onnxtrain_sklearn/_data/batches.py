@@ -1,0 +1,143 @@
+"""Minibatches: rows of the data gathered into fixed buffers, padded with rows of weight zero.
+
+The training step owns one static buffer per input, so nothing is allocated in the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .columns import Column
+
+MERGE_LIMIT = 200
+"""Rows up to which a single full batch is looked through for equal rows."""
+
+
+def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows without those of weight zero, which add nothing to any mean."""
+    if weights is None:
+        return rows, None
+    weighted = rows[weights[rows] > 0]
+    if not len(weighted):
+        raise ValueError(f"All {len(rows)} rows to train on have weight zero.")
+    return weighted, weights
+
+
+def distinct_rows(
+    columns: Mapping[str, Column], rows: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return one row for each group of equal ones, in an order of their content, and weights that hold their sums.
+
+    For a single full batch this changes no mean, only the order in which it is summed: a row of weight two and the
+    row given twice then lead to the same weights to the bit.
+    """
+    ones = np.ones(len(next(iter(columns.values())))) if weights is None else weights
+    rows, _ = weighted_rows(rows, ones)
+    parts = [column.rows(rows).reshape(len(rows), -1) for column in columns.values()]
+    content = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=1)
+    _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
+    merged = np.zeros(len(ones))
+    merged[rows[first]] = np.bincount(group.ravel(), weights=ones[rows], minlength=len(first))
+    return rows[first], merged
+
+
+@dataclass(frozen=True, eq=False)
+class BatchBuffers:
+    """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights."""
+
+    columns: Mapping[str, np.ndarray]
+    sample_weight: np.ndarray
+
+
+class Batches:
+    """Minibatches of some rows of the data.
+
+    Parameters
+    ----------
+    columns : mapping of str to Column
+        The graph's inputs, the target among them, by name.
+    rows : ndarray of int
+        The rows to go through.
+    sample_weight : ndarray of shape (n_samples,) or None
+        Weight of every row of the data; None: one.
+    size : int
+        Rows of a batch.
+    rng : numpy.random.RandomState or None
+        Draws the order of every epoch; None: the order stays as it is.
+    n_rows : int, optional
+        Rows of the data that one pass stands for; by default ``len(rows)``.
+
+    Attributes
+    ----------
+    weight : float
+        Sum of the weights of one pass.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        rows: np.ndarray,
+        sample_weight: np.ndarray | None,
+        size: int,
+        rng: np.random.RandomState | None,
+        *,
+        n_rows: int | None = None,
+    ) -> None:
+        self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
+        self.size, self._rng = min(size, len(rows)), rng
+        self._loaded: object = None
+        self.n_rows = len(rows) if n_rows is None else n_rows
+        self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
+
+    @property
+    def steps(self) -> int:
+        """Batches of one pass."""
+        return -(-len(self._rows) // self.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all rows take in the graph's types."""
+        return sum(math.prod(column.shape) * column.dtype.itemsize for column in self._columns.values())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all rows of the data, dense and in the graph's types."""
+        return {name: column.rows(np.arange(len(column))) for name, column in self._columns.items()}
+
+    def minibatches(self) -> list[np.ndarray]:
+        """Return the rows of each minibatch of the next pass."""
+        order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
+        return [order[start : start + self.size] for start in range(0, len(order), self.size)]
+
+    def weights_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the weights of these rows."""
+        return np.ones(len(rows)) if self._weights is None else self._weights[rows]
+
+    def fill(self, buffers: Callable[[int], BatchBuffers]) -> Iterator[float]:
+        """Gather one batch after the other; yield the sum of the weights of each.
+
+        ``buffers`` returns the buffers for so many rows. A batch shorter than its buffers is padded with copies of its
+        first row at weight zero: they add nothing to a weighted mean, and are finite where the batch is.
+        """
+        for rows in self.minibatches():
+            target = buffers(len(rows))
+            if self.steps > 1 or self._loaded is not target:
+                self.gather(rows, target)
+                self._loaded = target
+            yield self.weight_of(rows)
+
+    def weight_of(self, rows: np.ndarray) -> float:
+        """Return the sum of the weights of these rows."""
+        return float(len(rows)) if self._weights is None else float(self._weights[rows].sum(dtype=np.float64))
+
+    def gather(self, rows: np.ndarray, buffers: BatchBuffers) -> None:
+        """Write these rows into the buffers, filled up."""
+        count, capacity = len(rows), len(buffers.sample_weight)
+        padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
+        for name, column in self._columns.items():
+            column.take(padded, buffers.columns[name])
+        buffers.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]
+        buffers.sample_weight[count:] = 0.0

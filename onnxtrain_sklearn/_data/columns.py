@@ -1,0 +1,161 @@
+"""The inputs of the graph as columns of data: arrays, data frames, sparse matrices, memory maps, dicts of inputs.
+
+Rows of a column are gathered into a buffer and converted on the way. A sparse matrix or a memory map is never densified
+or read beyond these rows. The data are converted to the graph's type as a whole only where the copy is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils import check_array
+
+from .._graph.trainable import TensorSpec
+from .rounding import warn_of_rounding
+
+COPY_LIMIT = 2**28
+"""Bytes up to which data of another type is converted once, not batch by batch."""
+
+PIECE = 2**20
+"""Elements of the pieces in which large data are looked through."""
+
+
+def dimensions(X: Any) -> int:
+    """Return the number of axes of what may be a dense array; 0: it is none, as its rows differ in length."""
+    try:
+        return 0 if sp.issparse(X) else int(np.ndim(X))
+    except ValueError:
+        return 0
+
+
+class Column:
+    """One input of the graph: rows of it can be gathered into a buffer."""
+
+    def __init__(self, data: Any, dtype: np.dtype[Any]) -> None:
+        self._sparse = sp.issparse(data)
+        self._data = data.tocsr() if self._sparse else _converted(data, dtype)
+        self._dtype = dtype
+        # ndarray.take copies all of an array that is not contiguous
+        self._direct = not self._sparse and self._data.dtype == dtype and self._data.flags.carray
+
+    def __len__(self) -> int:
+        return int(self._data.shape[0])
+
+    def of_type(self, dtype: np.dtype[Any]) -> Column:
+        """Return the same data for an input of another type."""
+        return self if dtype == self._dtype else Column(self._data, dtype)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the graph's input."""
+        return self._dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, then the shape of a row."""
+        return tuple(int(n) for n in self._data.shape)
+
+    def rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the given rows as a dense array of the graph's type."""
+        if self._sparse:
+            return np.asarray(self._part(rows).toarray("C"))
+        with _no_overflow(self._dtype):
+            return np.ascontiguousarray(self._data[rows], dtype=self._dtype)
+
+    def _part(self, rows: np.ndarray) -> Any:
+        """Return the given rows of sparse data."""
+        with _no_overflow(self._dtype):
+            return self._data[rows].astype(self._dtype)
+
+    def gaps(self) -> np.ndarray:
+        """Return the rows in which a number is missing, NaN standing for it."""
+        data: Any = self._data
+        if data.dtype.kind != "f":
+            return np.empty(0, np.int64)
+        if self._sparse:
+            return np.unique(np.repeat(np.arange(len(self)), np.diff(data.indptr))[np.isnan(data.data)])
+        return np.flatnonzero(np.isnan(data).reshape(len(self), -1).any(axis=1))
+
+    def take(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write the given rows into ``out``."""
+        if self._direct:
+            self._data.take(rows, 0, out, "clip")
+        elif self._sparse:
+            self._part(rows).toarray(out=out)
+        else:
+            out[...] = self.rows(rows).reshape(out.shape)
+
+
+def _converted(data: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return ``data`` contiguous and in ``dtype``, unless it is mapped from a file or the copy would be large."""
+    if _is_mapped(data) or data.size * dtype.itemsize > COPY_LIMIT:
+        return np.asarray(data)
+    with _no_overflow(dtype):
+        return np.ascontiguousarray(data, dtype=dtype)
+
+
+@contextmanager
+def _no_overflow(dtype: np.dtype[Any]) -> Iterator[None]:
+    with np.errstate(over="raise"):
+        try:
+            yield
+        except FloatingPointError:
+            raise ValueError(f"Input contains a value too large for {dtype}, the type of the graph's input.") from None
+
+
+def _is_mapped(data: Any) -> bool:
+    while data is not None and not isinstance(data, np.memmap):
+        data = getattr(data, "base", None)
+    return data is not None
+
+
+def dict_columns(X: Mapping[str, Any], specs: Sequence[TensorSpec] | None) -> dict[str, Column]:
+    """Return a dict of arrays as the inputs of a graph, checked for names, lengths and shapes."""
+    if specs is None:
+        raise TypeError("A dict of inputs needs a graph that names them: give model=... an ONNX graph.")
+    wanted, given = [spec.name for spec in specs], list(X)
+    if set(wanted) != set(given):
+        raise ValueError(f"The graph has the inputs {wanted}, X holds {given}.")
+    columns = {}
+    for spec in specs:
+        name = f"X[{spec.name!r}]"
+        array = check_array(X[spec.name], accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
+        warn_of_rounding(array, spec.dtype, name)
+        columns[spec.name] = Column(shaped(array, spec), spec.dtype)
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The inputs in X must have the same number of rows, got {lengths}.")
+    return columns
+
+
+def shaped(array: Any, spec: TensorSpec) -> Any:
+    """Return ``array`` in the shape of a graph input; rows that were flattened are given their shape back."""
+    wanted, got = spec.shape[1:], tuple(array.shape[1:])
+    if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
+        result = array
+    elif None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got) and not sp.issparse(array):
+        result = array.reshape(len(array), *wanted)
+    else:
+        features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
+        row = tuple("?" if w is None else w for w in wanted)
+        raise ValueError(f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.")
+    if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
+        values: Any = result
+        _require_exact(values.data if sp.issparse(result) else values, spec)
+    return result
+
+
+def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
+    """Raise where a value changes in an integer type; a piece at a time, as the array may be mapped from a file."""
+    rows = max(1, PIECE // max(1, math.prod(array.shape[1:])))
+    for piece in (array[i : i + rows] for i in range(0, len(array), rows)):
+        with np.errstate(invalid="ignore"):
+            exact = piece.astype(spec.dtype)
+        if not np.array_equal(exact, piece):
+            value = piece[exact != piece][0]
+            raise ValueError(f"The graph's input {spec.name!r} takes {spec.dtype}, but X holds {value}, which is none.")

@@ -1,0 +1,230 @@
+"""Data for graphs with several inputs: a container that scikit-learn can split, and data frames by their columns.
+
+A dict of arrays has as many items as inputs, so scikit-learn takes these for the rows. :class:`Inputs` has a length and
+a shape in rows and is indexed by rows, which is all that splits, searches and pipelines ask of data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils.validation import validate_data
+
+from .._graph.trainable import TensorSpec
+from .columns import Column, dict_columns, dimensions, shaped
+from .rounding import warn_of_rounded_columns
+
+SEPARATORS = ("_", ".")
+"""What stands between the name of an input and the rest of a column's name."""
+
+
+class Inputs:
+    """Arrays by input name that are indexed by rows: ``X`` for graphs with several inputs.
+
+    A dict of arrays is ``X`` for ``fit`` and ``predict``, but scikit-learn cannot split it. This can be split, by
+    :func:`~sklearn.model_selection.train_test_split`, ``GridSearchCV`` or ``cross_val_score``, and goes through the
+    steps of a pipeline that leave it as it is.
+
+    Parameters
+    ----------
+    data : mapping of str to array-like, or data frame
+        The rows of every input: an array, a sparse matrix or a data frame for each name. Or a data frame of all.
+    columns : mapping of str to (str or list of str), default=None
+        For a data frame: the column, or the columns, of every input.
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray or sparse matrix
+        The rows of every input.
+    shape : tuple of int
+        Rows, then inputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.model_selection import train_test_split
+    >>> from onnxtrain_sklearn import Inputs
+    >>> X = Inputs({"image": np.zeros((10, 8, 8)), "age": np.arange(10)})
+    >>> X_train, X_test = train_test_split(X, test_size=0.3, shuffle=False)
+    >>> X_test
+    Inputs(image: float64 (3, 8, 8), age: int64 (3,))
+    >>> X_test["age"].tolist()
+    [7, 8, 9]
+
+    The columns of a data frame, by lists:
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"width": [1.0, 2.0], "height": [3.0, 4.0], "age": [30, 40]})
+    >>> Inputs(frame, {"size": ["width", "height"], "age": "age"})
+    Inputs(size: float64 (2, 2), age: int64 (2,))
+    """
+
+    def __init__(self, data: Mapping[str, Any] | Any, columns: Mapping[str, str | Sequence[str]] | None = None) -> None:
+        if columns is not None:
+            data = {name: _selected(data, own) for name, own in columns.items()}
+        if not isinstance(data, Mapping) or sp.issparse(data):
+            raise TypeError(
+                f"Inputs takes a mapping from input names to arrays, or a data frame and columns={{input: its "
+                f"columns}}, got {type(data).__name__}."
+            )
+        self.arrays = {str(name): _array(name, rows) for name, rows in data.items()}
+        lengths = {name: rows.shape[0] for name, rows in self.arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"The inputs must have the same number of rows, got {lengths}.")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, then inputs."""
+        return int(next(iter(self.arrays.values())).shape[0]), len(self.arrays)
+
+    @property
+    def ndim(self) -> int:
+        """Two: rows and inputs."""
+        return 2
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the array of an input by its name, or some rows of all inputs; of one row a dict."""
+        if isinstance(key, str):
+            return self.arrays[key]
+        if isinstance(key, tuple):  # scikit-learn asks for X[rows, ...]
+            if len(key) != 2 or key[1] is not Ellipsis:
+                raise TypeError(f"Inputs are indexed by rows, or by the name of an input, got {key!r}.")
+            key = key[0]
+        if isinstance(key, int | np.integer):
+            return {name: rows[key] for name, rows in self.arrays.items()}
+        rows_of = key if isinstance(key, slice) else np.asarray(key)
+        return Inputs({name: rows[rows_of] for name, rows in self.arrays.items()})
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise TypeError(
+            f"{self!r} holds several arrays and is none: it is X for a graph with these inputs, alone or behind steps "
+            f"of a pipeline that leave it as it is."
+        )
+
+    def __repr__(self) -> str:
+        return f"Inputs({', '.join(f'{name}: {a.dtype} {a.shape}' for name, a in self.arrays.items())})"
+
+
+def _selected(frame: Any, columns: str | Sequence[str]) -> Any:
+    if not hasattr(frame, "columns"):
+        raise TypeError(f"columns= selects columns of a data frame, got {type(frame).__name__}.")
+    missing = [c for c in ([columns] if isinstance(columns, str) else columns) if c not in list(frame.columns)]
+    if missing:
+        raise ValueError(f"The data frame has no columns {missing}; it has {list(frame.columns)}.")
+    return frame[columns if isinstance(columns, str) else list(columns)]
+
+
+def _array(name: str, rows: Any) -> Any:
+    array = rows.tocsr() if sp.issparse(rows) else np.asarray(rows)
+    if not array.ndim:
+        raise ValueError(f"The input {name!r} must have a row for each sample, got a single {type(rows).__name__}.")
+    return array
+
+
+def has_several_inputs(X: Any) -> bool:
+    """Whether ``X`` holds arrays by input name; a sparse matrix by keys is a dict too."""
+    return isinstance(X, Inputs | Mapping) and not sp.issparse(X)
+
+
+def input_columns(
+    estimator: Any, X: Any, specs: Sequence[TensorSpec] | None, *, reset: bool, gaps: bool = False
+) -> dict[str, Column]:
+    """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built.
+
+    ``gaps`` says whether numbers may be missing.
+    """
+    if isinstance(X, Inputs):
+        X = X.arrays
+    elif specs is not None and len(specs) > 1 and hasattr(X, "columns"):
+        if reset or hasattr(estimator, "feature_names_in_"):  # the columns name their inputs
+            validate_data(estimator, X, reset=reset, skip_check_array=True)
+        X = frame_arrays(X, [spec.name for spec in specs])
+    if has_several_inputs(X):
+        return dict_columns(X, specs)
+    if specs is not None and len(specs) > 1:
+        raise TypeError(
+            f"The graph has {len(specs)} inputs: {', '.join(repr(s.name) for s in specs)}. Give X as a dict of arrays "
+            f"by input name, as Inputs(dict), which scikit-learn can split, or as a data frame whose columns are named "
+            f"after the inputs, got {type(X).__name__}."
+        )
+    spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
+    array = _validated(estimator, X, len(spec.shape), reset, gaps)
+    warn_of_rounded_columns(X, array, spec.dtype)
+    return {spec.name: Column(shaped(array, spec), spec.dtype)}
+
+
+def _validated(estimator: Any, X: Any, rank: int, reset: bool, gaps: bool) -> Any:
+    rows = None
+    if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
+        X = np.asanyarray(X)
+        rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
+    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if gaps else True}
+    array: Any = validate_data(estimator, X, reset=reset, **checks)
+    return array if rows is None else array.reshape(rows)
+
+
+def frame_arrays(frame: Any, inputs: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the columns of a data frame as arrays by input name.
+
+    An input takes the column of its name, or the columns that begin with its name and a separator; those that end in
+    a number are taken in the order of the numbers. Every column must belong to one input.
+    """
+    owners = {column: _owners(column, inputs) for column in frame.columns}
+    parts = {name: [c for c, own in owners.items() if own == [name]] for name in inputs}
+    if problem := _problem(owners, parts):
+        raise ValueError(
+            f"The columns of X do not tell which input they are for: {problem}. The graph's inputs are {list(inputs)}. "
+            f"Each takes the column of its name or columns that begin with it ({inputs[0]}_0, {inputs[0]}_1, ...); "
+            f"else give Inputs(frame, {{input: [its columns]}})."
+        )
+    return {name: _joined(frame, name, _ordered(name, columns)) for name, columns in parts.items()}
+
+
+def _owners(column: Any, inputs: Sequence[str]) -> list[str]:
+    name = column[0] if isinstance(column, tuple) else column  # of a frame with several levels of columns
+    if name in inputs:
+        return [name]
+    starts = {i: tuple(f"{i}{separator}" for separator in SEPARATORS) for i in inputs}
+    return [i for i in inputs if isinstance(name, str) and name.startswith(starts[i])]
+
+
+def _problem(owners: Mapping[Any, list[str]], parts: Mapping[str, list[Any]]) -> str:
+    for column, own in owners.items():
+        if len(own) != 1:
+            return f"column {column!r} belongs to {f'{own[0]!r} and {own[1]!r}' if own else 'none of them'}"
+    for name, columns in parts.items():
+        if not columns or (name in columns and len(columns) > 1):
+            return f"for the input {name!r} there are {f'both {columns[:2]}' if columns else 'no columns'}"
+    return ""
+
+
+def _ordered(name: str, columns: list[Any]) -> list[Any]:
+    rests = [c[len(name) :].lstrip("".join(SEPARATORS)) if isinstance(c, str) else "" for c in columns]
+    if not all(rest.isdecimal() for rest in rests):
+        return columns
+    return [column for _, column in sorted(zip(map(int, rests), columns, strict=True))]
+
+
+def _joined(frame: Any, name: str, columns: list[Any]) -> np.ndarray:
+    """Return the column of an input as a vector, or several as a matrix; cells that are arrays are stacked."""
+    array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
+    if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):
+        try:
+            return np.stack([np.asarray(cell) for cell in array])
+        except ValueError:
+            raise ValueError(f"The cells of column {name!r} hold arrays of different shapes.") from None
+    return array
+
+
+def prediction_type(X: Any) -> type[np.floating[Any]]:
+    """Return the type of the predictions for ``X``: as everywhere in scikit-learn, float32 stays what it is."""
+    X = X.arrays if isinstance(X, Inputs) else X
+    first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
+    return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64

@@ -1,0 +1,46 @@
+"""Warnings of integers that the graph's type cannot hold: float32 has no odd integers above 2**24.
+
+Identifiers, time stamps and prices in cents are such numbers. Rounded, different rows become equal without a word.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from ..exceptions import OnnxTrainWarning
+
+
+def warn_of_rounding(data: Any, dtype: np.dtype[Any], name: str) -> None:
+    """Warn where ``data`` are integers and one of them is another number in the float type ``dtype``."""
+    values = data.data if sp.issparse(data) else np.asarray(data)
+    if dtype.kind != "f" or values.dtype.kind not in "iu" or not values.size:
+        return
+    limit = 2 ** (np.finfo(dtype).nmant + 1)
+    if -limit <= int(values.min()) and int(values.max()) <= limit:
+        return
+    with np.errstate(invalid="ignore"):
+        changed = np.argwhere(values.astype(dtype).astype(values.dtype) != values)
+    if len(changed):
+        place = tuple(changed[0])
+        column = f" in column {place[1]}" if len(place) == 2 else ""
+        warnings.warn(
+            f"{name} holds the integer {values[place]}{column}, which becomes {float(values[place].astype(dtype)):.0f} "
+            f"in {dtype}, the type of the graph: integers are exact up to {limit}. Encode identifiers as categories, "
+            f"and scale numbers before they are given.",
+            OnnxTrainWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_rounded_columns(X: Any, array: Any, dtype: np.dtype[Any]) -> None:
+    """Warn of the columns of a data frame by their names, in which integers may stand beside floats; else of arrays."""
+    if not (hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "iloc")):
+        warn_of_rounding(array, dtype, "X")
+        return
+    for place, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+        if getattr(kind, "kind", "") in ("i", "u"):
+            warn_of_rounding(X.iloc[:, place].to_numpy(), dtype, f"Column {name!r} of X")

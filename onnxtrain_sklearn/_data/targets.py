@@ -1,0 +1,199 @@
+"""Labels and numbers as the targets that losses take.
+
+A task is decided here once: regression, binary (one score), multiclass (one score a class), multilabel (one score a
+label that is 0 or 1), multioutput (several labels a row, each with one score a class). Classes are encoded as indices
+into ``classes``, or as rows of zeros and a one for each of several; whatever type the labels have stays outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils import assert_all_finite, check_array, column_or_1d
+from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import _check_sample_weight
+
+from ..losses import Task
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
+"""Between them sums of weights are exact enough in float32."""
+
+
+Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Encoded targets.
+
+    Attributes
+    ----------
+    values : ndarray of shape (n_samples,) of int64, or (n_samples, n_outputs) of float
+        Class indices, or numbers.
+    task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
+        "binary" stands for two classes, whatever the number of scores.
+    n_outputs : int
+        Columns that a graph built for these targets has.
+    classes : ndarray, list of ndarray or None
+        Sorted labels; a list where a row has several labels of classes of their own.
+    """
+
+    values: np.ndarray
+    task: Task
+    n_outputs: int
+    classes: Classes = None
+
+    @property
+    def stratify(self) -> np.ndarray | None:
+        """What a split keeps the proportions of."""
+        return self.values if self.task in ("binary", "multiclass") else None
+
+
+def regression_targets(y: Any) -> Targets:
+    """Return numbers, a column per output."""
+    array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y"))
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = column_or_1d(array, warn=True)
+    if array.dtype.kind in "OSUV":
+        try:
+            array = array.astype(np.float64)
+        except (ValueError, TypeError):
+            raise ValueError("Unknown label type: y must hold numbers for regression.") from None
+    columns = array.reshape(len(array), -1)
+    if array.ndim > 2:
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {array.shape}.")
+    return Targets(columns.astype(np.float64), "regression", columns.shape[1])
+
+
+def class_targets(y: Any, classes: Classes) -> Targets:
+    """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
+        y = y.toarray()
+    if getattr(getattr(y, "dtype", None), "kind", "") == "f":
+        assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    kind = type_of_target(y, input_name="y")
+    if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
+        return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
+    if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
+        return _indicators(y, classes)
+    labels = column_or_1d(y, warn=True)
+    known = np.unique(labels) if classes is None else classes
+    if len(known) < 2:
+        where = "y" if classes is None else "classes"
+        raise ValueError(
+            f"Classification needs at least 2 classes in {where}, got {len(known)} class: {known.tolist()}."
+        )
+    values = _indices(labels, known, "y")
+    many = len(known) > 2
+    return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
+
+
+def sorted_classes(classes: Any) -> np.ndarray | list[np.ndarray]:
+    """Return the classes that a user names without repetition, in order; of each of several labels a row."""
+    several = isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes)
+    return [np.unique(known) for known in classes] if several else np.unique(_flat(classes))
+
+
+def require_sorted(classes: Any, known: np.ndarray | list[np.ndarray]) -> None:
+    """Raise where the classes for the columns of a given graph come in another order than that of their columns."""
+    for given, own in zip(classes, known, strict=True) if isinstance(known, list) else [(_flat(classes), known)]:
+        if list(given) != own.tolist():
+            raise ValueError(
+                f"classes must be sorted and without repetition where the graph is given: its scores are those of "
+                f"{own.tolist()}, in this order. Got {list(given)}."
+            )
+
+
+def _flat(classes: Any) -> np.ndarray:
+    is_list = np.iterable(classes) and not isinstance(classes, str)
+    array = np.asarray(list(classes) if is_list else classes)
+    if array.ndim != 1:
+        raise ValueError(f"classes must be a list of labels, got {classes!r}.")
+    return array
+
+
+def require_labels(y: Any, classes: Any, *, classifies: bool) -> None:
+    """Raise at the first of several passes where nothing says which labels later ones will bring."""
+    if classifies and classes is None and type_of_target(y) != "multilabel-indicator":
+        raise ValueError(
+            "classes must be passed on the first call to partial_fit: all labels that any call will bring."
+        )
+
+
+def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
+    """Return the place of each label among the known ones."""
+    if known.dtype.kind not in "biufUO":
+        raise ValueError(f"ONNX has no labels of type {known.dtype}: give strings, integers or floats.")
+    try:
+        values = np.searchsorted(known, labels).clip(max=len(known) - 1)
+    except TypeError as error:
+        raise TypeError(f"{name} has labels of a type that the classes {known.tolist()} are not: {error}.") from None
+    unknown = known[values] != labels
+    if np.any(unknown):
+        raise ValueError(
+            f"{name} contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
+            f"The classes, given or fixed by the fitted model or when training began, are {known.tolist()}."
+        )
+    return values
+
+
+def _several_labels(y: np.ndarray, classes: list[np.ndarray] | None) -> Targets:
+    """Return a column for each class of each label: the one of the row's class is 1."""
+    if classes is not None and y.shape[1:] != (len(classes),):
+        raise ValueError(f"y has shape {y.shape}, expected {len(classes)} labels (columns) a row.")
+    known = [np.unique(column) for column in y.T] if classes is None else classes
+    places = [_indices(y[:, j], own, f"Column {j} of y") for j, own in enumerate(known)]
+    values = np.concatenate([np.eye(len(own))[place] for own, place in zip(known, places, strict=True)], axis=1)
+    return Targets(values, "multioutput", values.shape[1], known)
+
+
+def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
+    """Return the labels of rows that have a column for each class of each label: where it is largest."""
+    parts = np.split(values, np.cumsum([len(known) for known in classes])[:-1], axis=1)
+    return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
+
+
+def _indicators(y: Any, classes: Classes) -> Targets:
+    values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+    if not np.isin(values, (0, 1)).all():
+        raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {np.unique(values).tolist()} in y.")
+    if classes is not None and len(classes) != values.shape[1]:
+        raise ValueError(f"y has {values.shape[1]} labels (columns), expected {len(classes)}.")
+    return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
+
+
+def row_weights(sample_weight: Any, targets: Targets, class_weight: Any) -> np.ndarray | None:
+    """Return the weight of every row, None where all are one; class weights are multiplied in."""
+    if sample_weight is None and class_weight is None:
+        return None
+    rows = np.empty((len(targets.values), 1))
+    weights = np.asarray(_check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True))
+    if class_weight is not None:
+        weights = weights * _class_weights(class_weight, targets, weights)
+    if not weights.sum() > 0:
+        raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
+    if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
+        raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
+    return weights
+
+
+def _class_weights(class_weight: Any, targets: Targets, weights: np.ndarray) -> np.ndarray:
+    """Return the weight that its class gives to every row; "balanced" counts a row as often as it weighs."""
+    if targets.task == "multilabel":
+        rows = compute_sample_weight(class_weight, targets.values)
+    elif isinstance(targets.classes, list):
+        rows = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
+    elif isinstance(class_weight, str) and class_weight == "balanced":
+        totals = np.bincount(targets.values, weights)
+        rows = (float(weights.sum()) / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))[targets.values]
+    else:
+        classes = targets.classes
+        rows = compute_class_weight(class_weight, classes=classes, y=classes)[targets.values]
+    if np.any(rows < 0):
+        raise ValueError(f"class_weight must not hold negative weights, got {class_weight!r}.")
+    return np.asarray(rows)

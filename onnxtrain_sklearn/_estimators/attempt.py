@@ -1,0 +1,102 @@
+"""A call that trains: it succeeds, or leaves the estimator as it was, weights, optimizer and random numbers included.
+
+Two ends are in between, and both leave the estimator fitted: training that diverges, which raises, and training that is
+interrupted, which raises where the interrupt is meant for a caller. An interrupt may come between any two lines: the
+fitted attributes change in one step, and what a run shares with the last one is published with it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .._training.loop import Trainer
+from ..exceptions import DivergenceError, warn
+from .interrupts import belongs_to_caller
+from .record import TrainingRecord
+from .run import Run
+
+
+class Attempt(TrainingRecord):
+    """An estimator that trains what it has prepared."""
+
+    random_state: Any
+
+    @abstractmethod
+    def _prepare(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        resume: bool,
+        one_pass: bool,
+        classes: Any,
+        validation: tuple[Any, Any, Any] | None,
+    ) -> tuple[Run, Trainer]:
+        """Check everything and put together what trains; nothing has been trained yet."""
+
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        resume: bool,
+        one_pass: bool = False,
+        classes: Any = None,
+        validation: tuple[Any, Any, Any] | None = None,
+    ) -> Any:
+        before, run, trainer = dict(vars(self)), None, None
+        old: Run | None = before.get("_run")
+        try:
+            with self._unchanged_on_error():
+                run, trainer = self._prepare(X, y, sample_weight, resume, one_pass, classes, validation)
+            trainer.one_pass() if one_pass else trainer.fit()
+            self._publish(run)
+        except KeyboardInterrupt:
+            if run is None or trainer is None:
+                raise
+            trainer.settle()
+            self._publish(run)
+            if belongs_to_caller(self):
+                raise
+            warn("Training was interrupted: the estimator keeps the weights reached so far.", UserWarning)
+        except BaseException as error:
+            shared = run is not None and old is not None and old.history is run.history
+            if run is not None and (isinstance(error, DivergenceError) or shared):
+                self._publish(run)
+            else:
+                self._restore(before)
+            raise
+        return self
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        before = dict(vars(self))
+        generators = (self.random_state, getattr(before.get("_run"), "rng", None))
+        states = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
+        try:
+            yield
+        except BaseException:
+            self._restore(before)
+            for rng, state in states:
+                rng.set_state(state)
+            raise
+
+    def _restore(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes)  # first, as an interrupt may come before the rest
+        for name in vars(self).keys() - attributes.keys():
+            del self.__dict__[name]
+
+    def _publish(self, run: Run) -> None:
+        """Set the fitted attributes, all at once; those of the history are properties."""
+        attributes = {
+            "_run": run, "n_outputs_": run.head.n_outputs, "engine_": run.engine, "device_": run.device.name
+        }  # fmt: skip
+        if run.head.classes is not None:
+            attributes["classes_"] = run.head.classes
+        self.__dict__.update(attributes)

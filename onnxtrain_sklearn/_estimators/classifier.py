@@ -1,0 +1,380 @@
+"""The classifier: what it adds to the base estimator, labels, probabilities and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from .._data.inputs import prediction_type
+from .._data.targets import (
+    Classes,
+    Targets,
+    class_targets,
+    labels_of,
+    require_sorted,
+    sorted_classes,
+)
+from .._fitted.model import is_estimator, listed
+from .._inference.graph import OutputOptions
+from ..losses import Loss
+from ..models import is_builder
+from ..optimizers import BaseOptimizer
+from ..schedules import Schedule
+from .availability import (
+    check_one_pass,
+    gives_probabilities,
+    is_on,
+    trains_in_minibatches,
+)
+from .base import BaseOrtGradient
+from .docstrings import ATTRIBUTES, PARAMETERS
+
+
+def _decisions(scores: np.ndarray) -> np.ndarray:
+    """Return the scores of one label; those of two classes as one."""
+    if scores.shape[1] == 1:
+        return scores.ravel()
+    return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+
+class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
+    __doc__ = (
+        "Train an ONNX graph for classification, by gradient descent on its own weights.\n"
+        + PARAMETERS.format(
+            loss="log_loss",
+            model_extra=", and ``predict_proba`` returns what it gives",
+            kind="classifier or detector of outliers",
+            labels=" and labels (-1 and 1 of a detector)",
+            fitted_loss="the hinge loss where it gives scores without probabilities",
+            kinds='"auto", "scores", "probabilities"',
+            output_kind="""
+        "scores": logits, or margins. "probabilities": of the classes, or of the second of two; where the scores
+        behind them cannot be found, the loss is taken on their logarithms. "auto": probabilities where a softmax or
+        sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
+        numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.""",
+            class_weight="""
+    class_weight : dict, "balanced" or None, default=None
+        Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation
+        scores; "balanced": in inverse proportion to their weight in ``y``, not for ``partial_fit``. Several labels a
+        row: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
+        )
+        + ATTRIBUTES.format(
+            classes="""
+    classes_ : ndarray of shape (n_classes,), or list of them
+        Sorted labels; for several labels a row that are 0 or 1, their indices, for others the classes of each.""",
+            score="Accuracy",
+        )
+        + """
+    See Also
+    --------
+    OrtGradientRegressor : The same for regression.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> classifier = OrtGradientClassifier(MLP((16,)), learning_rate_init=0.02, max_iter=500, random_state=0).fit(X, y)
+    >>> classifier.score(X, y) > 0.9
+    True
+    >>> [output.name for output in classifier.to_onnx().graph.output]
+    ['label', 'probabilities']
+    """
+    )
+
+    _default_loss = "log_loss"
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        loss: str | Loss = "log_loss",
+        optimizer: str | BaseOptimizer = "adamw",
+        learning_rate_init: float = 0.001,
+        learning_rate: str | Schedule = "constant",
+        batch_size: int | str = "auto",
+        max_iter: int = 200,
+        shuffle: bool = True,
+        alpha: float = 0.0,
+        l1_ratio: float = 0.0,
+        max_grad_norm: float | None = None,
+        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        output: str | None = None,
+        output_kind: str = "auto",
+        class_weight: Mapping[Any, float] | str | None = None,
+        tol: float = 1e-4,
+        n_iter_no_change: float = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | int = 0,
+        engine: str = "auto",
+        device: str = "cpu",
+        providers: Sequence[str] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        session_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            loss=loss,
+            optimizer=optimizer,
+            learning_rate_init=learning_rate_init,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            shuffle=shuffle,
+            alpha=alpha,
+            l1_ratio=l1_ratio,
+            max_grad_norm=max_grad_norm,
+            trainable=trainable,
+            output=output,
+            output_kind=output_kind,
+            tol=tol,
+            n_iter_no_change=n_iter_no_change,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+            engine=engine,
+            device=device,
+            providers=providers,
+            provider_options=provider_options,
+            session_options=session_options,
+        )
+        self.class_weight = class_weight
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+        classes: Any = None,
+    ) -> OrtGradientClassifier:
+        """Train the graph for up to ``max_iter`` epochs.
+
+        Parameters
+        ----------
+        X, y, sample_weight, X_val, y_val, sample_weight_val
+            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels.
+        classes : array-like of shape (n_classes,), or list of them, default=None
+            All labels that there are, where ``y`` lacks some: a graph with ten scores is trained on rows of four of its
+            classes. The scores are those of the labels in sorted order. None: the labels in ``y``.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError, TypeError, ModelError, DivergenceError
+            As in :meth:`OrtGradientRegressor.fit`.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> few = y < 4
+        >>> head = Linear().build(n_features=64, n_outputs=10, random_state=0)
+        >>> classifier = OrtGradientClassifier(head, tol=0.1, n_iter_no_change=2, random_state=0)
+        >>> classifier = classifier.fit(X[few], y[few], classes=range(10))
+        >>> classifier.predict_proba(X).shape
+        (1797, 10)
+        """
+        known = self._known_classes(classes, fitted=is_on(self.warm_start) and hasattr(self, "_run"))
+        return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val), known)
+
+    @available_if(trains_in_minibatches)
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> OrtGradientClassifier:
+        """Train for one pass over the data, going on from where the last call ended.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+        classes : array-like of shape (n_classes,), or list of them, default=None
+            All labels that any call will bring; needed at the first call, may be left out later. A fitted model knows
+            its own. A list for several labels a row: the classes of each.
+
+        Returns
+        -------
+        self
+        """
+        check_one_pass(self)
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
+                "sklearn.utils.class_weight.compute_class_weight makes."
+            )
+        known = self._known_classes(classes, fitted=hasattr(self, "_run"))
+        return self._train(X, y, sample_weight, resume=True, one_pass=True, classes=known)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators or labels
+        """
+        labels = self._predict(X)
+        if self._run.head.task == "multilabel":
+            return labels
+        several = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
+        return np.asarray(labels).astype(np.result_type(*several))
+
+    @available_if(gives_probabilities)
+    def predict_proba(self, X: Any) -> np.ndarray | list[np.ndarray]:
+        """Predict probabilities.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes), or a list of them
+            In the order of ``classes_``. Of several labels a row that are 0 or 1 the probability that each is 1, a
+            column a label, for every model; of other labels a list with an array for each.
+
+        Notes
+        -----
+        For float32 ``X`` these are the numbers that the graph of :meth:`to_onnx` gives. For other ``X`` the last
+        activation is computed in float64 from the same scores: rows are ranked as by :meth:`decision_function`, where
+        float32 has no numbers between 1 and 1 - 6e-8 to tell them apart.
+        """
+        number_type = prediction_type(X)
+        numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
+        return self._by_label(numbers.astype(np.result_type(number_type, numbers), copy=False))
+
+    def decision_function(self, X: Any) -> np.ndarray | list[np.ndarray]:
+        """Return the scores: logits for the likelihood losses, margins for the hinge losses.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
+            A list where a row has several labels that are not 0 or 1.
+        """
+        scores = self._by_label(self._predict(X, output=-1, with_scores=True))
+        if isinstance(scores, list):
+            share = 1.0 if self._run.head.has_probabilities else 0.5  # the margins of two classes are -s and s
+            return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
+        return scores if self._run.head.task == "multilabel" else _decisions(scores)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            The share of rows whose label is right; of several labels a row, all of them.
+        """
+        check_is_fitted(self)
+        if self._run.head.task != "multioutput":
+            return float(super().score(X, y, sample_weight))
+        right = (self.predict(X) == np.asarray(y)).all(axis=1)
+        return float(np.average(right, weights=sample_weight))
+
+    def _by_label(self, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
+        """Return the columns of each of several labels apart."""
+        groups = self._run.head.groups
+        return np.split(numbers, np.cumsum(groups)[:-1], axis=1) if groups else numbers
+
+    def to_onnx(self, *, zipmap: bool | str = False, raw_scores: bool = False) -> onnx.ModelProto:
+        """Return the trained inference graph.
+
+        The options and the names of the outputs are those of skl2onnx; its default, though, is ``zipmap=True``.
+
+        Parameters
+        ----------
+        zipmap : bool or "columns", default=False
+            How the probabilities are given. False: ``label``, and ``probabilities`` of shape (n_samples, n_classes).
+            True: ``output_label``, and ``output_probability``, a list of dicts from label to probability, one a row.
+            "columns": ``output_label``, and for every class an output of shape (n_samples,): ``i0``, ``i1``, ... for
+            integer labels, ``sno``, ``syes``, ... for strings.
+        raw_scores : bool, default=False
+            Whether the values of :meth:`decision_function` stand in place of the probabilities, a column per class;
+            for two classes these are its negative and itself.
+
+        Returns
+        -------
+        onnx.ModelProto
+            Without training-only operators, with the opset domains that it uses. Labels are strings, int64 (booleans
+            too), or doubles where they are floats. A loss without probabilities (hinge) gives ``scores`` in their
+            place, of shape (n_samples, 1) for two classes unless an option asks for a column per class. The
+            predictions are those of :meth:`predict`, :meth:`decision_function` and, for float32 ``X``,
+            :meth:`predict_proba`; of other ``X`` its probabilities are rounded to float32.
+
+        Raises
+        ------
+        ValueError
+            An option has a value that it does not take.
+        ModelError
+            The labels cannot be what an option makes of them: dicts have no keys such as 0.5.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(Linear(), optimizer="lbfgs", tol=1e-2, random_state=0).fit(X, y)
+        >>> [output.name for output in classifier.to_onnx(zipmap="columns").graph.output]
+        ['output_label', 'i0', 'i1', 'i2']
+        """
+        if not isinstance(zipmap, bool) and zipmap != "columns":
+            raise ValueError(f"zipmap must be False, True or 'columns', got {zipmap!r}.")
+        if not isinstance(raw_scores, bool):
+            raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
+        return self._exported(OutputOptions(zipmap, raw_scores))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _known_classes(self, classes: Any, *, fitted: bool) -> Classes:
+        """Return the classes that the user names, sorted; None where a fitted estimator knows them already."""
+        given = None if classes is None else sorted_classes(classes)
+        if fitted and given is not None and listed(given) != listed(self.classes_):
+            raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}.")
+        if given is not None and not (self.model is None or is_builder(self.model) or is_estimator(self.model)):
+            require_sorted(classes, given)
+        return None if fitted else given
+
+    def _encode(self, y: Any, classes: Any) -> Targets:
+        return class_targets(y, classes)
+
+    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        truth = targets.values
+        if isinstance(targets.classes, list):
+            right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
+            return float(np.average(right, weights=weights))
+        if targets.classes is not None and targets.task != "multilabel":
+            truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
+        return float(accuracy_score(truth.astype(predicted.dtype), predicted, sample_weight=weights))

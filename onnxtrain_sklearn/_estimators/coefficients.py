@@ -1,0 +1,179 @@
+"""Coefficients of graphs that are one linear layer, under scikit-learn's names.
+
+The scores are followed back to the input. On the way there is one product with weights; biases are added, columns
+negated, joined or chosen. Where there is anything else, such as a scaler, there is no ``coef_``: numbers that are not
+in the units of ``X`` would rank features wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .run import Run
+
+_LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators that change the layout alone; of several columns the order might change."""
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """``X @ weight + bias``, of shapes (n_features, k) and (k,)."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+class LinearCoefficients:
+    """The attributes ``coef_`` and ``intercept_`` of estimators whose graph is one linear layer."""
+
+    _run: Run
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Weights of the features in the decision function or the prediction, where the graph is one linear layer."""
+        weight = np.ascontiguousarray(self._affine("coef_").weight.T)
+        return weight[0] if self._run.head.task == "regression" and len(weight) == 1 else weight
+
+    @property
+    def intercept_(self) -> np.ndarray | float:
+        """What is added to the weighted features, where the graph is one linear layer."""
+        bias = self._affine("intercept_").bias
+        return float(bias[0]) if self._run.head.task == "regression" and len(bias) == 1 else bias
+
+    def _affine(self, name: str) -> Affine:
+        run: Run | None = getattr(self, "_run", None)
+        found = None if run is None else affine_scores(run)
+        if found is None:
+            why = "is not fitted yet" if run is None else "was trained on a graph that is not one linear layer of X"
+            raise AttributeError(f"{type(self).__name__} has no {name}: it {why}.")
+        return found
+
+
+def affine_scores(run: Run) -> Affine | None:
+    """Return the linear layer that a run has trained, as the decision function sees it; None where there is none."""
+    source, head = run.source, run.head
+    if len(source.inputs) != 1 or source.link == "votes" or head.groups or run.deployed is not source:
+        return None
+    scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
+    found = _Trace(source.inputs[0].name, run.weights()).of(scores)
+    if not isinstance(found, Affine) or found.weight.shape[1] != head.n_outputs:
+        return None
+    if head.task == "multiclass" and head.n_outputs == 2:
+        return Affine(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
+    return found
+
+
+class _Trace:
+    """Values of a graph as constants, the input ("X"), affine functions of it, or None for all others."""
+
+    def __init__(self, name: str, weights: Mapping[str, np.ndarray]) -> None:
+        self._name, self._weights = name, weights
+
+    def of(self, value: ir.Value | None) -> Any:
+        if value is None or value.name is None:
+            return None
+        if value.name in self._weights:
+            return self._weights[value.name]
+        if value.const_value is not None:
+            return value.const_value.numpy()
+        node = value.producer()
+        if node is None:
+            return "X" if value.name == self._name else None
+        if node.op_type == "Constant" and "value" in node.attributes:
+            return node.attributes["value"].as_tensor().numpy()
+        rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        return None if rule is None else rule(node, [self.of(x) for x in node.inputs])
+
+
+def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+    return node.attributes[name].value if name in node.attributes else default
+
+
+def _layout(node: ir.Node, inputs: Sequence[Any]) -> Any:
+    value = inputs[0]
+    if isinstance(value, Affine):
+        return value if node.op_type in ("Identity", "Cast") or value.weight.shape[1] == 1 else None
+    if isinstance(value, np.ndarray) and node.op_type == "Reshape" and isinstance(inputs[1], np.ndarray):
+        return value.reshape(inputs[1])
+    return value if node.op_type in ("Identity", "Cast") or (node.op_type == "Flatten" and _is_input(value)) else None
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _product(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    x, weight = inputs[:2]
+    if not _is_input(x) or not isinstance(weight, np.ndarray) or weight.ndim > 2:
+        return None
+    weight = weight.reshape(len(weight), -1)
+    return Affine(weight, np.zeros(weight.shape[1], weight.dtype))
+
+
+def _gemm(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    weight = inputs[1]
+    if _attribute(node, "transA", 0) or not isinstance(weight, np.ndarray):
+        return None
+    weight = np.float32(_attribute(node, "alpha", 1.0)) * (weight.T if _attribute(node, "transB", 0) else weight)
+    found = _product(node, [inputs[0], weight])
+    bias = inputs[2] if len(inputs) > 2 and node.inputs[2] is not None else np.zeros(1, weight.dtype)
+    return _shifted(found, bias, np.float32(_attribute(node, "beta", 1.0)))
+
+
+def _shifted(found: Any, bias: Any, factor: Any = 1) -> Affine | None:
+    if not isinstance(found, Affine) or not isinstance(bias, np.ndarray):
+        return None
+    columns = found.weight.shape[1]
+    if bias.size not in (1, columns) or (bias.ndim > 1 and bias.shape[-1] != bias.size):
+        return None
+    added = np.broadcast_to(bias.reshape(-1) * factor, (columns,)).astype(found.weight.dtype)
+    return Affine(found.weight, found.bias + added)
+
+
+def _sum(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    a, b = inputs if isinstance(inputs[0], Affine) else reversed(inputs)
+    return _shifted(a, b)
+
+
+def _difference(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    return _shifted(inputs[0], inputs[1], -1)
+
+
+def _negative(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    return Affine(-inputs[0].weight, -inputs[0].bias) if isinstance(inputs[0], Affine) else None
+
+
+def _joined(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    if _attribute(node, "axis", None) not in (1, -1) or not all(isinstance(part, Affine) for part in inputs):
+        return None
+    return Affine(np.hstack([part.weight for part in inputs]), np.hstack([part.bias for part in inputs]))
+
+
+def _chosen(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+    found, places = inputs
+    is_known = isinstance(found, Affine) and isinstance(places, np.ndarray)
+    if not is_known or _attribute(node, "axis", 0) not in (1, -1):
+        return None
+    return Affine(found.weight[:, places.reshape(-1)], found.bias[places.reshape(-1)])
+
+
+def _transposed(node: ir.Node, inputs: Sequence[Any]) -> np.ndarray | None:
+    return np.transpose(inputs[0], _attribute(node, "perm", None)) if isinstance(inputs[0], np.ndarray) else None
+
+
+_RULES: dict[str, Callable[[ir.Node, Sequence[Any]], Any]] = {
+    **dict.fromkeys(_LAYOUT, _layout),
+    "MatMul": _product,
+    "Gemm": _gemm,
+    "Add": _sum,
+    "Sub": _difference,
+    "Neg": _negative,
+    "Concat": _joined,
+    "Gather": _chosen,
+    "Transpose": _transposed,
+}

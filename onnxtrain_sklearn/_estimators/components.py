@@ -1,0 +1,45 @@
+"""Nested parameters: a name such as ``optimizer="sgd"`` becomes an object where parameters within it are set.
+
+``set_params(optimizer__momentum=0.9)`` needs something that has a momentum. The constructor keeps the name, as
+scikit-learn requires; the object takes its place when a parameter within it is set, so that ``get_params``, ``clone``
+and a search see it from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..exceptions import instead_of
+from ..losses import resolve_loss
+from ..models import MLP
+from ..optimizers import resolve_optimizer
+from ..schedules import resolve_schedule
+
+_RESOLVERS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda model: MLP() if model is None else model,
+    "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
+    "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
+    "learning_rate": lambda rate: resolve_schedule(rate) if isinstance(rate, str) else rate,
+}
+
+
+def resolved(estimator: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``params`` with objects for the names of components whose own parameters are among them.
+
+    The order of the parameters does not matter: ``optimizer__momentum`` is set on ``optimizer`` of the same call.
+    """
+    result = dict(params)
+    for name, resolve in _RESOLVERS.items():
+        nested = {key: value for key, value in params.items() if key.startswith(f"{name}__")}
+        given = params.get(name, getattr(estimator, name))
+        component = resolve(given) if nested else given
+        if nested and (isinstance(component, type) or not hasattr(component, "set_params")):
+            raise ValueError(
+                f"{next(iter(nested))} sets a parameter of {name}, which has none; {instead_of(component)}."
+            )
+        if component is not given:  # set here, so that a wrong name leaves the estimator as it was
+            own = {key.removeprefix(f"{name}__"): value for key, value in nested.items()}
+            result = {key: value for key, value in result.items() if key not in nested}
+            result[name] = component.set_params(**own)
+    return result

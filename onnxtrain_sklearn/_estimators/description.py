@@ -1,0 +1,217 @@
+"""What an estimator trains, what it leaves as it is, and why: the answer of ``describe()``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .._graph.constants import tensor_of
+from .._graph.trainable import TrainableModel
+from .._training.selection import selected
+from ..models import is_builder
+from .run import Run, source_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One constant of a graph.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+    dtype : numpy.dtype
+    status : {"trained", "frozen", "statistic", "constant"}
+        Constants are numbers that were not taken for weights; they are not in ``weights_``.
+    reason : str
+        What makes a weight of it, or why it stays as it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    status: str
+    reason: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an estimator trains; ``print`` it, or read its parts.
+
+    Attributes
+    ----------
+    model : str
+        What is trained.
+    entries : tuple of Entry
+        The float constants that the trained output depends on; none where the graph is built by ``fit``.
+    engine : str
+        The gradient engine; "auto" where ``fit`` will choose it.
+    opset : int or None
+    output : str or None
+        The output that is trained.
+    loss : str
+        Where the loss is taken.
+    """
+
+    model: str
+    entries: tuple[Entry, ...] = ()
+    engine: str = "auto"
+    opset: int | None = None
+    output: str | None = None
+    loss: str = ""
+
+    def of(self, status: str) -> tuple[Entry, ...]:
+        """Return the entries of a status."""
+        return tuple(entry for entry in self.entries if entry.status == status)
+
+    @property
+    def n_trained(self) -> int:
+        """How many numbers are trained."""
+        return sum(entry.size for entry in self.of("trained"))
+
+    def __str__(self) -> str:
+        if self.output is None:
+            return f"{self.model}: fit builds the graph, sized to the data, and trains what trainable selects of it."
+        counts = ", ".join(f"{sum(e.size for e in self.of(s)):,} {what}" for s, what in _COUNTED.items() if self.of(s))
+        head = [
+            f"{self.model}, opset {self.opset}, engine {self.engine}: {counts}",
+            f"output {self.output!r}, loss taken {self.loss}",
+        ]
+        width = max(len(entry.name) for entry in self.entries)
+        return "\n".join([*head, *(_line(entry, width) for s in _COUNTED for entry in self.of(s))])
+
+
+_COUNTED = {
+    "trained": "trained",
+    "frozen": "frozen",
+    "statistic": "running statistics",
+    "constant": "that are no weights",
+}
+
+
+def _line(entry: Entry, width: int) -> str:
+    shape = "x".join(map(str, entry.shape)) or "scalar"
+    return f"  {entry.status:9} {entry.name:{width}} {shape:>12} {entry.dtype.name}: {entry.reason}"
+
+
+class Describable:
+    """An estimator that says what it trains."""
+
+    model: Any
+    verbose: Any
+
+    def describe(self) -> Description:
+        """Say what is trained, what stays as it is, and why.
+
+        Before ``fit`` it tells what would be trained of a given graph or fitted model, after it what was. ``fit``
+        prints it with ``verbose=1``.
+
+        Returns
+        -------
+        Description
+            ``print`` it, or read its ``entries``: name, shape, dtype, status ("trained", "frozen", "statistic",
+            "constant") and reason of every float constant that the trained output depends on. It also holds
+            ``n_trained``, ``engine``, ``opset``, ``output`` and ``loss``.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklearn.linear_model import Ridge
+        >>> from onnxtrain_sklearn import OrtGradientRegressor
+        >>> ridge = Ridge().fit(*load_diabetes(return_X_y=True))
+        >>> described = OrtGradientRegressor(ridge, trainable="ridge.coef").describe()
+        >>> [(entry.name, entry.status) for entry in described.entries], described.n_trained
+        ([('ridge.coef', 'trained'), ('ridge.intercept', 'frozen')], 10)
+        """
+        return _describe(self)
+
+    def _announced(self, run: Run, old: Run | None) -> Run:
+        """Return a run, having printed what it trains where it is a new one and the estimator is verbose."""
+        if self.verbose and old is None:
+            print(_of_run(run, self.model))
+        return run
+
+
+def _describe(estimator: Any) -> Description:
+    """Return what an estimator trains, or would train."""
+    model, run = estimator.model, vars(estimator).get("_run")
+    if run is not None:
+        return _of_run(run, model)
+    title = _title(model)
+    if model is None or is_builder(model):
+        return Description(title, engine=estimator.engine)
+    source, names = selected(source_of(model, estimator.output)[0], estimator.trainable)
+    described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
+    return replace(described, engine=estimator.engine)
+
+
+def _of_run(run: Run, model: Any) -> Description:
+    """Return what a run trains, which began from ``model``."""
+    described = _described(run.source, _title(model), run.parameters.names, run.model.running_statistics)
+    return replace(described, engine=run.engine)
+
+
+def _title(model: Any) -> str:
+    if model is None:
+        return "MLP()"
+    if isinstance(model, str | os.PathLike):
+        return repr(os.path.basename(os.fspath(model)))
+    return "ONNX graph" if isinstance(model, bytes | onnx.ModelProto) else " ".join(repr(model).split())
+
+
+def _described(
+    source: TrainableModel, title: str, trained: Collection[str], running_statistics: Collection[str]
+) -> Description:
+    return Description(
+        model=title,
+        entries=(*_weights(source, trained, running_statistics), *_constants(source)),
+        opset=source.model.graph.opset_imports[""],
+        output=source.output,
+        loss=_place_of_the_loss(source),
+    )
+
+
+def _weights(source: TrainableModel, trained: Collection[str], running_statistics: Collection[str]) -> list[Entry]:
+    found = []
+    for name, array in source.weights().items():
+        role = source.roles.get(name, "weight")
+        status, reason = ("trained", role) if name in trained else ("frozen", f"{role}, not selected by trainable")
+        if name in source.statistics:
+            status, reason = "statistic", "moved by training" if name in running_statistics else "stays as it is"
+        found.append(Entry(name, array.shape, array.dtype, status, reason))
+    return found
+
+
+def _constants(source: TrainableModel) -> list[Entry]:
+    graph = source.model.graph
+    made = (value for node in graph.all_nodes() for value in node.outputs)
+    values = {value.name: value for value in (*graph.initializers.values(), *made)}
+    reasons = {**source.constants, **dict.fromkeys(source.narrow, "a weight of a type that is not trained")}
+    for name in (*source.statistics, *source.parameters):
+        reasons.pop(name, None)
+    return [_constant(values[name], reason) for name, reason in reasons.items()]
+
+
+def _constant(value: ir.Value, reason: str) -> Entry:
+    tensor = tensor_of(value)
+    assert tensor is not None
+    return Entry(value.name or "", tuple(tensor.shape.numpy()), tensor.dtype.numpy(), "constant", reason)
+
+
+def _place_of_the_loss(source: TrainableModel) -> str:
+    if source.scores == source.output:
+        return "on the output"
+    link = "votes" if source.link == "votes" else f"final {source.link}"
+    return f"on {source.scores!r}, before the {link}"

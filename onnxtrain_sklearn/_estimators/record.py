@@ -1,0 +1,59 @@
+"""The fitted attributes that tell what happened in training: read from the run's history when they are asked for.
+
+They are properties, so that they can never disagree with each other or with the weights, whenever training ended.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .._training.history import History
+
+
+class TrainingRecord:
+    """Attributes of an estimator with a run; before the first one they do not exist."""
+
+    @property
+    def n_iter_(self) -> int:
+        """Epochs trained, over all calls."""
+        return self._history("n_iter_").progress.epoch
+
+    @property
+    def t_(self) -> int:
+        """Rows seen, over all calls."""
+        return self._history("t_").progress.samples
+
+    @property
+    def loss_(self) -> float:
+        """Mean loss of the last epoch; NaN before the first has ended."""
+        return self._history("loss_").losses.last()
+
+    @property
+    def loss_curve_(self) -> list[float]:
+        """Mean loss of each epoch, of the latest 100,000."""
+        return self._history("loss_curve_").loss_curve
+
+    @property
+    def best_loss_(self) -> float | None:
+        """Least mean loss of an epoch; None with early stopping."""
+        history = self._history("best_loss_")
+        return None if history.early_stopping else history.least_loss
+
+    @property
+    def validation_scores_(self) -> list[float] | None:
+        """Score after each epoch, of the latest 100,000; None without validation data."""
+        return self._history("validation_scores_").validation_scores or None
+
+    @property
+    def best_validation_score_(self) -> float | None:
+        """Best of the scores; None without validation data."""
+        history = self._history("best_validation_score_")
+        return history.best_score if history.scores.size and math.isfinite(history.best_score) else None
+
+    def _history(self, name: str) -> History:
+        run: Any = vars(self).get("_run")
+        if run is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: it is not fitted.")
+        history: History = run.history
+        return history

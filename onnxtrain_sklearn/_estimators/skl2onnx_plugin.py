@@ -1,0 +1,256 @@
+"""The estimators at home in skl2onnx: a pipeline or an ensemble that holds some becomes one ONNX graph.
+
+With ``_conversion`` the border to skl2onnx. A converter takes the graph that ``predict`` runs, brings it to the opset
+that is asked for, and hands its nodes and weights over under names that are free in the whole: any number of them fit
+into one graph, and what comes out is what ``predict`` gives. Numbers come out in the type of the input, as from all
+converters of skl2onnx; inside, the graph keeps its own. The form of a graph that is given away alone is decided in
+``_inference``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx.checker
+import onnx.version_converter
+import onnx_ir as ir
+from sklearn.utils.validation import check_is_fitted
+
+from .._fitted.tables import Table
+from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.protobuf import to_proto
+from .._inference.graph import OutputOptions, inference_model
+from .._inference.head import Head
+from .._refusal import reason
+from ..exceptions import ModelError
+from .base import BaseOrtGradient
+from .classifier import OrtGradientClassifier
+from .regressor import OrtGradientRegressor
+
+CLASSIFIER_OPTIONS = {
+    "zipmap": [True, False, "columns"],
+    "raw_scores": [True, False],
+    "nocl": [True, False],
+    "output_class_labels": [False, True],
+}
+"""The options of the classifier's converter; skl2onnx itself sees to the first and the last."""
+
+_TYPES = {
+    "FloatTensorType": ir.DataType.FLOAT,
+    "DoubleTensorType": ir.DataType.DOUBLE,
+    "Int64TensorType": ir.DataType.INT64,
+    "Int32TensorType": ir.DataType.INT32,
+    "BooleanTensorType": ir.DataType.BOOL,
+    "StringTensorType": ir.DataType.STRING,
+}
+
+
+def register_converters() -> bool:
+    """Teach skl2onnx to convert the estimators; importing the package does it.
+
+    Returns
+    -------
+    bool
+        Whether skl2onnx is installed.
+    """
+    try:
+        import skl2onnx
+    except ImportError:
+        return False
+    register = skl2onnx.update_registered_converter
+    name = "OnnxtrainSklearnClassifier"  # options that name zipmap make skl2onnx expect a label and probabilities
+    register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, options=CLASSIFIER_OPTIONS)
+    register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
+    return True
+
+
+def _classifier_types(operator: Any) -> None:
+    from skl2onnx.common.data_types import Int64TensorType, StringTensorType
+
+    check_is_fitted(operator.raw_operator)
+    rows, head = operator.inputs[0].get_first_dimension(), _head(operator.raw_operator, operator.scope_inst)
+    classes = _classes(head)
+    label = Int64TensorType if classes.dtype.kind == "i" else StringTensorType
+    operator.outputs[0].set_type(label([rows, len(classes)] if head.task == "multilabel" else [rows]))
+    operator.outputs[1].set_type(_number_type(operator)([rows, len(classes)]))
+
+
+def _regressor_types(operator: Any) -> None:
+    check_is_fitted(operator.raw_operator)
+    rows = operator.inputs[0].get_first_dimension()
+    operator.outputs[0].set_type(_number_type(operator)([rows, operator.raw_operator.n_outputs_]))
+
+
+def _number_type(operator: Any) -> Any:
+    """Return skl2onnx's type of the numbers that come out; what goes in is checked before."""
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType, guess_tensor_type
+
+    name = type(operator.raw_operator).__name__
+    if _table(operator.raw_operator) is not None:
+        return FloatTensorType
+    if len(operator.inputs) != 1:
+        raise ModelError(
+            f"{name} takes one matrix, got {len(operator.inputs)} inputs: declare one initial type, or put a "
+            f"ColumnTransformer before it."
+        )
+    kind = operator.inputs[0].type
+    if type(kind).__name__ not in _TYPES or isinstance(kind, StringTensorType):
+        raise ModelError(f"{name} takes numbers, got a {type(kind).__name__}: encode it in a step before.")
+    return type(guess_tensor_type(kind))
+
+
+def _convert_classifier(scope: Any, operator: Any, container: Any) -> None:
+    estimator = operator.raw_operator
+    head = _head(estimator, scope)
+    raw_scores = container.get_options(estimator, {"raw_scores": None})["raw_scores"]
+    if raw_scores is False and not head.has_probabilities:
+        raise ModelError(
+            f"raw_scores=False asks for probabilities, but loss={estimator.loss!r} gives scores alone. Set the option "
+            f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
+        )
+    form = OutputOptions(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)
+    _embed(inference_model(estimator._run.deployed, estimator.weights_, head, form=form), scope, operator, container)
+
+
+def _convert_regressor(scope: Any, operator: Any, container: Any) -> None:
+    estimator = operator.raw_operator
+    model = inference_model(estimator._run.deployed, estimator.weights_, estimator._run.head)
+    _embed(model, scope, operator, container)
+
+
+def _head(estimator: OrtGradientClassifier, scope: Any) -> Head:
+    """Return the head with labels of a type that skl2onnx has: strings or int64."""
+    head: Head = estimator._run.head
+    classes = _classes(head)
+    if scope.get_options(estimator, {"nocl": False})["nocl"]:
+        classes = np.arange(len(classes))
+    if classes.dtype.kind == "f" and not (classes == np.rint(classes)).all():
+        raise ModelError(f"skl2onnx has labels that are integers or strings, the classes are {classes.tolist()}.")
+    return replace(head, classes=classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes)
+
+
+def _classes(head: Head) -> np.ndarray:
+    if head.groups:
+        raise ModelError("skl2onnx takes classifiers of several labels of several classes alone: take to_onnx().")
+    assert isinstance(head.classes, np.ndarray)
+    return head.classes
+
+
+def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
+    """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
+    model = _in_opset(model, container.target_opset_any_domain(""))
+    variables = _connect(model.graph, operator)
+    proto = to_proto(model)
+    ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
+    names = {value.name: variable.full_name for value, variable in ends}
+    for tensor in proto.graph.initializer:  # not by the container's method: it ties equal weights to each other
+        names[tensor.name] = scope.get_unique_variable_name(tensor.name)
+        tensor.name = names[tensor.name]
+        container.initializers.append(tensor)
+    for name in (name for node in proto.graph.node for name in node.output):
+        if name and name not in names:
+            names[name] = scope.get_unique_variable_name(name)
+    for node in proto.graph.node:
+        container.check_white_black_list(node.op_type)
+        node.name = scope.get_unique_operator_name(node.name)
+        node.input[:] = [names[name] for name in node.input]
+        # two omitted outputs would be one name to skl2onnx
+        node.output[:] = [names[name] if name else scope.get_unique_variable_name("unused") for name in node.output]
+        container.nodes.append(node)
+        container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
+
+
+def _connect(graph: ir.Graph, operator: Any) -> list[Any]:
+    """Exchange the graph's inputs and outputs for such as the operator declares, by casts and reshapes.
+
+    Returns the variables that the inputs are.
+    """
+    estimator = operator.raw_operator
+    _refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
+    op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
+    table = _table(estimator)
+    variables = list(operator.inputs) if table is None else _columns(operator, table, graph)
+    row = _row_shape(estimator) if table is None else (1,)
+    for i, (own, variable) in enumerate(zip(list(graph.inputs), variables, strict=True)):
+        given = ir.val(op.name("input"), _TYPES[type(variable.type).__name__], ("N", None))
+        value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
+        ir.convenience.replace_all_uses_with(own, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
+        graph.inputs[i] = given
+    for i, variable in enumerate(operator.outputs):
+        final = graph.outputs[i]
+        rank = None if final.shape is None else len(final.shape)
+        if isinstance(estimator, OrtGradientRegressor) and rank != 2:
+            final = op.Reshape(final, shape=[-1, estimator.n_outputs_])
+        wanted = _TYPES.get(type(variable.type).__name__)
+        graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
+    return variables
+
+
+def _table(estimator: BaseOrtGradient) -> Table | None:
+    fitted = estimator._run.fitted
+    return None if fitted is None else fitted.table
+
+
+def _columns(operator: Any, table: Table, graph: ir.Graph) -> list[Any]:
+    """Return the variables that are the columns of a table that the graph reads, in its order."""
+    name, given = type(operator.raw_operator).__name__, operator.inputs
+    shapes = ([1], []) if table.documents else ([1],)
+    if len(given) != len(table.columns) or any(list(variable.type.shape[1:]) not in shapes for variable in given):
+        raise ModelError(
+            f"{name} was trained on a table of {len(table.columns)} columns, some of them text: declare an initial "
+            f"type of shape [None, 1] for each, got {[(v.raw_name, v.type.shape) for v in given]}. In a pipeline it "
+            f"must come first."
+        )
+    for column, variable in zip(table.columns, given, strict=True):
+        kind = type(variable.type).__name__
+        if column.kind != "unused" and (kind == "StringTensorType") != (column.kind == "text"):
+            raise ModelError(f"{name} takes {column.kind} in column {column.name!r}, which is declared a {kind}.")
+        if column.kind != "unused" and kind not in _TYPES:
+            raise ModelError(f"{name} takes no {kind}, which column {column.name!r} is declared as.")
+    by_name = dict(zip((column.name for column in table.columns), given, strict=True))
+    return [by_name[str(value.name)] for value in graph.inputs]
+
+
+def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
+    """Return the shape of a row of the graph's input; rows of more dimensions are given flat."""
+    inputs = estimator._run.model.inputs  # of the sizes that it was trained with
+    if len(inputs) != 1:
+        raise ModelError(
+            f"The graph has {len(inputs)} inputs: {', '.join(repr(spec.name) for spec in inputs)}. skl2onnx hands "
+            f"{type(estimator).__name__} one matrix; take its own to_onnx()."
+        )
+    row = inputs[0].shape[1:]
+    if not row:
+        raise ModelError(f"The graph's input {inputs[0].name!r} is a vector; skl2onnx hands over a matrix.")
+    return tuple(int(n or 0) for n in row)
+
+
+def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
+    """Refuse nodes that skl2onnx cannot put into order: it looks neither into subgraphs nor past omitted inputs."""
+    subgraphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    for node in graph:
+        has_subgraph = any(attribute.type in subgraphs for attribute in node.attributes.values())
+        if has_subgraph or None in node.inputs:
+            what = "a subgraph" if has_subgraph else "an omitted optional input"
+            raise ModelError(
+                f"Node {node.name!r} ({node.op_type}) has {what}, and skl2onnx cannot order such nodes. Take to_onnx() "
+                f"of the {name} itself, and onnx.compose.merge_models to join it with the steps before."
+            )
+
+
+def _in_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Return ``model`` in another opset of the default domain; raises ModelError where ONNX's converter cannot."""
+    own = model.opset_imports[""]
+    if own == opset:
+        return model
+    try:
+        converted = onnx.version_converter.convert_version(to_proto(model), opset)
+        onnx.checker.check_model(converted)
+    except Exception as error:
+        raise ModelError(
+            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {reason(error)}. "
+            f"Take opset {own}, or one nearer to it."
+        ) from error
+    return infer_shapes(ir.from_proto(converted))

@@ -1,0 +1,67 @@
+"""What a run was started from, to hold later calls to it: they go on with its graph, whatever ``model`` says then."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sklearn.base import clone
+
+from ..exceptions import ModelError
+from ..models import MLP
+from .content import content
+
+
+@dataclass(frozen=True)
+class Start:
+    """The parameters ``model``, ``output`` and ``output_kind`` of a first call: a builder is a copy."""
+
+    model: Any
+    output: str | None
+    output_kind: str = "auto"
+
+    @classmethod
+    def of(cls, model: Any, output: str | None, output_kind: str = "auto") -> Start:
+        """Return the start that these parameters make."""
+        builder = hasattr(model, "build")
+        return cls(clone(model, safe=False) if builder else model, output, output_kind)
+
+    def require_same(self, model: Any, output: str | None, output_kind: str = "auto") -> None:
+        """Raise ModelError where a later call comes with another model, or another output of it."""
+        if output != self.output:
+            raise ModelError(_message("output", self.output, output))
+        if output_kind != self.output_kind:
+            raise ModelError(_message("output_kind", self.output_kind, output_kind))
+        if model is not self.model and content(_default(model)) != self._content:
+            raise ModelError(_message("model", _told(self.model), _told(model)))
+
+    @cached_property
+    def _content(self) -> object:
+        return content(_default(self.model))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_content"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def _default(model: Any) -> Any:
+    if isinstance(model, os.PathLike):
+        return os.fspath(model)
+    return MLP() if model is None else model
+
+
+def _told(model: Any) -> str:
+    return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
+
+
+def _message(name: str, first: Any, now: Any) -> str:
+    told = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
+    return (
+        f"{name} was changed {told}, but warm_start and partial_fit go on training the graph of the first call. Give "
+        f"the earlier {name} back to go on; to train another, set warm_start=False and call fit, or take a new "
+        f"estimator (sklearn.base.clone)."
+    )

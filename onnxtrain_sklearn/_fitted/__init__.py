@@ -1,0 +1,1 @@
+"""Fitted scikit-learn models as trainable graphs, and back."""

@@ -1,0 +1,121 @@
+"""LightGBM's and XGBoost's estimators in skl2onnx, by the converters of onnxmltools.
+
+A converter that the user has registered counts. Where there is none, that of onnxmltools is at work while a model is
+converted, and skl2onnx's registry is afterwards as it was.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sklearn.base import is_classifier
+
+from ..exceptions import ModelError
+
+_CONVERTERS = {
+    "lightgbm": "onnxmltools.convert.lightgbm.operator_converters.LightGbm:convert_lightgbm",
+    "xgboost": "onnxmltools.convert.xgboost.operator_converters.XGBoost:convert_xgboost",
+}
+"""The function that converts, by the package that an estimator comes from."""
+
+_ESTIMATORS = frozenset(
+    "LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor XGBRFClassifier XGBRFRegressor".split()
+)
+_OPTIONS = {"zipmap": [True, False, "columns"], "nocl": [True, False]}
+_LOCK = threading.RLock()
+
+
+def library_of(estimator: Any) -> str | None:
+    """Return the package that an estimator's trees come from, where it is one of these two."""
+    for kind in type(estimator).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in _CONVERTERS and kind.__name__ in _ESTIMATORS:
+            return package
+    return None
+
+
+@contextmanager
+def converters_of_boosters(parts: Iterable[Any]) -> Iterator[None]:
+    """Register what is needed to convert ``parts`` and is not registered, as long as the context lasts."""
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+
+    found = {type(part): part for part in parts if library_of(part) and type(part) not in sklearn_operator_name_map}
+    if not found:
+        yield
+        return
+    with _LOCK:
+        try:
+            for part in found.values():
+                _register(part)
+            yield
+        finally:
+            for kind in found:
+                _forget(kind)
+
+
+def _register(part: Any) -> None:
+    import skl2onnx
+    from skl2onnx.common import shape_calculator as shapes
+
+    kind, of_classes = type(part), is_classifier(part)
+    if part.get_params().get("zero_as_missing"):
+        raise ModelError(f"{kind.__name__}(zero_as_missing=True) has no right ONNX form. Fit it without.")
+    declare = (
+        shapes.calculate_linear_classifier_output_shapes
+        if of_classes
+        else shapes.calculate_linear_regressor_output_shapes
+    )
+    skl2onnx.update_registered_converter(
+        kind, _alias(kind), declare, _converter(part), options=_OPTIONS if of_classes else None
+    )
+
+
+def _converter(part: Any) -> Callable[..., None]:
+    library = library_of(part)
+    assert library is not None
+    module, _, function = _CONVERTERS[library].partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise ModelError(
+            f"skl2onnx has no converter for {type(part).__name__}. Install onnxmltools, whose converter is then used "
+            f"(pip install onnxmltools), or register another one with skl2onnx.update_registered_converter."
+        ) from error
+
+
+def _forget(kind: type) -> None:
+    from skl2onnx._parse import sklearn_parsers_map
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import _converter_pool, _shape_calculator_pool
+
+    for registry in (sklearn_parsers_map, sklearn_operator_name_map):
+        registry.pop(kind, None)
+    for pool in (_converter_pool, _shape_calculator_pool):
+        pool.pop(_alias(kind), None)
+
+
+def _alias(kind: type) -> str:
+    return f"Onnxtrain{kind.__module__}{kind.__qualname__}"
+
+
+_OBJECTIVES = {
+    "count:poisson": "poisson",
+    "gamma": "gamma",
+    "l1": "absolute_error",
+    "mae": "absolute_error",
+    "poisson": "poisson",
+    "reg:absoluteerror": "absolute_error",
+    "reg:gamma": "gamma",
+    "regression_l1": "absolute_error",
+}
+"""Objectives of regressors, and the loss that each is here; the squared error stands for all others."""
+
+
+def loss_of_booster(estimator: Any) -> str:
+    """Return what a regressor minimises."""
+    objective = getattr(estimator, "objective_", None) or getattr(estimator, "objective", None)
+    return _OBJECTIVES.get(str(objective), "squared_error")

@@ -1,0 +1,207 @@
+"""Fitted scikit-learn models as ONNX graphs, by converters of our own and skl2onnx's, each of which is watched.
+
+skl2onnx puts the estimators into order and asks for the converter of each: our own where there is one for it, as
+settings of estimators and types of data allow, else its own. What a converter adds to the graph is noted with the
+estimator that it converted: so each number in the graph is known by its owner. The graph has one input, a matrix of
+numbers, whether the model takes columns by name or not; where some of them hold text, it has one for each column.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx_ir as ir
+from sklearn.impute import SimpleImputer
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import OneHotEncoder
+
+from .._graph.protobuf import load, to_proto
+from ..exceptions import ModelError
+from .boosters import converters_of_boosters
+from .converters.context import ParameterSource
+from .converters.registry import CONVERTERS
+from .corrections import repair
+from .skl2onnx_bridge import OPSET, convert, parsers, shape_calculators
+from .table_graph import name_inputs
+from .traversal import last_step, unwrapped, walk
+
+
+@dataclass
+class ConversionRecord:
+    """What each converter added: the estimator that it converted, its nodes and its initializers.
+
+    Of some initializers it is known which attribute they are.
+    """
+
+    estimator: Any
+    nodes: frozenset[str]
+    initializers: frozenset[str]
+    known: tuple[ParameterSource, ...] = ()
+
+
+def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tuple[ir.Model, list[ConversionRecord]]:
+    """Return a fitted model as a graph, and what each converter added to it.
+
+    The graph takes one matrix of numbers; or, given ``columns``, one input for each of them by its name, of text where
+    that is said to be so.
+
+    Raises
+    ------
+    ModelError
+        It cannot be converted.
+    """
+    import skl2onnx
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+
+    estimator = _with_counted_classes(unwrapped(estimator))
+    watched: list[ConversionRecord] = []
+    parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
+    watching = _watching(get_converter, watched)
+    try:
+        with converters_of_boosters(parts), warnings.catch_warnings():
+            kinds = {type(part) for part in parts} & {*sklearn_operator_name_map, *CONVERTERS}
+            warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
+            warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # what may not work is compared
+            proto = skl2onnx.convert_sklearn(
+                estimator,
+                initial_types=inputs,
+                target_opset={"": OPSET, "ai.onnx.ml": 3},
+                options=_options(estimator),
+                custom_conversion_functions=dict.fromkeys(kinds, watching),
+                custom_shape_calculators=shape_calculators(),
+                custom_parsers=parsers(),
+            )
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
+        ) from error
+    model = _stamped(load(proto))
+    if columns is not None:
+        name_inputs(model.graph, list(columns))
+    for one in watched:
+        repair(model.graph, one.estimator, one.nodes)
+    return model, watched
+
+
+def _with_counted_classes(estimator: Any) -> Any:
+    """Return a model that ends in an estimator an output with numbers for classes: skl2onnx mixes no types of them."""
+    if isinstance(estimator, MultiOutputClassifier):
+        estimator = copy.copy(estimator)
+        estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
+    elif isinstance(estimator, Pipeline):
+        (name, last), estimator = estimator.steps[-1], copy.copy(estimator)
+        estimator.steps = [*estimator.steps[:-1], (name, _with_counted_classes(last))]
+    return estimator
+
+
+def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
+    """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+
+    if columns is not None:
+        kinds = {True: StringTensorType, False: FloatTensorType}
+        return [(name, kinds[is_text]([None, 1])) for name, is_text in columns.items()]
+    if not hasattr(estimator, "n_features_in_"):
+        raise ModelError(
+            f"This {type(estimator).__name__} has no n_features_in_, the number of columns that it was fitted to. Give "
+            f"a model that is fitted to a matrix, or to texts in a pipeline that begins with their encoder."
+        )
+    return [("X", FloatTensorType([None, estimator.n_features_in_]))]
+
+
+def _options(estimator: Any) -> dict[int, dict[str, Any]]:
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+
+    last = last_step(estimator)
+    if type(last) not in sklearn_operator_name_map:
+        return {id(last): {}}
+    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
+    return {id(last): {"zipmap": False} if "zipmap" in known else {}}
+
+
+def _convertible(estimator: Any) -> Any:
+    """Return an estimator with the settings of the same meaning that skl2onnx knows.
+
+    It imputes text only where that is missing by a text of its own, and takes no rare categories for a reason to let
+    unknown ones be.
+    """
+    changed: dict[str, str] = {}
+    if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
+        changed = {"missing_values": str(estimator.missing_values)}
+    if isinstance(estimator, OneHotEncoder) and estimator.handle_unknown in ("infrequent_if_exist", "warn"):
+        changed = {} if estimator._infrequent_enabled else {"handle_unknown": "ignore"}
+    twin = copy.copy(estimator) if changed else estimator
+    vars(twin).update(changed)
+    return twin
+
+
+def _parts(root: Any) -> Iterator[Any]:
+    """Yield the estimators within ``root``, itself included."""
+    for _, part in walk(root):
+        yield part
+
+
+def _stamped(model: ir.Model) -> ir.Model:
+    """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
+    newer = model.clone()
+    newer.graph.opset_imports[""] = OPSET
+    checked = newer.clone()
+    for output in checked.graph.outputs:  # what is declared of several labels a row is often wrong
+        output.type = output.shape = None
+    checked.graph.outputs.clear()
+    try:
+        onnx.checker.check_model(to_proto(checked), full_check=True)
+    except onnx.checker.ValidationError:
+        return model
+    except Exception:  # inference fails on operators of other domains
+        return model
+    return newer
+
+
+def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[ConversionRecord]) -> Callable[..., None]:
+    """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
+
+    def converted(scope: Any, operator: Any, container: Any) -> None:
+        nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
+        estimator = operator.raw_operator
+        container.add_node = lambda *names, **attributes: add_node(
+            *names, **{key: _without_booleans(value) for key, value in attributes.items()}
+        )
+        container.initializers_strings.clear()  # by which equal numbers of different estimators would become one
+        try:
+            known = convert(scope, operator, container)
+            if known is None:
+                operator.raw_operator = _convertible(estimator)
+                theirs(operator.type)(scope, operator, container)
+        finally:
+            container.add_node, operator.raw_operator = add_node, estimator
+        watched.append(
+            ConversionRecord(
+                estimator,
+                frozenset(node.name for node in container.nodes[nodes:]),
+                frozenset(tensor.name for tensor in container.initializers[initializers:]),
+                tuple(known or ()),
+            )
+        )
+
+    return converted
+
+
+def _without_booleans(value: Any) -> Any:
+    if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
+        return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        return value.astype(np.int64)
+    return value

@@ -1,0 +1,180 @@
+"""What a converter of our own reads and emits with: one fitted estimator on its way into a graph.
+
+A converter is a function of a :class:`Source` that returns the outputs that skl2onnx declares: a regressor's numbers,
+or labels and scores of a classifier. It returns None where skl2onnx's own converter does. A number that may be trained
+is made by :meth:`Source.parameter`, which notes the attribute that it is of. All others are ``Constant`` nodes.
+Estimators within the estimator are converted by whoever is their converter. Nothing here knows of skl2onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.base import is_outlier_detector
+
+from ..._graph.builder import GraphBuilder
+from ..traversal import Path, follow
+
+DOUBLE = int(ir.DataType.DOUBLE)
+FLOAT = int(ir.DataType.FLOAT)
+INT64 = int(ir.DataType.INT64)
+
+EPSILON = 1e-6
+"""How far probabilities are kept off 0 and 1, where their logarithm has no gradient or too steep a one."""
+
+
+@dataclass(frozen=True)
+class ParameterSource:
+    """A parameter, and the attribute that it is of.
+
+    Attributes
+    ----------
+    name : str
+        The initializer.
+    owner : object
+        The estimator that holds the attribute.
+    attribute : tuple of (str or int)
+        What leads from there to the numbers.
+    form : str
+        What the parameter is of them, as origins name it.
+    """
+
+    name: str
+    owner: Any
+    attribute: Path
+    form: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One fitted estimator that is converted.
+
+    Attributes
+    ----------
+    op : GraphBuilder
+        Emits; its constants are nodes.
+    estimator : object
+    x : onnx_ir.Value
+        The rows, float32, one column a feature.
+    raw_scores : bool
+        Whether a classifier is asked for its decision function instead of probabilities.
+    within : callable
+        ``within(estimator, x, raw_scores)`` converts another estimator and returns its outputs.
+    known : list of ParameterSource
+        The parameters made so far.
+    """
+
+    op: GraphBuilder
+    estimator: Any
+    x: ir.Value
+    raw_scores: bool
+    within: Callable[[Any, ir.Value, bool], Sequence[ir.Value]]
+    known: list[ParameterSource] = field(default_factory=list)
+
+    def parameter(
+        self,
+        owner: Any,
+        attribute: str | Path,
+        array: Any = None,
+        *,
+        shape: Sequence[int] | None = None,
+        form: str = "same",
+    ) -> ir.Value:
+        """Return the numbers of an attribute, or others for them, in a new initializer, which may be trained.
+
+        It has the shape of the attribute, or one axis for a single number; ``shape`` is what it is needed in.
+        """
+        path: Path = (attribute,) if isinstance(attribute, str) else attribute
+        held = follow(owner, path)
+        name = self.op.name(".".join(map(str, path)))
+        self.known.append(ParameterSource(name, owner, path, form))
+        numbers = np.asarray(held if array is None else array, np.float32).reshape(np.shape(held) or (1,))
+        value = self.op.parameter(name, np.ascontiguousarray(numbers))
+        return value if shape is None else self.op.Reshape(value, np.array(shape))
+
+    def number(self, estimator: Any) -> ir.Value:
+        """Return what a regressor predicts, (rows, outputs)."""
+        return self.op.Reshape(self.within(estimator, self.x, False)[0], np.array([-1, 1]))
+
+    def label(self, estimator: Any) -> ir.Value:
+        """Return the labels that a classifier predicts, (rows, 1)."""
+        return self.op.Reshape(self.within(estimator, self.x, False)[0], np.array([-1, 1]))
+
+    def probabilities(self, estimator: Any) -> ir.Value:
+        """Return the probabilities of the classes, (rows, classes)."""
+        return self.op.Reshape(self.within(estimator, self.x, False)[1], np.array([-1, len(estimator.classes_)]))
+
+    def decision(self, estimator: Any) -> ir.Value:
+        """Return the decision function of a classifier, in one column for two classes."""
+        scores, classes = self.within(estimator, self.x, True)[1], len(estimator.classes_)
+        return self.op.Gather(scores, np.array([-1]), axis=1) if classes == 2 else scores
+
+    def chosen(self, scores: ir.Value) -> ir.Value:
+        """Return the class of the largest score of each row, the first of equal ones."""
+        return self.class_at(self.op.ArgMax(scores, axis=1, keepdims=False))
+
+    def class_at(self, positions: ir.Value) -> ir.Value:
+        """Return the classes at some positions, as skl2onnx has them: integers or strings."""
+        return self.op.Gather(labels(self.estimator), positions, axis=0)
+
+    def columns(self, score: ir.Value) -> ir.Value:
+        """Return the two columns of a single score: (-s, s) where raw ones are asked for, else their sigmoids."""
+        op = self.op
+        if self.raw_scores:
+            return op.Concat(op.Neg(score), score, axis=1)
+        return op.Concat(op.Sigmoid(op.Neg(score)), op.Sigmoid(score), axis=1)
+
+
+Emit: TypeAlias = "Callable[[Source], Sequence[ir.Value] | None]"
+
+
+@dataclass(frozen=True)
+class Converter:
+    """How one class of estimators is converted.
+
+    Attributes
+    ----------
+    emit : callable
+        ``emit(source)`` returns the outputs, or None where skl2onnx's own converter does.
+    columns : callable or None
+        The number of columns of what comes out, from the estimator; None where skl2onnx declares it.
+    takes : callable
+        Whether these settings of the estimator are converted here.
+    """
+
+    emit: Emit
+    columns: Callable[[Any], int] | None = None
+    takes: Callable[[Any], bool] = lambda estimator: True
+
+
+def of_rows(
+    emit: Callable[[Source], ir.Value],
+    columns: Callable[[Any], int],
+    takes: Callable[[Any], bool] = lambda estimator: True,
+) -> Converter:
+    """Return the converter by ``emit(source)``, which computes one output; a detector gets labels too."""
+
+    def results(source: Source) -> Sequence[ir.Value]:
+        result = emit(source)
+        return [_signs(source.op, result), result] if is_outlier_detector(source.estimator) else [result]
+
+    return Converter(results, columns, takes)
+
+
+def _signs(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    return op.Where(op.Less(scores, 0.0), np.array(-1), np.array(1))
+
+
+def labels(estimator: Any) -> np.ndarray:
+    """Return the classes of a classifier as skl2onnx has them: integers or strings."""
+    classes = np.asarray(estimator.classes_)
+    return classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes.astype(str)
+
+
+def several_labels(estimator: Any) -> bool:
+    """Whether a classifier predicts several labels a row."""
+    return isinstance(estimator.classes_, list)

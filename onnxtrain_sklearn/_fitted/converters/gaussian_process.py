@@ -1,0 +1,140 @@
+"""Converters: classifiers that are Gaussian processes, by Laplace's approximation.
+
+skl2onnx solves a linear system for each row, with an operator that onnxruntime does not have, and knows two classes
+only. The matrix of the system is constant here: its inverse is a factor.
+
+The probability is a sum of five error functions whose factors are thousands and add up to one. In float32 that leaves
+four digits. So the function of the largest factor is taken as it is, and of the others what they are beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from scipy.linalg import solve_triangular
+from sklearn.gaussian_process import GaussianProcessClassifier, kernels
+from sklearn.gaussian_process._gpc import COEFS, LAMBDAS
+
+from ..._graph.builder import GraphBuilder
+from ..._ml_operators.distances import root, squared_distances
+from ...exceptions import ModelError
+from ..traversal import Path
+from .context import Converter, Source
+
+STATIONARY = (kernels.RBF, kernels.Matern, kernels.RationalQuadratic, kernels.ExpSineSquared)
+
+_NODES, _SHARES = np.polynomial.legendre.leggauss(4)
+
+
+def _process(s: Source) -> Sequence[ir.Value]:
+    op, model = s.op, s.estimator
+    if len(model.classes_) == 2:
+        p = _probability(s, model, ("base_estimator_",), model.base_estimator_)
+        columns = op.Concat(op.Sub(1.0, p), p, axis=1)
+        return s.chosen(columns), columns
+    if model.multi_class != "one_vs_rest":
+        raise ModelError(
+            "This GaussianProcessClassifier tells pairs of classes apart and counts their votes, which have no "
+            "gradient. Fit it with multi_class='one_vs_rest'."
+        )
+    columns = op.Concat(*(_probability(s, one, (), one) for one in model.base_estimator_.estimators_), axis=1)
+    p = op.Div(columns, op.ReduceSum(columns, axes=[1], keepdims=True))
+    return s.chosen(p), p
+
+
+def _probability(s: Source, owner: Any, path: Path, process: Any) -> ir.Value:
+    """Return the probability of the second of two classes, (rows, 1)."""
+    op = s.op
+    points = s.parameter(owner, (*path, "X_train_"))
+    k = _kernel(op, process.kernel_, s.x, points, process.X_train_)
+    expected = s.parameter(owner, (*path, "pi_"), shape=(-1, 1))
+    right = op.Sub(process.y_train_.astype(np.float32)[:, np.newaxis], expected)
+    mean = op.MatMul(k, right)
+    solved = solve_triangular(process.L_, np.diag(process.W_sr_), lower=True)
+    v = op.MatMul(k, solved.T.astype(np.float32))
+    explained = op.ReduceSum(op.Mul(v, v), axes=[1], keepdims=True)
+    return _squashed(op, mean, op.Relu(op.Sub(_diagonal(op, process.kernel_, s.x), explained)))
+
+
+def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
+    """Return the sigmoid's mean under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
+
+    With r = l / sqrt(1 + 2 variance l²), the difference of two of them is taken from that of their squares, and that
+    of two error functions from the integral between.
+    """
+    factors, widths = COEFS.ravel(), LAMBDAS.ravel()
+    largest = int(np.abs(factors).argmax())
+    inside = [op.Add(op.Mul(variance, 2 * float(width) ** 2), 1.0) for width in widths]
+    roots = [op.Div(float(width), op.Sqrt(value)) for width, value in zip(widths, inside, strict=True)]
+    at = op.Mul(mean, roots[largest])
+    total = op.Mul(op.Erf(at), float(factors.sum()))
+    for i in (i for i in range(len(widths)) if i != largest):
+        squares = op.Div(float(widths[i] ** 2 - widths[largest] ** 2), op.Mul(inside[i], inside[largest]))
+        way = op.Mul(mean, op.Div(squares, op.Add(roots[i], roots[largest])))
+        points = op.Add(at, op.Mul(way, ((_NODES + 1) / 2).astype(np.float32)[np.newaxis]))
+        heights = op.Exp(op.Neg(op.Mul(points, points)))
+        shares = (_SHARES * factors[i] / np.sqrt(np.pi)).astype(np.float32)[:, np.newaxis]
+        total = op.Add(total, op.Mul(way, op.MatMul(heights, shares)))
+    return op.Mul(op.Add(total, float(factors.sum())), 0.5)
+
+
+def _kernel(op: GraphBuilder, kernel: Any, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
+    """Return the kernel of every row with every point, (rows, points)."""
+    if isinstance(kernel, kernels.KernelOperator):
+        first, second = (_kernel(op, one, x, points, numbers) for one in (kernel.k1, kernel.k2))
+        return op.Add(first, second) if isinstance(kernel, kernels.Sum) else op.Mul(first, second)
+    if isinstance(kernel, kernels.Exponentiation):
+        return op.Pow(_kernel(op, kernel.kernel, x, points, numbers), float(kernel.exponent))
+    if isinstance(kernel, kernels.ConstantKernel | kernels.WhiteKernel):
+        value = float(kernel.constant_value) if isinstance(kernel, kernels.ConstantKernel) else 0.0
+        ones = np.ones((numbers.shape[1], len(numbers)), np.float32)
+        return op.Add(op.Mul(op.MatMul(x, ones), 0.0), value)
+    if isinstance(kernel, kernels.DotProduct):
+        return op.Add(op.MatMul(x, op.Transpose(points, perm=[1, 0])), float(kernel.sigma_0) ** 2)
+    if type(kernel) not in STATIONARY or getattr(kernel, "nu", np.inf) not in (0.5, 1.5, 2.5, np.inf):
+        raise ModelError(f"The kernel {kernel} has no form here that can be trained.")
+    scale = np.broadcast_to(kernel.length_scale, numbers.shape[1]).astype(np.float32)
+    if type(kernel) in (kernels.RationalQuadratic, kernels.ExpSineSquared):
+        scale = np.ones_like(scale)
+    centre = (numbers / scale).mean(axis=0)
+    return _of_distance(op, kernel, squared_distances(op, op.Div(x, scale), op.Div(points, scale), centre))
+
+
+def _of_distance(op: GraphBuilder, kernel: Any, squared: ir.Value) -> ir.Value:
+    if isinstance(kernel, kernels.RationalQuadratic):
+        inside = op.Add(op.Mul(squared, 1 / (2 * float(kernel.alpha) * float(kernel.length_scale) ** 2)), 1.0)
+        return op.Exp(op.Mul(op.Log(inside), -float(kernel.alpha)))
+    if isinstance(kernel, kernels.ExpSineSquared):
+        wave = op.Sin(op.Mul(root(op, squared), np.pi / float(kernel.periodicity)))
+        return op.Exp(op.Mul(op.Mul(wave, wave), -2.0 / float(kernel.length_scale) ** 2))
+    nu = getattr(kernel, "nu", np.inf)
+    if nu == np.inf:
+        return op.Exp(op.Mul(squared, -0.5))
+    d = op.Mul(root(op, squared), float(np.sqrt(2 * nu)))
+    decay = op.Exp(op.Neg(d))
+    if nu == 0.5:
+        return decay
+    return op.Mul(op.Add(d, 1.0) if nu == 1.5 else _quadratic(op, d), decay)
+
+
+def _quadratic(op: GraphBuilder, d: ir.Value) -> ir.Value:
+    return op.Add(op.Add(d, 1.0), op.Mul(op.Mul(d, d), 1.0 / 3.0))
+
+
+def _diagonal(op: GraphBuilder, kernel: Any, x: ir.Value) -> ir.Value:
+    """Return the kernel of every row with itself, (rows, 1) or (1, 1)."""
+    if isinstance(kernel, kernels.KernelOperator):
+        first, second = (_diagonal(op, one, x) for one in (kernel.k1, kernel.k2))
+        return op.Add(first, second) if isinstance(kernel, kernels.Sum) else op.Mul(first, second)
+    if isinstance(kernel, kernels.Exponentiation):
+        return op.Pow(_diagonal(op, kernel.kernel, x), float(kernel.exponent))
+    if isinstance(kernel, kernels.DotProduct):
+        return op.Add(op.ReduceSum(op.Mul(x, x), axes=[1], keepdims=True), float(kernel.sigma_0) ** 2)
+    value = {kernels.ConstantKernel: "constant_value", kernels.WhiteKernel: "noise_level"}.get(type(kernel))
+    return op.constant(np.full((1, 1), 1.0 if value is None else getattr(kernel, value), np.float32))
+
+
+CONVERTERS: dict[type, Converter] = {GaussianProcessClassifier: Converter(_process)}

@@ -1,0 +1,225 @@
+"""Converters: features that approximate kernels, splines, and quantiles on a normal scale."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import onnx_ir as ir
+from scipy import special
+from sklearn.kernel_approximation import AdditiveChi2Sampler, Nystroem, RBFSampler, SkewedChi2Sampler
+from sklearn.preprocessing import QuantileTransformer, SplineTransformer
+
+from ..._graph.builder import GraphBuilder
+from ..._ml_operators.distances import squared_distances
+from .context import DOUBLE, FLOAT, INT64, Converter, Source, of_rows
+
+# Kernels
+
+
+def _waves_of_numbers(s: Source) -> ir.Value:
+    return _random_waves(s, s.x)
+
+
+def _waves_of_logarithms(s: Source) -> ir.Value:
+    return _random_waves(s, s.op.Log(s.op.Add(s.x, float(s.estimator.skewedness))))
+
+
+def _random_waves(s: Source, x: ir.Value) -> ir.Value:
+    """sqrt(2 / n) cos(x W + b)."""
+    op, sampler = s.op, s.estimator
+    waves = op.MatMul(x, s.parameter(sampler, "random_weights_"))
+    waves = op.Cos(op.Add(waves, s.parameter(sampler, "random_offset_")))
+    return op.Mul(waves, math.sqrt(2 / sampler.n_components))
+
+
+def _additive_waves(s: Source) -> ir.Value:
+    """sqrt(x L), and sqrt(2 x L / cosh(pi j L)) times the cosine and the sine of j L log(x); zeros stay."""
+    op, x, sampler = s.op, s.x, s.estimator
+    length = float(sampler.sample_interval or {1: 0.8, 2: 0.5, 3: 0.4}[sampler.sample_steps])
+    none = op.Equal(x, 0.0)
+    some = op.Where(none, 1.0, x)
+    root, angle = op.Sqrt(op.Mul(some, length)), op.Mul(op.Log(some), length)
+    columns = [root]
+    for j in range(1, sampler.sample_steps):
+        size, turned = op.Mul(root, math.sqrt(2 / math.cosh(math.pi * j * length))), op.Mul(angle, float(j))
+        columns += [op.Mul(size, op.Cos(turned)), op.Mul(size, op.Sin(turned))]
+    return op.Concat(*(op.Where(none, 0.0, column) for column in columns), axis=1)
+
+
+def _columns_of_additive_waves(sampler: AdditiveChi2Sampler) -> int:
+    return int(sampler.n_features_in_) * (2 * sampler.sample_steps - 1)
+
+
+def _nystroem(s: Source) -> ir.Value:
+    """K(x, components) N'."""
+    return s.op.MatMul(_kernel(s), s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
+
+
+def _kernel(s: Source) -> ir.Value:
+    """The settings that are None are scikit-learn's: gamma = 1 / features, coef0 = 1, degree = 3."""
+    op, x, approximation = s.op, s.x, s.estimator
+    rows, kind = approximation.components_, approximation.kernel
+    components = s.parameter(approximation, "components_")
+    gamma = 1 / rows.shape[1] if approximation.gamma is None else float(approximation.gamma)
+    if kind == "rbf":
+        return op.Exp(op.Mul(squared_distances(op, x, components, rows.mean(axis=0)), -gamma))
+    product = op.MatMul(x, op.Transpose(components, perm=[1, 0]))
+    if kind == "linear":
+        return product
+    shifted = op.Add(op.Mul(product, gamma), 1.0 if approximation.coef0 is None else float(approximation.coef0))
+    if kind == "sigmoid":
+        return op.Tanh(shifted)
+    return op.Pow(shifted, 3.0 if approximation.degree is None else float(approximation.degree))
+
+
+def _has_known_kernel(approximation: Nystroem) -> bool:
+    kinds = ("rbf", "linear", "sigmoid", "poly", "polynomial")
+    return approximation.kernel in kinds and isinstance(approximation.components_, np.ndarray)
+
+
+# Piecewise functions of each column
+
+
+def _places(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
+    """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
+
+    With ``below`` the last that is below it; the first where there is none. Positions count through the whole table. It
+    is halved again and again, on numbers of the shape of ``x``, however many quantiles there are.
+    """
+    columns, count = table.shape
+    first = np.arange(columns) * count
+    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
+    while step := step // 2:
+        further = op.Min(op.Add(place, np.array(step)), first + count - 1)
+        found = op.Gather(table.ravel(), further, axis=0)
+        place = op.Where(op.Less(found, x) if below else op.LessOrEqual(found, x), further, place)
+    return place
+
+
+def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
+    """Return the polynomial of a place, its highest power first, in how far ``x`` is from the start."""
+    ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
+    if powers[0].ndim > starts.ndim:  # several functions of one number
+        ahead = op.Unsqueeze(ahead, axes=[2])
+    tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
+    result = op.Gather(tables[0], place, axis=0)
+    for table in tables[1:]:
+        result = op.Add(op.Mul(result, ahead), op.Gather(table, place, axis=0))
+    return result
+
+
+def _splines(s: Source) -> ir.Value:
+    """The B-splines as polynomials between knots; beyond the outer ones as the setting has it."""
+    op, x, transformer = s.op, s.x, s.estimator
+    degree, splines = transformer.degree, transformer.bsplines_
+    knots = np.stack([spline.t[degree : -degree - 1] for spline in splines])
+    # By power, from the highest on, a coefficient for each column, piece and spline.
+    powers = np.stack(
+        [[spline(row, nu=p) / math.factorial(p) for spline, row in zip(splines, knots, strict=True)]
+         for p in range(degree, -1, -1)]
+    )  # fmt: skip
+    low, high = knots[:, 0].astype(np.float32), np.array([spline.t[-degree - 1] for spline in splines], np.float32)
+    starts, inside = knots.astype(np.float32), x
+    if transformer.extrapolation == "periodic":
+        turns = op.Floor(op.Div(op.Sub(x, low), high - low))
+        inside = op.Sub(x, op.Mul(turns, high - low))
+    elif transformer.extrapolation in ("constant", "linear"):
+        inside = op.Min(op.Max(x, low), high)
+    place = _places(op, inside, starts)
+    result = _piece(op, place, inside, starts, *powers.astype(np.float32))
+    if transformer.extrapolation == "linear":
+        slopes = powers[:-1] * np.arange(degree, 0, -1).reshape(-1, 1, 1, 1)
+        slope = _piece(op, place, inside, starts, *slopes.astype(np.float32))
+        result = op.Add(result, op.Mul(slope, op.Unsqueeze(op.Sub(x, inside), axes=[2])))
+    if not transformer.include_bias:
+        result = op.Gather(result, np.arange(powers.shape[-1] - 1), axis=2)
+    return op.Reshape(result, np.array([-1, transformer.n_features_out_]))
+
+
+def _has_known_ends(transformer: SplineTransformer) -> bool:
+    known = transformer.extrapolation in ("constant", "linear", "continue", "periodic")
+    handles = getattr(transformer, "handle_missing", "error") == "error"
+    enough = transformer.degree > (transformer.extrapolation == "linear")
+    return known and handles and enough and not transformer.sparse_output
+
+
+_BOUND = 1e-7  # scikit-learn's
+
+
+def _normal_quantiles(s: Source) -> ir.Value:
+    """The inverse of the normal distribution's function at the mean of two interpolations between quantiles.
+
+    The two differ where quantiles are equal. Shares are computed in float64, as those near 0 and 1 are far apart.
+    """
+    op, x, transformer = s.op, s.x, s.estimator
+    quantiles = np.ascontiguousarray(transformer.quantiles_.T, np.float64)
+    exact = op.Cast(x, to=DOUBLE)
+    outside = [op.Less(op.Sub(exact, np.array(_BOUND)), quantiles[:, 0])]
+    outside += [op.Greater(op.Add(exact, np.array(_BOUND)), quantiles[:, -1])]
+    shares = [_interpolated(op, exact, quantiles, transformer.references_, below=below) for below in (False, True)]
+    share = op.Mul(op.Add(*shares), np.array(0.5))
+    share = op.Min(op.Max(share, np.array(_BOUND)), np.array(1 - _BOUND))
+    ends = special.ndtri([_BOUND - np.spacing(1), 1 - (_BOUND - np.spacing(1))]).astype(np.float32)
+    return op.Where(outside[0], ends[0], op.Where(outside[1], ends[1], _inverse_normal(op, share)))
+
+
+def _interpolated(op: GraphBuilder, x: ir.Value, table: np.ndarray, levels: np.ndarray, *, below: bool) -> ir.Value:
+    rise, run = np.diff(levels), np.diff(table, axis=1)
+    slope = np.divide(rise, run, out=np.zeros_like(run), where=run > 0)
+    starts = np.ascontiguousarray(table[:, :-1])
+    base = np.broadcast_to(levels[:-1], starts.shape).copy()
+    return _piece(op, _places(op, x, starts, below=below), x, starts, slope, base)
+
+
+def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
+    """sqrt(2) z f(w), with z = 2 p - 1 and w = -log(1 - z²); f is smooth, and a polynomial in w or its root."""
+    side = op.Sub(op.Mul(share, np.array(2.0)), np.array(1.0))
+    rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without what it would lose
+    w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
+    near, far = _polynomials()
+    middle = _value(op, op.Min(w, _SPLIT), near)
+    tail = _value(op, op.Sqrt(op.Max(w, _SPLIT)), far)
+    return op.Mul(op.Cast(side, to=FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
+
+
+_SPLIT, _END = 5.0, 17.0
+
+
+@functools.cache
+def _polynomials() -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
+    """Return sqrt(2) f as polynomials in w up to 5, and in sqrt(w) beyond it."""
+    near = (0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 400)[1:])) * _SPLIT
+    far = np.linspace(_SPLIT, _END, 400)
+    fit = np.polynomial.Polynomial.fit
+    return fit(near, _scaled_quantile(near), 11), fit(np.sqrt(far), _scaled_quantile(far), 9)
+
+
+def _scaled_quantile(w: np.ndarray) -> np.ndarray:
+    z = np.sqrt(-np.expm1(-w))
+    return np.asarray(-special.ndtri(np.exp(-w) / (2 * (1 + z))) / z)
+
+
+def _value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
+    """Return a polynomial, computed where it was fitted: between -1 and 1, where float32 loses least."""
+    shift, factor = polynomial.mapparms()
+    scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef
+    result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))
+    for coefficient in reversed(lower):
+        result = op.Add(op.Mul(result, scaled), float(coefficient))
+    return result
+
+
+CONVERTERS: dict[type, Converter] = {
+    AdditiveChi2Sampler: of_rows(_additive_waves, _columns_of_additive_waves),
+    Nystroem: of_rows(_nystroem, lambda approximation: len(approximation.normalization_), _has_known_kernel),
+    QuantileTransformer: of_rows(
+        _normal_quantiles,
+        lambda transformer: transformer.n_features_in_,
+        lambda transformer: transformer.output_distribution == "normal" and len(transformer.references_) > 1,
+    ),
+    RBFSampler: of_rows(_waves_of_numbers, lambda sampler: sampler.n_components),
+    SkewedChi2Sampler: of_rows(_waves_of_logarithms, lambda sampler: sampler.n_components),
+    SplineTransformer: of_rows(_splines, lambda transformer: transformer.n_features_out_, _has_known_ends),
+}

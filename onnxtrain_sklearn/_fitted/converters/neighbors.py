@@ -1,0 +1,162 @@
+"""Nearest neighbors weighted by inverse distance, so that the training points have a gradient.
+
+Which points are the neighbors changes in steps and has no gradient; their distances have one. The gradient of a
+difference of zero is zero for every power. A row that coincides with training points takes their targets alone, as in
+scikit-learn. Models with uniform weights are left to skl2onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.base import is_classifier
+from sklearn.neighbors import (
+    KNeighborsClassifier,
+    KNeighborsRegressor,
+    RadiusNeighborsClassifier,
+    RadiusNeighborsRegressor,
+)
+
+from ..._graph.builder import GraphBuilder
+from ..._ml_operators.distances import root, squared_distances
+from ...exceptions import ModelError
+from .context import FLOAT, INT64, Converter, Source, several_labels
+
+METRICS = ("euclidean", "manhattan", "minkowski")
+"""What :func:`distances` computes."""
+
+
+def power_of(model: Any) -> float | None:
+    """Return the power of Minkowski's that the metric of a model of neighbours is; None where it is another one."""
+    parameters = model.effective_metric_params_ or {}
+    has_shares = parameters.get("w") is not None
+    if model.effective_metric_ not in METRICS or has_shares or not isinstance(model._fit_X, np.ndarray):
+        return None
+    named = {"euclidean": 2.0, "manhattan": 1.0}
+    return named.get(model.effective_metric_) or float(parameters["p"])
+
+
+def nearest_points(
+    op: GraphBuilder, x: ir.Value, points: ir.Value, count: int, power: float
+) -> tuple[ir.Value, ir.Value]:
+    """Return the positions of the points that are nearest to each row, and their distances: (rows, neighbours).
+
+    Only those distances are exact, and have a gradient: they are taken of differences, not of what squares differ in.
+    """
+    if power == 2:
+        assert points.const_value is not None
+        order = squared_distances(op, x, points, points.const_value.numpy().mean(axis=0, dtype=float))
+    else:
+        order = distances(op, x, points, power)
+    nearest = op.emit("TopK", order, np.array([count]), axis=1, largest=0, outputs=2)[1]
+    nearest.dtype = ir.DataType.INT64
+    return nearest, distances(op, x, op.Gather(points, nearest, axis=0), power)
+
+
+def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> ir.Value:
+    """Return the distances of each row to all points, or to its own ones, if these are (rows, points, features)."""
+    apart = op.Sub(op.Unsqueeze(x, axes=[1]), points)
+    if power == 2:
+        return root(op, op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False))
+    sizes = op.Abs(apart)
+    if power == 1:
+        return op.ReduceSum(sizes, axes=[2], keepdims=False)
+    off = op.Greater(sizes, 0.0)  # below a power of one, the slope at zero is infinite
+    powers = op.Where(off, op.Pow(op.Where(off, sizes, 1.0), power), 0.0)
+    total = op.ReduceSum(powers, axes=[2], keepdims=False)
+    off = op.Greater(total, 0.0)
+    return op.Where(off, op.Exp(op.Div(op.Log(op.Where(off, total, 1.0)), power)), 0.0)
+
+
+def _nearest(s: Source) -> Sequence[ir.Value] | None:
+    """The k nearest points."""
+    op, model = s.op, s.estimator
+    if model.weights != "distance":
+        return None
+    power = _power(model)
+    nearest, away = nearest_points(op, s.x, s.parameter(model, "_fit_X"), model.n_neighbors, power)
+    weights = op.Unsqueeze(_inverse(op, away), axes=[1])
+    found = op.Gather(_targets(s), nearest, axis=0)
+    return _mean(s, op.Squeeze(op.MatMul(weights, found), axes=[1]), op.ReduceSum(weights, axes=[2], keepdims=False))
+
+
+def _within_radius(s: Source) -> Sequence[ir.Value] | None:
+    """All points that are not beyond the radius."""
+    op, model = s.op, s.estimator
+    if model.weights != "distance":
+        return None
+    away = distances(op, s.x, s.parameter(model, "_fit_X"), _power(model))
+    near = op.Cast(op.LessOrEqual(away, float(model.radius)), to=FLOAT)
+    weights = _inverse(op, away, near)
+    return _mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
+
+
+def _power(model: Any) -> float:
+    power = power_of(model)
+    if power is None:
+        raise ModelError(
+            f"This {type(model).__name__} has a metric without a form that can be trained: metric={model.metric!r}, "
+            f"metric_params={model.metric_params!r}. Those that have one, on dense rows: {', '.join(METRICS)}."
+        )
+    return power
+
+
+def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None) -> ir.Value:
+    """Return 1 / distance of the neighbours, or who is at no distance in the rows where one is."""
+    on = op.Cast(op.Equal(distances, 0.0), to=FLOAT)
+    free = op.Cast(op.Equal(op.ReduceSum(on, axes=[1], keepdims=True), 0.0), to=FLOAT)
+    counted = free if near is None else op.Mul(free, near)
+    return op.Add(op.Div(counted, op.Add(distances, on)), on)  # onnxruntime 1.19 crashes on Mul(Div(1, x), near)
+
+
+def _targets(s: Source) -> ir.Value:
+    """Return the targets of the points, which may be trained, or zeros and ones for each class of each output."""
+    model = s.estimator
+    if not is_classifier(model):
+        return s.parameter(model, "_y", shape=(len(model._y), -1))
+    classes = _classes(model)
+    outputs = np.reshape(model._y, (-1, len(classes))).T
+    parts = [np.eye(len(known), dtype=np.float32)[y] for known, y in zip(classes, outputs, strict=True)]
+    return s.op.constant(np.concatenate(parts, axis=1))
+
+
+def _classes(model: Any) -> list[np.ndarray]:
+    """Return the classes of each output."""
+    return list(model.classes_) if several_labels(model) else [np.asarray(model.classes_)]
+
+
+def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
+    op, model = s.op, s.estimator
+    if not is_classifier(model):
+        return (op.Div(sums, total),)
+    label = getattr(model, "outlier_label_", None)
+    if label is None:
+        p = op.Div(sums, total)
+    else:  # a row without neighbours gets the class that the user has named for it
+        alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
+        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, _shares_of(model, label)))
+    # Labels of several outputs are made of the probabilities where predictions are.
+    return op.Cast(p, to=INT64) if several_labels(model) else s.chosen(p), p
+
+
+def _shares_of(model: Any, label: Any) -> np.ndarray:
+    """Return one for the class of each output that rows without neighbours get, (1, classes)."""
+    named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
+    if not all(np.any(one) for one in named):
+        raise ModelError(
+            f"This {type(model).__name__} gives rows without neighbours the label {model.outlier_label!r}, which is no "
+            f"class that it was fitted to: it has no probability. Fit it with outlier_label='most_frequent' or with "
+            f"one of the classes."
+        )
+    return np.concatenate(named).astype(np.float32)[np.newaxis]
+
+
+CONVERTERS: dict[type, Converter] = {
+    KNeighborsClassifier: Converter(_nearest),
+    KNeighborsRegressor: Converter(_nearest),
+    RadiusNeighborsClassifier: Converter(_within_radius),
+    RadiusNeighborsRegressor: Converter(_within_radius),
+}

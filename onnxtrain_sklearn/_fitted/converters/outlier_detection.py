@@ -1,0 +1,89 @@
+"""Converters: detectors of outliers, to scores that are positive for inliers.
+
+The score and its offset are those of ``decision_function``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.covariance import EllipticEnvelope
+from sklearn.ensemble import IsolationForest
+from sklearn.ensemble._iforest import _average_path_length
+from sklearn.linear_model import SGDOneClassSVM
+from sklearn.neighbors import LocalOutlierFactor
+
+from .context import Converter, Source, of_rows
+from .neighbors import nearest_points, power_of
+from .trees import branches, leaves
+
+
+def _linear_machine(s: Source) -> ir.Value:
+    coef = s.parameter(s.estimator, "coef_", shape=(-1, 1))
+    return s.op.Sub(s.op.MatMul(s.x, coef), s.parameter(s.estimator, "offset_"))
+
+
+def _elliptic_envelope(s: Source) -> ir.Value:
+    """The squared Mahalanobis distance, with its sign turned, above an offset."""
+    op, envelope = s.op, s.estimator
+    centred = op.Sub(s.x, s.parameter(envelope, "location_"))
+    kept = envelope.precision_ is not None
+    precision = s.parameter(envelope, "precision_") if kept else envelope.get_precision().astype(np.float32)
+    distance = op.ReduceSum(op.Mul(op.MatMul(centred, precision), centred), axes=[1], keepdims=True)
+    return op.Sub(op.Neg(distance), s.parameter(envelope, "offset_"))
+
+
+def _isolation_forest(s: Source) -> ir.Value:
+    """-2 ** (-length / usual length) above an offset: the path to a leaf is short where a row is alone.
+
+    The length of the path to a leaf, and of those that would go on from it, is a number of the leaf.
+    """
+    op, forest = s.op, s.estimator
+    paths = op.emit("TreeEnsembleRegressor", s.x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
+    paths.dtype = ir.DataType.FLOAT
+    usual = len(forest.estimators_) * float(_average_path_length([forest._max_samples])[0])
+    scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
+    return op.Sub(scores, s.parameter(forest, "offset_"))
+
+
+def _isolating_trees(forest: IsolationForest) -> dict[str, Any]:
+    """Return the attributes of the operator: its nodes, and the length of the paths to each leaf."""
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    ends = leaves(trees)
+    paths = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
+    lengths = [(depths + beyond - 1.0)[own] for depths, beyond, own in paths]
+    return branches(trees, forest.estimators_features_) | {
+        "target_treeids": np.repeat(np.arange(len(trees)), [len(own) for own in ends]).tolist(),
+        "target_nodeids": np.concatenate(ends).tolist(),
+        "target_ids": [0] * sum(map(len, ends)),
+        "target_weights": np.concatenate(lengths).tolist(),
+    }
+
+
+def _local_outlier_factor(s: Source) -> ir.Value:
+    """How dense it is at a row, of how dense it is at its neighbours, with the sign turned, above an offset.
+
+    A distance counts as no less than that from the neighbour to its own farthest one; density is the inverse of their
+    mean.
+    """
+    op, factor = s.op, s.estimator
+    power, points = power_of(factor), s.parameter(factor, "_fit_X")
+    assert power is not None
+    nearest, distance = nearest_points(op, s.x, points, factor.n_neighbors_, power)
+    usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
+    reached = op.Max(distance, op.Gather(usual, nearest, axis=0))
+    mean = op.Add(op.ReduceMean(reached, axes=[1], keepdims=True), 1e-10)
+    ratios = op.Mul(op.Gather(s.parameter(factor, "_lrd"), nearest, axis=0), mean)
+    score = op.Neg(op.ReduceMean(ratios, axes=[1], keepdims=True))
+    return op.Sub(score, s.parameter(factor, "offset_"))
+
+
+CONVERTERS: dict[type, Converter] = {
+    EllipticEnvelope: of_rows(_elliptic_envelope, lambda envelope: 1),
+    IsolationForest: of_rows(_isolation_forest, lambda forest: 1, lambda forest: forest._max_samples > 1),
+    LocalOutlierFactor: of_rows(_local_outlier_factor, lambda factor: 1, lambda factor: power_of(factor) is not None),
+    SGDOneClassSVM: of_rows(_linear_machine, lambda machine: 1),
+}

@@ -1,0 +1,196 @@
+"""Converters: transformers of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from scipy import special
+from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
+from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
+from sklearn.preprocessing import FunctionTransformer, Normalizer
+
+from ..._graph.builder import GraphBuilder
+from ...exceptions import ModelError
+from .context import DOUBLE, FLOAT, Converter, Source, of_rows
+from .neighbors import distances
+
+Function = Callable[[GraphBuilder, ir.Value], ir.Value]
+
+_FAR = 1e300
+
+FUNCTIONS: dict[Any, Function] = {
+    np.abs: lambda op, x: op.Abs(x),
+    np.arcsinh: lambda op, x: op.Asinh(x),
+    np.arctan: lambda op, x: op.Atan(x),
+    np.cos: lambda op, x: op.Cos(x),
+    np.cosh: lambda op, x: op.Cosh(x),
+    np.exp: lambda op, x: op.Exp(x),
+    np.exp2: lambda op, x: op.Exp(op.Mul(x, math.log(2))),
+    np.expm1: lambda op, x: op.Sub(op.Exp(x), 1.0),
+    np.fabs: lambda op, x: op.Abs(x),
+    np.log: lambda op, x: op.Log(x),
+    np.log10: lambda op, x: op.Mul(op.Log(x), 1 / math.log(10)),
+    np.log1p: lambda op, x: op.Log(op.Add(x, 1.0)),
+    np.log2: lambda op, x: op.Mul(op.Log(x), 1 / math.log(2)),
+    np.negative: lambda op, x: op.Neg(x),
+    np.reciprocal: lambda op, x: op.Reciprocal(x),
+    np.sin: lambda op, x: op.Sin(x),
+    np.sinh: lambda op, x: op.Sinh(x),
+    np.sqrt: lambda op, x: op.Sqrt(x),
+    np.square: lambda op, x: op.Mul(x, x),
+    np.tan: lambda op, x: op.Tan(x),
+    np.tanh: lambda op, x: op.Tanh(x),
+    special.expit: lambda op, x: op.Sigmoid(x),
+    special.logit: lambda op, x: op.Log(op.Div(x, op.Sub(1.0, x))),
+}
+"""What functions of numpy and scipy are in operators."""
+
+
+def applied(op: GraphBuilder, x: ir.Value, function: Any, settings: Any) -> ir.Value:
+    """Return a function of :data:`FUNCTIONS` of each number; None is the identity."""
+    if function is None:
+        return op.Identity(x)
+    if function not in FUNCTIONS or settings:
+        known = ", ".join(sorted(known.__name__ for known in FUNCTIONS))
+        raise ModelError(
+            f"FunctionTransformer(func={getattr(function, '__name__', function)!r}) has no ONNX form: of functions, "
+            f"those of numpy and scipy.special named {known} have one, without further arguments."
+        )
+    return FUNCTIONS[function](op, x)
+
+
+def _function(s: Source) -> ir.Value:
+    return applied(s.op, s.x, s.estimator.func, s.estimator.kw_args)
+
+
+def _distances_to_centres(s: Source) -> ir.Value:
+    return distances(s.op, s.x, s.parameter(s.estimator, "cluster_centers_"), 2)
+
+
+def _by_largest(s: Source) -> ir.Value:
+    """Each row over its largest number, whatever its sign; skl2onnx takes the largest positive one."""
+    op = s.op
+    size = op.ReduceMax(op.Abs(s.x), axes=[1], keepdims=True)
+    return op.Div(s.x, op.Where(op.Equal(size, 0.0), 1.0, size))
+
+
+# Missing values
+
+
+def _missing(op: GraphBuilder, x: ir.Value, marker: float) -> ir.Value:
+    return op.IsNaN(x) if np.isnan(marker) else op.Equal(x, float(marker))
+
+
+def _columns(op: GraphBuilder, x: ir.Value, chosen: Any) -> ir.Value:
+    return op.Gather(x, np.asarray(chosen, np.int64), axis=1)
+
+
+def _indicators(op: GraphBuilder, x: ir.Value, indicator: MissingIndicator) -> ir.Value:
+    marked = _missing(op, _columns(op, x, indicator.features_), indicator.missing_values)
+    return op.Cast(marked, to=FLOAT)
+
+
+def _indicators_alone(s: Source) -> ir.Value:
+    indicator = s.estimator
+    some_had_none = len(indicator.features_) < indicator.n_features_in_
+    if indicator.error_on_new and some_had_none:
+        raise ModelError(
+            "This MissingIndicator has no ONNX form: it raises an error for gaps in columns that had none when it was "
+            "fitted, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
+        )
+    return _indicators(s.op, s.x, indicator)
+
+
+def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: Any) -> ir.Value:
+    return op.Concat(filled, _indicators(op, x, imputer.indicator_), axis=1) if imputer.add_indicator else filled
+
+
+def _has_gaps(imputer: Any) -> bool:
+    """Whether it is a number that stands for a missing one."""
+    return isinstance(imputer.missing_values, float | int)
+
+
+def _filled(s: Source) -> ir.Value:
+    """The statistics where there are gaps, and a column more for each that had some when it was fitted."""
+    op, x, imputer = s.op, s.x, s.estimator
+    statistics = np.asarray(imputer.statistics_, np.float32)
+    kept = np.flatnonzero(~np.isnan(statistics))
+    whole = len(kept) == len(statistics)
+    chosen = x if whole else _columns(op, x, kept)
+    # NaN says which columns are dropped: statistics with some stay as they are.
+    trained = whole and imputer.strategy != "constant"
+    numbers = s.parameter(imputer, "statistics_") if trained else statistics[kept]
+    filled = op.Where(_missing(op, chosen, imputer.missing_values), numbers, chosen)
+    return _with_indicators(op, x, filled, imputer)
+
+
+def _count_filled(imputer: Any, kept: np.ndarray) -> int:
+    return int(np.count_nonzero(kept)) + (len(imputer.indicator_.features_) if imputer.add_indicator else 0)
+
+
+def _filled_by_neighbours(s: Source) -> ir.Value:
+    """A gap is the mean of its column over the nearest rows that have a number there.
+
+    Those rows are data: they are not trained.
+    """
+    op, x, imputer = s.op, s.x, s.estimator
+    gaps = _missing(op, x, imputer.missing_values)
+    order, columns = _distances_over_gaps(op, x, gaps, imputer), []
+    for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
+        gap, column = _columns(op, gaps, [i]), _columns(op, x, [i])
+        if imputer._valid_mask[i]:
+            columns.append(op.Where(gap, _mean_of_donors(op, order, imputer, i), column))
+        else:
+            columns.append(op.Mul(op.Cast(gap, to=FLOAT), 0.0))
+    return _with_indicators(op, x, op.Concat(*columns, axis=1), imputer)
+
+
+def _distances_over_gaps(op: GraphBuilder, x: ir.Value, gaps: ir.Value, imputer: KNNImputer) -> ir.Value:
+    """Return the mean of the squared differences where both rows have numbers; without any, the rows are far apart."""
+    known = np.where(imputer._mask_fit_X, 0.0, imputer._fit_X).astype(np.float64)
+    there = (~imputer._mask_fit_X).astype(np.float64)
+    given = op.Cast(op.Where(gaps, 0.0, x), to=DOUBLE)
+    here = op.Cast(op.Not(gaps), to=DOUBLE)
+    squares = op.Add(op.MatMul(op.Mul(given, given), there.T.copy()), op.MatMul(here, (known**2).T.copy()))
+    total = op.Max(op.Sub(squares, op.MatMul(given, 2 * known.T)), np.zeros(()))
+    count = op.MatMul(here, there.T.copy())
+    return op.Where(op.Greater(count, np.zeros(())), op.Div(total, op.Max(count, np.ones(()))), np.array(_FAR))
+
+
+def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: Any) -> ir.Value:
+    """Return the mean of a column over the nearest rows that have it; where none is near, over all."""
+    donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
+    numbers = np.asarray(imputer._fit_X[donors, i], np.float32)
+    count = np.array([min(imputer.n_neighbors, len(donors))])
+    distance, nearest = op.emit("TopK", _columns(op, order, donors), count, axis=1, largest=0, outputs=2)
+    distance.dtype, nearest.dtype = ir.DataType.DOUBLE, ir.DataType.INT64
+    near = op.Cast(op.Less(distance, np.array(_FAR)), to=FLOAT)
+    total = op.ReduceSum(op.Mul(near, op.Gather(numbers, nearest, axis=0)), axes=[1], keepdims=True)
+    share = op.ReduceSum(near, axes=[1], keepdims=True)
+    return op.Where(op.Greater(share, 0.0), op.Div(total, op.Max(share, 1.0)), float(numbers.mean(dtype=float)))
+
+
+CONVERTERS: dict[type, Converter] = {
+    BisectingKMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
+    FunctionTransformer: of_rows(
+        _function, lambda transformer: transformer.n_features_in_, lambda transformer: transformer.func is not None
+    ),
+    KMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
+    KNNImputer: of_rows(
+        _filled_by_neighbours,
+        lambda imputer: _count_filled(imputer, imputer._valid_mask | imputer.keep_empty_features),
+        lambda imputer: _has_gaps(imputer) and imputer.weights == "uniform" and imputer.metric == "nan_euclidean",
+    ),
+    MiniBatchKMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
+    MissingIndicator: of_rows(_indicators_alone, lambda indicator: len(indicator.features_), _has_gaps),
+    Normalizer: of_rows(_by_largest, lambda scaler: scaler.n_features_in_, lambda scaler: scaler.norm == "max"),
+    SimpleImputer: of_rows(
+        _filled,
+        lambda imputer: _count_filled(imputer, ~np.isnan(np.asarray(imputer.statistics_, float))),
+        lambda imputer: _has_gaps(imputer) and imputer.add_indicator,
+    ),
+}

@@ -1,0 +1,246 @@
+"""What skl2onnx converts into another model than the fitted one, or into one without a gradient, put right.
+
+Each repair is a function of the graph, the fitted estimator and the names of the nodes that its converter made, with
+one line in :data:`REPAIRS`. A wrong conversion without a repair is found when predictions are compared, and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.ensemble._forest import ForestClassifier, ForestRegressor
+from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.preprocessing import MinMaxScaler, PowerTransformer
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from .. import _runtime
+from .._graph.builder import GraphBuilder
+from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
+from ..exceptions import ModelError
+from .converters.transformed_target import divides_by_zero
+
+Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
+
+
+def repair(graph: ir.Graph, estimator: Any, names: frozenset[str]) -> None:
+    """Put right the nodes of these names, which the converter of ``estimator`` made."""
+    for kind, function in REPAIRS.items():
+        if isinstance(estimator, kind):
+            function(graph, estimator, [node for node in graph if node.name in names])
+
+
+def _two_classes_of_discriminants(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The probability of the second of two classes is the sigmoid of the score s, not the softmax of (-s, s)."""
+    for node in nodes:
+        if node.op_type == "LinearClassifier" and len(estimator.classes_) == 2 and _transform(node) != "NONE":
+            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")
+
+
+def _transform(node: ir.Node) -> str:
+    return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
+
+
+def _no_start_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Boosting that starts from zero: the one number that stands for the starts of all classes is left out."""
+    for node in [node for node in nodes if "base_values" in node.attributes]:
+        start = np.asarray(node.attributes["base_values"].as_floats())
+        if start.size != len(estimator.classes_) and not start.any():
+            node.attributes.pop("base_values")
+
+
+def _missing_values_of_trees(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Trees that have learned on which side missing values belong send them there: skl2onnx says on no side."""
+    trees = [tree.tree_ for tree in np.ravel(np.array(getattr(estimator, "estimators_", [estimator]), dtype=object))]
+    for node in [node for node in nodes if "nodes_treeids" in node.attributes]:
+        places = (node.attributes[f"nodes_{name}"].as_ints() for name in ("treeids", "nodeids"))
+        tracks = [int(trees[tree].missing_go_to_left[at]) for tree, at in zip(*places, strict=True)]
+        name = "nodes_missing_value_tracks_true"
+        node.attributes[name] = ir.AttrInt64s(name, tracks)
+
+
+def _categories_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Splits by categories have no form that skl2onnx writes."""
+    if any(tree.nodes["is_categorical"].any() for stage in estimator._predictors for tree in stage):
+        raise ModelError(
+            f"This {type(estimator).__name__} splits by categories, which its ONNX form knows nothing of. Encode them "
+            f"in a step before it, by OneHotEncoder say."
+        )
+
+
+def _log_link_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Trees that were fitted to the logarithm of the mean predict its exponential."""
+    if estimator.loss not in ("poisson", "gamma"):
+        return
+    op = GraphBuilder(graph, prefix="log_link", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "TreeEnsembleRegressor"]:
+        _put_behind(op, node.outputs[0], op.Exp)
+
+
+def _put_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> None:
+    """Let everything that reads ``value`` read a function of it, under its name where it is an output."""
+    users = list(value.uses())
+    behind = function(value)
+    behind.type, behind.shape = value.type, value.shape
+    for node, index in users:
+        node.replace_input_with(index, behind)
+    for i, output in enumerate(op.graph.outputs):
+        if output is value:
+            op.graph.outputs[i] = behind
+            value.name, behind.name = op.name("raw"), value.name
+    op.graph.sort()
+
+
+def _outputs_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Several outputs stay in their row: skl2onnx puts them into one column."""
+    op = GraphBuilder(graph, prefix="outputs", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "Reshape" and estimator.n_outputs_ > 1]:
+        node.replace_input_with(1, op.constant(np.array([-1, estimator.n_outputs_])))
+        node.outputs[0].shape = None
+    graph.sort()
+
+
+def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Two labels a row are no two classes: skl2onnx puts what is left to one beside their probabilities."""
+    if not estimator._label_binarizer.y_type_.startswith("multilabel"):
+        return
+    for node in (node for node in nodes if node.op_type == "Concat"):
+        joined, own = node.outputs[0], node.inputs[1]
+        if own is not None:
+            ir.convenience.replace_all_uses_with(joined, own, replace_graph_outputs=True)
+
+
+def _targets_of_neighbours(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The targets that are averaged are held in float32, as all that is trained."""
+    for node in nodes:
+        table = node.inputs[0] if node.op_type == "ArrayFeatureExtractor" else None
+        if table is not None and table.const_value is not None and table.dtype is ir.DataType.DOUBLE:
+            table.const_value = ir.tensor(table.const_value.numpy().astype(np.float32), name=table.name)
+            table.dtype = ir.DataType.FLOAT
+            _declare_float(node)
+
+
+def _declare_float(node: ir.Node) -> None:
+    for value in [value for value in node.outputs if value.dtype is ir.DataType.DOUBLE]:
+        value.dtype = ir.DataType.FLOAT
+        for user in [user for user, _ in value.uses() if user.op_type != "Cast"]:
+            _declare_float(user)
+
+
+def _sums_of_processes(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """The kernel times ``alpha_`` is summed in float64, as its terms almost cancel."""
+    op = GraphBuilder(graph, prefix="sum", constant_nodes=True)
+    for node in [node for node in nodes if node.op_type == "MatMul"]:
+        kernel, alpha = node.inputs
+        if alpha is not None and alpha.const_value is not None and alpha.const_value.size == estimator.alpha_.size:
+            exact = [op.Cast(value, to=int(ir.DataType.DOUBLE)) for value in (kernel, alpha)]
+            if estimator.alpha_.ndim > 1:
+                exact[0] = op.Unsqueeze(exact[0], axes=[2])
+            total = op.ReduceSum(op.Mul(*exact), axes=[1], keepdims=False)  # a product is fused into one of float32
+            result, old = op.Cast(total, to=int(ir.DataType.FLOAT)), node.outputs[0]
+            result.shape = old.shape
+            ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+    graph.sort()
+
+
+def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
+
+    A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
+    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox). What divides by zero stays with skl2onnx.
+    """
+    inside = [node for node in nodes if node.op_type != "Scaler"]  # which standardizes behind it
+    _leave_gaps_out(graph, estimator, inside)
+    exponents = np.asarray(estimator.lambdas_, np.float32)
+    if divides_by_zero(estimator):
+        return
+    given, made = _ends(inside)
+    if len(made) != 1 or len(given) != 1:
+        return
+    op = GraphBuilder(graph, prefix="power_transform", constant_nodes=True)
+    read = [v for node in inside for v in node.inputs if v is not None]
+    power = next(v for v in read if v.const_value is not None and np.array_equal(v.const_value.numpy(), exponents))
+    result = _powers(op, given[0], power, estimator.method)
+    result.type, result.shape = made[0].type, made[0].shape
+    ir.convenience.replace_all_uses_with(made[0], result, replace_graph_outputs=True)
+    graph.sort()
+
+
+def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Return what nodes read of others, constants left out, and what others read of them."""
+    made = [v for node in nodes for v in node.outputs]
+    outside = [v for v in made if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
+    read = {v: None for node in nodes for v in node.inputs if v is not None and v not in made and v.const_value is None}
+    makers = {v: v.producer() for v in read}
+    return [v for v, maker in makers.items() if maker is None or maker.op_type != "Constant"], outside
+
+
+def _leave_gaps_out(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Numbers that are missing, and filled in by a later step, have no part in what nodes compute of the others."""
+    given, made = _ends(nodes)
+    if len(given) != 1 or len(made) != 1 or not is_filled_later(made[0]):
+        return
+    op = GraphBuilder(graph, prefix="gaps", constant_nodes=True)
+    gap, known = gaps_of(op, op.Cast(given[0], to=int(ir.DataType.FLOAT)))
+    for node in nodes:
+        for i, value in enumerate(node.inputs):
+            if value is given[0]:
+                node.replace_input_with(i, known)
+    _put_behind(op, made[0], lambda value: with_gaps(op, gap, value))
+
+
+def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.Value:
+    def beyond_one(logarithm: ir.Value, exponent: ir.Value) -> ir.Value:
+        return op.Div(op.Sub(op.Exp(op.Mul(logarithm, exponent)), 1.0), exponent)
+
+    if method == "box-cox":
+        return beyond_one(op.Log(x), power)
+    above, below = (op.Log(op.Add(op.Relu(side), 1.0)) for side in (x, op.Neg(x)))
+    return op.Sub(beyond_one(above, power), beyond_one(below, op.Sub(2.0, power)))
+
+
+def _words_of_texts(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+    """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
+    locale = _runtime.text_locale()
+    for node in nodes:
+        if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:
+            node.attributes["tokenexp"] = ir.AttrString("tokenexp", r"[\p{L}\p{N}_]+")
+            node.attributes["mincharnum"] = ir.AttrInt64("mincharnum", 2)
+        if node.op_type == "StringNormalizer" and locale is not None:
+            node.attributes["locale"] = ir.AttrString("locale", locale)
+        if node.op_type == "TfIdfVectorizer":  # inference knows no columns of texts of an unknown length
+            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+            node.outputs[0].shape = ir.Shape([None, len(estimator.vocabulary_)])
+
+
+WORDS = r"(?u)\b\w\w+\b"
+"""What scikit-learn takes for a word by default."""
+
+REPAIRS: dict[type, Repair] = {
+    BaseHistGradientBoosting: _categories_of_boosting,
+    DecisionTreeClassifier: _missing_values_of_trees,
+    DecisionTreeRegressor: _missing_values_of_trees,
+    ForestClassifier: _missing_values_of_trees,
+    ForestRegressor: _missing_values_of_trees,
+    GradientBoostingClassifier: _no_start_of_boosting,
+    GaussianProcessRegressor: _sums_of_processes,
+    CountVectorizer: _words_of_texts,
+    HistGradientBoostingRegressor: _log_link_of_boosting,
+    KNeighborsRegressor: _targets_of_neighbours,
+    LinearDiscriminantAnalysis: _two_classes_of_discriminants,
+    MLPClassifier: _two_labels_of_perceptrons,
+    MLPRegressor: _outputs_of_perceptrons,
+    MinMaxScaler: _leave_gaps_out,
+    PowerTransformer: _power_transform,
+    RadiusNeighborsRegressor: _targets_of_neighbours,
+}
+"""The repairs by class."""

@@ -1,0 +1,80 @@
+"""Tables as the inputs of graphs: of the one that predicts, a column each, and of the part of it that is trained.
+
+The latter takes numbers in one matrix, and of texts what the encoder makes of them. It runs once over the data, on the
+host and some rows at a time, before they are trained on. What it gives is kept sparse where it would be large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils.validation import validate_data
+
+from .. import _runtime
+from .._data.columns import COPY_LIMIT, Column
+from .._graph.trainable import TensorSpec
+from ..exceptions import ModelError
+from .model import FittedModel
+from .tables import Table
+
+CHUNK = 2048
+"""Rows that are encoded at a time."""
+
+Columns = dict[str, Column]
+Specs = tuple[TensorSpec, ...] | None
+
+
+def table_columns(estimator: Any, X: Any, table: Table) -> Columns:
+    """Return the columns of a table as the inputs of the graph that predicts, checked as scikit-learn checks them."""
+    if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
+        raise TypeError(f"The fitted model takes a data frame or an array, got a {type(X).__name__}.")
+    if not table.documents:
+        validate_data(estimator, X, reset=False, skip_check_array=True)
+    arrays = table.arrays(X)
+    return {name: Column(a, np.dtype(object if a.dtype == object else np.float32)) for name, a in arrays.items()}
+
+
+def as_trained(columns: Columns, fitted: FittedModel | None, specs: Specs) -> Columns:
+    """Return what stands before the part of the graph that is trained, the inputs ``specs``."""
+    parts = None if fitted is None else fitted.parts
+    if parts is None or specs is None:
+        return columns
+    arrays: dict[str, Any] = {} if parts.encoder is None else _encoded(columns, parts.encoder)
+    if parts.numbers:
+        rows = np.arange(len(next(iter(columns.values()))))
+        arrays[parts.matrix] = np.hstack([columns[name].rows(rows) for name in parts.numbers])
+    return {spec.name: Column(arrays[spec.name], spec.dtype) for spec in specs}
+
+
+def _encoded(columns: Mapping[str, Column], encoder: bytes) -> dict[str, Any]:
+    try:
+        session = _runtime.create_session(encoder, _runtime.resolve_device(), threads=_runtime.available_threads())
+    except Exception as error:  # each release has another class for it
+        raise ModelError(
+            f"onnxruntime {_runtime.version()} cannot run what makes numbers of the model's text: {error}"
+        ) from error
+    inputs, outputs = ([value.name for value in side] for side in (session.get_inputs(), session.get_outputs()))
+    rows = np.arange(len(next(iter(columns.values()))))
+    pieces = []
+    for start in range(0, len(rows), CHUNK):
+        feeds = {name: columns[name].rows(rows[start : start + CHUNK]) for name in inputs}
+        try:
+            results = session.run(outputs, feeds)
+        except Exception as error:  # each release has another class for it
+            raise ValueError(f"The texts in X cannot be encoded: {error}") from error
+        pieces.append([_compact(result, len(rows)) for result in results])
+    return {name: _stacked(parts) for name, parts in zip(outputs, zip(*pieces, strict=True), strict=True)}
+
+
+def _compact(piece: np.ndarray, n_rows: int) -> Any:
+    """Return a piece as it is, or sparse where ``n_rows`` rows like it would be large."""
+    is_large = n_rows * math.prod(piece.shape[1:]) * piece.itemsize > COPY_LIMIT
+    return sp.csr_matrix(piece) if piece.ndim == 2 and is_large else piece
+
+
+def _stacked(pieces: tuple[Any, ...]) -> Any:
+    return sp.vstack(pieces, format="csr") if sp.issparse(pieces[0]) else np.concatenate(pieces)

@@ -1,0 +1,200 @@
+"""Classifiers that predict several labels a row: one matrix of scores for all of them.
+
+Converters give what they say of the outputs as a sequence, as one tensor of rank 3, or side by side in a matrix. Here
+the scores behind are found, as they are for a single label, and put side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from sklearn.svm import SVC, NuSVC
+
+from .._graph.builder import GraphBuilder
+from .._graph.queries import attribute, constant
+from ..exceptions import ModelError
+from .conversion import ConversionRecord
+from .converters.context import EPSILON
+from .converters.multioutput import in_order_of_labels, is_estimator_an_output
+from .decision_rules import CHOICE, add_output, chosen_index
+from .scores import ends_in
+from .traversal import last_step
+
+Place = tuple[ir.Value, int, int]
+"""A matrix, the first of its columns that belong to an output, and their number."""
+
+
+def classes_of_outputs(estimator: Any) -> list[np.ndarray] | None:
+    """Return the classes of each label that a classifier predicts; None: it predicts one label a row."""
+    last = last_step(estimator)
+    classes = getattr(last, "classes_", None)
+    if isinstance(classes, list):
+        return [np.asarray(known) for known in classes]
+    binarizer = getattr(last, "_label_binarizer", None)
+    several = bool(getattr(last, "multilabel_", False)) or getattr(binarizer, "y_type_", "").startswith("multilabel")
+    return [np.arange(2)] * len(np.asarray(classes)) if several else None
+
+
+def are_indicators(classes: Sequence[np.ndarray]) -> bool:
+    """Whether each of several labels says yes or no: its classes are 0 and 1."""
+    return len(classes) > 1 and all(known.dtype.kind in "biuf" and np.array_equal(known, [0, 1]) for known in classes)
+
+
+def keep_votes_of_labels(graph: ir.Graph, estimator: Any, watched: Sequence[ConversionRecord]) -> None:
+    """Make an output of the classes that machines with probabilities choose by votes, a column a label."""
+    last = last_step(estimator)
+    parts = in_order_of_labels(last, [last_step(e) for e in last.estimators_]) if is_estimator_an_output(last) else []
+    machines = [one for one in parts if isinstance(one, SVC | NuSVC) and hasattr(one, "predict_proba")]
+    if not machines:
+        return
+    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+    chosen = {id(one): op.Reshape(chosen_index(graph, one, watched), np.array([-1, 1])) for one in machines}
+    nothing = op.Mul(chosen[id(machines[0])], 0)
+    columns = [chosen[id(one)] if id(one) in chosen else op.Add(nothing, int(one.y_[0])) for one in parts]
+    add_output(graph, CHOICE, op.Concat(*columns, axis=1))
+
+
+def expose_labels(model: ir.Model, estimator: Any, classes: Sequence[np.ndarray]) -> None:
+    """Let the graph end in scores: one for each label that is 0 or 1, through a sigmoid, else one for each class."""
+    graph, last, probable = model.graph, last_step(estimator), hasattr(estimator, "predict_proba")
+    if len(graph.outputs) == 1 and ends_in(_source(graph.outputs[0]), "Sigmoid"):
+        return
+    op = GraphBuilder(graph, prefix="labels", constant_nodes=True)
+    machine = is_estimator_an_output(last) and isinstance(last_step(last.estimators_[0]), SVC | NuSVC)
+    places, yes_or_no = _places(op, last, classes), are_indicators(classes)
+    if yes_or_no:
+        columns = [_logit(op, place) if probable else _margin(op, place, machine) for place in places]
+    else:
+        sized = zip(places, map(len, classes), strict=True)
+        columns = [_scores(op, place, size, probable, machine) for place, size in sized]
+    scores = op.Concat(*columns, axis=1)
+    output = op.Sigmoid(scores) if probable and yes_or_no else scores
+    for value in (scores, output):
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+        value.shape = ir.Shape([None, len(classes) if yes_or_no else sum(map(len, classes))])
+    graph.outputs[:] = [output, *(value for value in graph.outputs if value.name == CHOICE)]
+    graph.sort()
+    common.RemoveUnusedNodesPass()(model)
+
+
+def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:
+    """Return a score for each class of a label, the softmax of which are the probabilities."""
+    value, start, width = place
+    if not probable:
+        return _margins(op, place, size, machine)
+    whole = _source(value)
+    if ends_in(whole, "Softmax") and _width(op, whole) == size:
+        return _input(whole)
+    if size == 2 and ends_in(p := _column(op, value, start + width - 1), "Sigmoid"):
+        return op.Concat(op.Mul(_input(p), 0.0), _input(p), axis=1)
+    own = value if _width(op, value) == size else op.Slice(value, [start], [start + size], [1])
+    return op.Log(op.Add(op.Relu(own), EPSILON))
+
+
+def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Value:
+    if size == 2:
+        margin = _margin(op, place, machine)
+        return op.Concat(op.Neg(margin), margin, axis=1)
+    if machine:
+        raise ModelError(
+            "The scores of support vector machines of several classes count votes, in which only what breaks ties has "
+            "a gradient. Fit them with probability=True, whose probabilities can be trained."
+        )
+    return place[0]
+
+
+def _places(op: GraphBuilder, estimator: Any, classes: Sequence[np.ndarray]) -> list[Place]:
+    """Return where the numbers of each output are."""
+    values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in classes]
+    if len(values) == len(sizes):
+        return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
+    (value,) = values
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Concat" and is_estimator_an_output(estimator):
+        return [(part, 0, _width(op, part) or 1) for part in maker.inputs if part is not None]
+    shape = op.shape(value) or ()
+    if len(shape) == 3:
+        return [(op.Gather(value, i, axis=0), 0, size) for i, size in enumerate(sizes)]
+    if shape[-1:] == (sum(sizes),):
+        return [(value, sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    return [(value, i, 1) for i in range(len(sizes))]
+
+
+def _logit(op: GraphBuilder, place: Place) -> ir.Value:
+    """Return the score whose sigmoid is the probability of the second class."""
+    value, start, size = place
+    p, whole = _column(op, value, start + size - 1), _source(value)
+    if ends_in(p, "Sigmoid"):
+        return _input(p)
+    if ends_in(whole, "Softmax") and _width(op, whole) == 2:
+        return op.Sub(*(_column(op, _input(whole), i) for i in (1, 0)))
+    q = _column(op, value, start) if size == 2 else op.Sub(1.0, p)
+    return op.Sub(*(op.Log(op.Add(op.Relu(side), EPSILON)) for side in (p, q)))
+
+
+def _margin(op: GraphBuilder, place: Place, machine: bool) -> ir.Value:
+    """Return the decision function of an output; LIBSVM's first column speaks for the second class."""
+    value, start, size = place
+    if machine and size == 2:
+        return _column(op, value, start)
+    last = _column(op, value, start + size - 1)
+    return op.Neg(last) if machine else last
+
+
+def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
+    """Return one column of a matrix, as it was before columns were cut out of matrices and put together."""
+    value = _source(value)
+    while (before := _before(op, value, i)) is not None:
+        value, i = _source(before[0]), before[1]
+    return value if _width(op, value) == 1 else op.Gather(value, np.array([i]), axis=1)
+
+
+def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] | None:
+    """Return the matrix that the node before has this column from, and its place there."""
+    node = value.producer()
+    if node is None or node.domain:
+        return None
+    settings = [None if x is None else constant(x) for x in node.inputs[1:]]
+    if node.op_type == "Slice" and len(settings) == 3 and _is(settings[2], 1) and settings[0] is not None:
+        return _input(value), int(settings[0].item()) + i
+    by_columns = attribute(node, "axis", 0) in (1, -1)
+    if node.op_type == "Gather" and by_columns and settings[0] is not None:
+        return _input(value), int(settings[0].ravel()[i])
+    if node.op_type != "Concat" or not by_columns:
+        return None
+    for part in node.inputs:
+        width = _width(op, part)
+        if part is None or width is None or i < width:
+            return None if part is None or width is None else (part, i)
+        i -= width
+    return None
+
+
+def _is(setting: np.ndarray | None, number: int) -> bool:
+    return setting is not None and setting.ravel().tolist() == [number]
+
+
+def _width(op: GraphBuilder, value: ir.Value | None) -> int | None:
+    shape = None if value is None else op.shape(value)
+    return shape[-1] if shape and isinstance(shape[-1], int) else None
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """Return the same numbers from before nodes that change nothing."""
+    while (node := value.producer()) is not None and not node.domain and node.op_type in ("Identity", "Cast"):
+        before = node.inputs[0]
+        if before is None or (node.op_type == "Cast" and before.dtype is not ir.DataType.FLOAT):
+            break
+        value = before
+    return value
+
+
+def _input(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    assert node is not None
+    assert node.inputs[0] is not None
+    return node.inputs[0]

@@ -1,0 +1,234 @@
+"""Where the numbers of a fitted model's graph come from.
+
+A parameter is known by the estimator that it came from and by the attribute that holds it: that makes its name, decides
+that it is a weight and not a setting, and is the way back into scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .conversion import ConversionRecord
+from .converters.context import ParameterSource
+from .tracers import Tracer, numbers_of
+from .traversal import Path, follow, has_attributes, walk
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a parameter of the graph comes from.
+
+    Attributes
+    ----------
+    name : str
+        The parameter, as in ``weights_``.
+    owner : tuple of (str or int)
+        Attributes and positions that lead from the fitted model to the estimator that holds it.
+    attribute : tuple of (str or int)
+        The same from that estimator to the numbers; empty where no attribute holds them as they are.
+    form : str
+        What the parameter is of the attribute's numbers, a key of :data:`FORMS`.
+    role : str
+        What the parameter is to its operator.
+    places : ndarray or None
+        For leaf values: tree, node and target of each.
+    """
+
+    name: str
+    owner: Path
+    attribute: Path
+    form: str
+    role: str
+    places: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
+    "same": (lambda a: a, lambda a: a),
+    "transposed": (lambda a: a.T, lambda a: a.T),
+    "reciprocal": (lambda a: 1 / a, lambda a: 1 / a),
+    "negated": (lambda a: -a, lambda a: -a),
+    "logarithm": (np.log, np.exp),
+    "probability": (lambda a: a, lambda a: np.abs(a) / (np.abs(a) + np.abs(1 - a))),
+}
+"""How the numbers of an attribute may stand in a graph, and the way back."""
+
+COMPUTED: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "transposed": lambda op, value: op.Transpose(value, perm=[1, 0]),
+    "reciprocal": lambda op, value: op.Div(1.0, value),
+}
+"""The forms that are computed in the graph, so that the parameter holds the numbers of the attribute as they are."""
+
+
+def named(
+    model: ir.Model, roles: Sequence[Any], watched: Sequence[ConversionRecord], root: Any, tracer: Tracer
+) -> list[Origin]:
+    """Rename the parameters of the graph by their estimators, in place; return where each comes from.
+
+    ``tracer`` finds the attribute of a parameter whose numbers do not tell.
+    """
+    ways = {id(part): path for path, part in walk(root)}
+    made = {role.name: role for role in roles}
+    origins: list[Origin] = []
+    taken: dict[int, set[Path]] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if value.dtype is not ir.DataType.FLOAT or value.const_value is None:
+            continue
+        role = made.get(name)
+        known = _known(watched, name)
+        owner = known.owner if known else _owner(watched, role.node if role else "", name)
+        if owner is None or id(owner) not in ways:
+            continue
+        array, used = value.const_value.numpy(), taken.setdefault(id(owner), set())
+        if known:
+            attribute, form = known.attribute, known.form
+        else:
+            attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
+            if attribute and _is_doubtful(owner, array):
+                attribute, form = _traced(tracer, name, ways[id(owner)], role, (attribute, form))
+        if role is None and not attribute:
+            continue
+        used.add(attribute)
+        stem = _stem(attribute, form) if attribute else role.role if role else name
+        new = _free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", model.graph)
+        _rename(model.graph, name, new)
+        if form in COMPUTED:
+            form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
+        places = role.places if role else None
+        what = "probabilities" if form == "probability" else role.role if role else stem
+        origins.append(Origin(new, ways[id(owner)], attribute, form, what, places))
+    return origins
+
+
+def _known(watched: Sequence[ConversionRecord], initializer: str) -> ParameterSource | None:
+    """Return what a converter of our own says of a parameter that it made."""
+    return next((known for one in watched for known in one.known if known.name == initializer), None)
+
+
+def _owner(watched: Sequence[ConversionRecord], node: str, initializer: str) -> Any:
+    """Return the estimator whose converter made a node, or an initializer; the innermost where several did."""
+    found = [one for one in watched if (node in one.nodes if node else initializer in one.initializers)]
+    return min(found, key=lambda one: len(one.nodes)).estimator if found else None
+
+
+def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
+    """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
+    best: tuple[float, Path, str] = (-1.0, (), "same")
+    for path, numbers in numbers_of(owner):
+        known = "intercept" in str(path) or str(path[0]).strip("_") in role
+        incidental = strict and numbers.size == 1 and not known
+        if path in used or numbers.size != array.size or incidental:
+            continue
+        for rank, (form, (there, _)) in enumerate(FORMS.items()):
+            if _equal(there, numbers, array):
+                score = _likeness(role, _last(path)) - rank
+                best = max(best, (score, path, form)) if best[1] else (score, path, form)
+                break
+    return best[1], best[2]
+
+
+def _is_doubtful(owner: Any, array: np.ndarray) -> bool:
+    """Whether numbers do not tell what they are: they are trivial, or equal to several attributes or forms of one."""
+    if np.isin(array, (-1, 0, 1)).all():
+        return True
+    flat = len(_squeezed(array.shape)) < 2
+    same = ("same", "probability", "transposed") if flat else ("same", "probability")
+    equal = {
+        (tuple(str(part).strip("_") for part in path), "same" if form in same else form)
+        for path, numbers in numbers_of(owner)
+        if numbers.size == array.size
+        for form, (there, _) in FORMS.items()
+        if _equal(there, numbers, array)
+    }
+    return len(equal) > 1
+
+
+def _traced(tracer: Tracer, name: str, owner: Path, role: Any, guess: tuple[Path, str]) -> tuple[Path, str]:
+    """Return the attribute and form that the tracer finds, ``guess`` where the copy was converted otherwise."""
+    array = tracer.array(name)
+    if array is None:
+        return guess
+    return _attribute(tracer.part(owner), array, role.role if role else name, set(), strict=role is None)
+
+
+def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
+    with np.errstate(all="ignore"):
+        formed = form(numbers.astype(np.float64)).astype(np.float32)
+    same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
+    return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
+
+
+def _last(path: Path) -> str:
+    return next(part for part in reversed(path) if isinstance(part, str))
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _likeness(role: str, attribute: str) -> float:
+    plain = attribute.strip("_")
+    if plain == role:
+        return 3.0
+    if plain in role or role in plain:
+        return 2.0
+    return 0.0 if attribute.startswith("_") else 1.0
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(part).strip("_") if isinstance(part, str) else str(part) for part in path)
+
+
+def _stem(attribute: Path, form: str) -> str:
+    return f"log_{_dotted(attribute)}" if form == "logarithm" else _dotted(attribute)
+
+
+def _prefix(root: Any, path: Path, owner: Any) -> str:
+    """Return the names of the steps that lead to an estimator, or its class where none has one."""
+    names, value = [], root
+    for i, part in enumerate(path):
+        container = value
+        value = getattr(value, part) if has_attributes(value) else value[part]  # type: ignore[arg-type]
+        named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
+        if named:
+            names.append(value[0])
+        elif isinstance(part, int) and has_attributes(value) and not isinstance(container[0], str):
+            names.append(f"{_dotted(path[i - 1 : i])}.{part}")
+    return ".".join(names) or type(owner).__name__.lower()
+
+
+def _free(name: str, graph: ir.Graph) -> str:
+    candidate, count = name, 1
+    while candidate in graph.initializers:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
+
+
+def _rename(graph: ir.Graph, old: str, new: str) -> None:
+    value = graph.initializers.pop(old)
+    value.name = new
+    if value.const_value is not None:
+        value.const_value = ir.tensor(value.const_value.numpy(), name=new)
+    graph.initializers.add(value)
+
+
+def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarray) -> str:
+    """Let a parameter hold the numbers of its attribute, and compute its other form; return the form it has now."""
+    value, held = graph.initializers[name], np.atleast_1d(np.asarray(numbers, np.float32))
+    if form == "transposed" and held.ndim != 2:
+        return form
+    op, users = GraphBuilder(graph, prefix=f"{name}/{form}", constant_nodes=True), list(value.uses())
+    shape = value.shape if form == "transposed" else ir.Shape(held.shape)
+    value.const_value, value.shape = ir.tensor(np.ascontiguousarray(held), name=name), ir.Shape(held.shape)
+    computed = COMPUTED[form](op, value)
+    computed.type, computed.shape = value.type, shape
+    for node, index in users:
+        node.replace_input_with(index, computed)
+    graph.sort()
+    return "same"

@@ -1,0 +1,224 @@
+"""What of a fitted model's graph is trained: the scores of a classifier, or what a regressor predicts.
+
+The graph that a converter gives ends in probabilities, or in scores of which some say the same twice. Here it is made
+to end in scores, or in an activation on scores, that a loss can be taken on, and to hold no number twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from sklearn.ensemble._forest import ForestClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.svm import SVC, NuSVC
+from sklearn.tree import DecisionTreeClassifier
+
+from .._graph.builder import GraphBuilder
+from .._graph.queries import dims
+from ..exceptions import ModelError
+from .conversion import ConversionRecord
+from .converters.context import EPSILON
+from .provenance import Origin
+from .traversal import follow, gives_labels, last_step
+
+
+def prune(model: ir.Model, position: int) -> None:
+    """Keep one output, or each of those that a sequence is made of."""
+    output = model.graph.outputs[position]
+    maker = output.producer()
+    sequence = maker is not None and maker.op_type == "SequenceConstruct"
+    kept = [value for value in maker.inputs if value is not None] if maker and sequence else [output]
+    for value in kept:
+        if not isinstance(value.type, ir.TensorType):
+            raise ModelError(f"Its output {value.name!r} is no tensor, which alone can be trained.")
+        value.shape = None  # skl2onnx declares two columns where there is one
+    model.graph.outputs[:] = kept
+    common.RemoveUnusedNodesPass()(model)
+
+
+def drop_needless_norms(graph: ir.Graph) -> None:
+    """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
+    for node in [n for n in graph if n.op_type == "Normalizer"]:
+        x, y = node.inputs[0], node.outputs[0]
+        maker = None if x is None else x.producer()
+        if x is None or maker is None or maker.op_type != "LinearClassifier":
+            continue
+        transform = maker.attributes["post_transform"].as_string() if "post_transform" in maker.attributes else "NONE"
+        two = len(maker.attributes["intercepts"].as_floats()) <= 2
+        if transform == "SOFTMAX" or (transform == "LOGISTIC" and two):
+            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+
+def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
+    """Keep the probabilities in the leaves of classifying trees probabilities while they are trained.
+
+    The numbers w of a leaf are its share of one tree among several times |w| / sum(|w|), or times |w| / (|w| + |1 - w|)
+    where there is one number for two classes; several outputs have their classes in turn, and a sum each. Other than
+    through a softmax, a probability of zero has a gradient.
+    """
+    owner = follow(root, origin.owner)
+    if origin.role != "leaf_values" or not isinstance(owner, DecisionTreeClassifier | ForestClassifier):
+        return origin
+    share = 1.0 / len(getattr(owner, "estimators_", [owner]))
+    sizes = np.atleast_1d(owner.n_classes_)
+    done = normalise_leaves(model, origin.name, share, _groups(sizes), several=len(sizes) > 1)
+    return replace(origin, role="leaf_probabilities") if done else origin
+
+
+def normalise_leaves(model: ir.Model, name: str, share: float, groups: np.ndarray, *, several: bool) -> bool:
+    """Divide the numbers of leaves by their sum times ``share``, in place; False where they do not add up to it."""
+    value = model.graph.initializers[name]
+    assert value.const_value is not None
+    p = value.const_value.numpy() / share
+    if p.ndim == 2 and not np.allclose(p @ groups, 1, atol=1e-4):
+        return False
+    op = GraphBuilder(model.graph, prefix=f"{name}/normalised", constant_nodes=True)
+    value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=name)
+    users = list(value.uses())
+    size = op.Abs(value)
+    if p.ndim < 2:
+        total = op.Add(size, op.Abs(op.Sub(1.0, value)))
+    else:
+        total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
+    normalised = op.Mul(op.Div(size, total), share)
+    normalised.type, normalised.shape = value.type, value.shape
+    for node, index in users:
+        node.replace_input_with(index, normalised)
+    model.graph.sort()
+    return True
+
+
+def _groups(sizes: np.ndarray) -> np.ndarray:
+    """Return the matrix that adds up the columns of each group, for each column of it."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return (group[:, None] == group).astype(np.float32)
+
+
+def tie_normal_density(model: ir.Model, origin: Origin, root: Any, watched: Sequence[ConversionRecord]) -> None:
+    """Compute what the logarithm of Gaussian densities takes of the variances from them: it stands there as numbers."""
+    owner = follow(root, origin.owner)
+    if not isinstance(owner, GaussianNB) or origin.attribute != ("var_",):
+        return
+    own = {name for one in watched if one.estimator is owner for name in one.initializers}
+    constant = -0.5 * np.log(2 * np.pi * owner.var_).sum(axis=1)
+    variance = model.graph.initializers[origin.name]
+    for name, value in [(n, v) for n, v in model.graph.initializers.items() if n in own]:
+        array = None if value.const_value is None else value.const_value.numpy()
+        if array is None or array.size != constant.size or not np.allclose(array.ravel(), constant, rtol=1e-5):
+            continue
+        op = GraphBuilder(model.graph, prefix=f"{origin.name}/density", constant_nodes=True)
+        rows = op.Reshape(variance, np.array(owner.var_.shape))
+        total = op.ReduceSum(op.Log(op.Mul(rows, 2 * np.pi)), axes=[1], keepdims=False)
+        computed = op.Reshape(op.Mul(total, -0.5), np.array(array.shape))
+        computed.type, computed.shape = value.type, value.shape
+        ir.convenience.replace_all_uses_with(value, computed)
+        del model.graph.initializers[name]
+    model.graph.sort()
+
+
+def expose_scores(model: ir.Model, estimator: Any) -> None:
+    """Let the graph of a model that gives labels end in scores, or in an activation on scores, for a loss."""
+    if not gives_labels(estimator):
+        show_scores(model, probabilities=None)
+        return
+    probabilities = hasattr(estimator, "predict_proba")
+    # The first column of LIBSVM speaks for the second class.
+    second = 0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
+    show_scores(model, probabilities=probabilities, margin=None if probabilities else second)
+
+
+def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:
+    """Let a graph end in scores, or in an activation on scores.
+
+    ``probabilities`` tells them from margins, None stands for numbers of a regressor. ``margin`` is the column of two
+    margins that speaks for the second class, where they are each other's negatives.
+    """
+    if probabilities is None:
+        _fold_factor(model.graph)
+        _expose_exponential(model.graph)
+        return
+    output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
+    shown = _single_column(output)
+    if shown is None and probabilities and not ends_in(output, "Softmax"):
+        shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
+        shown.type, shown.shape = output.type, output.shape
+    elif shown is None and margin is not None and (dims(output) or [0])[-1] == 2:
+        shown = op.Gather(output, np.array([margin]), axis=1)
+        shown.type = output.type
+    if shown is not None:
+        model.graph.outputs[0] = shown
+        model.graph.sort()
+        common.RemoveUnusedNodesPass()(model)
+
+
+def _fold_factor(graph: ir.Graph) -> None:
+    """Take a factor behind an exponential into its exponent: losses with a log link look behind the last one."""
+    old = graph.outputs[0]
+    product = old.producer()
+    if product is None or product.op_type != "Mul" or product.domain or None in product.inputs:
+        return
+    exponential, factor = product.inputs
+    assert exponential is not None
+    assert factor is not None
+    tensor = ir.convenience.get_const_tensor(factor)
+    if tensor is None or tensor.size != 1 or not ends_in(exponential, "Exp") or not (tensor.numpy() > 0).all():
+        return
+    op, name = GraphBuilder(graph, prefix="factor", constant_nodes=True), old.name
+    exponent = exponential.producer().inputs[0]  # type: ignore[union-attr]
+    result = op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))
+    result.type, result.shape, graph.outputs[0] = old.type, old.shape, result
+    graph.remove(product, safe=True)
+    result.name = name
+
+
+def _expose_exponential(graph: ir.Graph) -> None:
+    """Put a reshaping behind the exponential of a regressor before it: losses with a log link look behind the last."""
+    output = graph.outputs[0]
+    reshape = output.producer()
+    before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
+    if reshape is None or before is None or not ends_in(before, "Exp"):
+        return
+    op, name = GraphBuilder(graph, prefix="link", constant_nodes=True), output.name
+    scores = before.producer().inputs[0]  # type: ignore[union-attr]
+    exponential = op.Exp(op.Reshape(scores, reshape.inputs[1]))
+    exponential.type, exponential.shape = output.type, output.shape
+    graph.outputs[0] = exponential
+    graph.remove(reshape, safe=True)
+    exponential.name = name
+
+
+def ends_in(value: ir.Value, op_type: str) -> bool:
+    """Whether a value is what an operator of this type gives."""
+    node = value.producer()
+    return node is not None and node.op_type == op_type
+
+
+def _single_column(output: ir.Value) -> ir.Value | None:
+    """Return the score, or the probability, that two columns of it come from: (-s, s), or their sigmoids."""
+    concat = output.producer()
+    if concat is None or concat.op_type != "Concat" or len(concat.inputs) != 2:
+        return None
+    first, second = concat.inputs
+    assert first is not None
+    assert second is not None
+    if ends_in(first, "Sigmoid") and ends_in(second, "Sigmoid"):
+        sides = [value.producer().inputs[0] for value in (first, second)]  # type: ignore[union-attr]
+        return second if _is_negation(sides[0], sides[1]) else None
+    return second if _is_negation(first, second) else None
+
+
+def _is_negation(value: ir.Value | None, of: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    if node is None or node.inputs[0] is not of:
+        return False
+    if node.op_type == "Neg":
+        return True
+    factor = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "Mul" and node.inputs[1] else None
+    return factor is not None and factor.numpy().ravel().tolist() == [-1.0]

@@ -1,0 +1,165 @@
+"""Graphs that take a table, one input a column, in the form that is trained: numbers alone, in few inputs.
+
+Text has no gradient and no place in the buffers of a training step. What depends on text, and holds nothing that is
+trained, is cut off and is a graph of its own, the encoder: its outputs are inputs of the rest. The numbers of a table
+come as one matrix. Neither changes what is computed: encoder and rest together are the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .._graph.builder import GraphBuilder, infer_shapes, reads
+from .._graph.protobuf import to_proto
+from .._graph.trainable import TrainableModel, spec_of
+
+
+@dataclass(frozen=True)
+class TablePipeline:
+    """A graph that takes a table, and what comes before the part of it that is trained.
+
+    Attributes
+    ----------
+    whole : TrainableModel
+        The graph with one input for each column.
+    encoder : bytes or None
+        What makes numbers of its texts. The outputs bear the names of the inputs that they are further on.
+    matrix : str
+        The input that the numbers of the table are further on.
+    numbers : tuple of str
+        The columns that it has.
+    """
+
+    whole: TrainableModel
+    encoder: bytes | None
+    matrix: str
+    numbers: tuple[str, ...]
+
+
+def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
+    """Return the part of a graph that is trained, and all that comes before it."""
+    texts = [spec for spec in whole.inputs if spec.dtype.kind not in "f"]
+    rest, encoder = _cut(whole) if texts else (whole, None)
+    given = {spec.name for spec in whole.inputs}
+    model = rest.model.clone()
+    columns = [v for v in model.graph.inputs if v.name in given]
+    matrix = join_columns(model.graph, columns) if columns else ""
+    inputs = tuple(spec_of(v) for v in model.graph.inputs)
+    rest = replace(rest, model=infer_shapes(model), inputs=inputs)
+    return rest, TablePipeline(whole, encoder, matrix, tuple(v.name or "" for v in columns))
+
+
+def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Give the inputs these names, in place; what else bears one of them gets another."""
+    for value in _made(graph):
+        if value.name in names:
+            value.name = _unused(f"{value.name}_", graph)
+    for value, name in zip(graph.inputs, names, strict=True):
+        value.name = name
+
+
+def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
+    """Make inputs of one column of float32 each those of a single matrix, in place; return its name."""
+    matrix = ir.Value(
+        name=_unused("X", graph),
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape([ir.SymbolicDim("N"), len(columns)]),
+    )
+    graph.inputs[:] = [matrix, *(v for v in graph.inputs if v not in columns)]
+    op = GraphBuilder(graph, prefix="column", constant_nodes=True)
+    for i, column in enumerate(columns):
+        ir.convenience.replace_all_uses_with(column, op.Gather(matrix, np.array([i]), axis=1))
+    graph.sort()
+    return matrix.name or ""
+
+
+def _unused(name: str, graph: ir.Graph) -> str:
+    taken = {v.name for node in graph for v in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
+    """Return the graph behind the texts of ``whole``, with the parameters that it has, and the encoder before it.
+
+    The encoder reaches up to what reads a parameter, or numbers of the table. A parameter that it holds, as it feeds
+    what makes text, is none.
+    """
+    nodes = _before_numbers(whole.model.graph, whole.parameters)
+    border = {v.name for node in nodes for v in node.outputs if _leaves(v, nodes)}
+    encoder, rest = whole.model.clone(), whole.model.clone()
+    encoder.graph.outputs[:] = [v for v in _made(encoder.graph) if v.name in border]
+    for value in [v for v in _made(rest.graph) if v.name in border]:
+        given = ir.Value(name=value.name, type=value.type, shape=_varying_rows(value))
+        value.name = f"{value.name}/encoded"
+        ir.convenience.replace_all_uses_with(value, given)
+        rest.graph.inputs.append(given)
+    for model in (encoder, rest):
+        _drop_unused(model)
+    frozen, left = encoder.graph.initializers, rest.graph.initializers
+    parameters = tuple(name for name in whole.parameters if name in left and name not in frozen)
+    return replace(whole, model=rest, parameters=parameters), to_proto(encoder).SerializeToString()
+
+
+def _before_numbers(graph: ir.Graph, trained: Collection[str]) -> set[ir.Node]:
+    """Return the nodes that read or make text, those that feed them, and what depends on nothing but these."""
+    nodes = _on_text(graph)
+    front = list(nodes)
+    while front:
+        makers = {maker for v in reads(front.pop()) if (maker := v.producer()) is not None} - nodes
+        nodes |= makers
+        front += makers
+    for node in graph:
+        if node not in nodes and _depends_on(node, nodes, trained):
+            nodes.add(node)
+    return nodes
+
+
+def _on_text(graph: ir.Graph) -> set[ir.Node]:
+    texts = {v for v in graph.inputs if v.dtype is ir.DataType.STRING}
+    nodes = set()
+    for node in graph:
+        made = [v for v in node.outputs if v.dtype is ir.DataType.STRING]
+        if made or texts & set(reads(node)):
+            nodes.add(node)
+            texts |= {v for v in node.outputs if v.dtype in (ir.DataType.STRING, None)}  # other domains have no types
+    return nodes
+
+
+def _depends_on(node: ir.Node, nodes: Collection[ir.Node], trained: Collection[str]) -> bool:
+    """Whether a node reads what ``nodes`` make and, beside it, constants alone."""
+    values = list(reads(node))
+    encoded = [v.producer() in nodes and not _is_constant(v) for v in values]
+    fixed = [_is_constant(v) and v.name not in trained for v in values]
+    return any(encoded) and all(a or b for a, b in zip(encoded, fixed, strict=True))
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return value.is_initializer() if node is None else node.op_type == "Constant"
+
+
+def _leaves(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
+    """Whether what is not among ``nodes`` reads a value; constants are at hand on both sides."""
+    return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
+
+
+def _made(graph: ir.Graph) -> list[ir.Value]:
+    return [v for node in graph for v in node.outputs]
+
+
+def _varying_rows(value: ir.Value) -> ir.Shape:
+    sizes = [None, None] if value.shape is None else list(value.shape)  # encoders make matrices
+    return ir.Shape([ir.SymbolicDim("N"), *(d if isinstance(d, int) else None for d in sizes[1:])])
+
+
+def _drop_unused(model: ir.Model) -> None:
+    common.RemoveUnusedNodesPass()(model)
+    for value in [v for v in model.graph.inputs if not v.uses()]:
+        model.graph.inputs.remove(value)

@@ -1,0 +1,345 @@
+"""Fitted models that take a table by its columns: which hold text, which numbers, and data as such columns.
+
+What a column holds is told by what takes it first in the fitted model: an encoder by its categories, an imputer by its
+statistics, a vectorizer by being one. Missing text is the text that skl2onnx writes for it, "nan" or "None": a column
+in which that could be meant as text is refused. So is text that the fitted model does not know, where its encoder
+refuses it, as in scikit-learn when a model predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import VotingRegressor
+from sklearn.feature_extraction.text import _VectorizerMixin
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
+from sklearn.utils import check_array, get_tags
+
+from ..exceptions import ModelError
+from .traversal import unwrapped, walk
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """What a fitted model takes in one column.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"text", "number", "unused"}
+    gaps : bool
+        Whether values may be missing.
+    known : frozenset or None
+        The texts that it may hold, those that stand for missing ones included, or the numbers; None: any.
+    literal, missing : frozenset
+        What the model knows: as such, and the texts that stand for missing text.
+    """
+
+    name: str
+    kind: Literal["text", "number", "unused"]
+    gaps: bool = True
+    known: frozenset[Any] | None = None
+    literal: frozenset[Any] = frozenset()
+    missing: frozenset[str] = frozenset()
+
+    def texts(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of a column as text, checked; shape (n_samples, 1)."""
+        where, listed = f"column {self.name!r} of X", values.tolist()
+        written = {value: str(value) for value in set(listed)}
+        absent = {text for value, text in written.items() if _is_missing(value)}
+        given = {value for value in written if not _is_missing(value)}
+        if not listed:
+            raise ValueError(f"There is no text in {where}: it has no rows, and at least one is required.")
+        if odd := {type(value).__name__ for value in given if not isinstance(value, str)}:
+            raise ValueError(f"The fitted model takes text in {where}, got {', '.join(sorted(odd))}.")
+        if absent and not self.gaps:
+            raise ValueError(f"Text is missing in {where}, which the fitted model has no number for.")
+        if unsure := (given & self.missing) | ((absent - self.missing) & self.literal):
+            raise ValueError(
+                f"The text {min(unsure)!r} in {where} cannot be told from missing text, which is written as the same. "
+                f"Write it otherwise, and fit the model on that."
+            )
+        self._require_known(given | absent)
+        return np.array([written[value] for value in listed], object).reshape(-1, 1)
+
+    def numbers(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers that were checked for what is missing, checked for what is not known; shape (n_samples, 1)."""
+        if self.known is not None:
+            self._require_known(set(values[~np.isnan(values)].tolist()))
+        return values.reshape(-1, 1)
+
+    def _require_known(self, values: set[Any]) -> None:
+        if unknown := set() if self.known is None else values - self.known:
+            raise ValueError(f"Found unknown categories {sorted(unknown)} in column {self.name!r} of X.")
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float | np.floating) and bool(np.isnan(value)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns that a fitted model takes, in their order in the data.
+
+    Attributes
+    ----------
+    columns : tuple of TableColumn
+    documents : bool
+        Whether the data are one sequence of texts, as vectorizers take it, and no table.
+    """
+
+    columns: tuple[TableColumn, ...]
+    documents: bool = False
+
+    @property
+    def texts(self) -> dict[str, bool]:
+        """Whether a column is text, by name; columns that nothing reads count as numbers."""
+        return {column.name: column.kind == "text" for column in self.columns}
+
+    @property
+    def takes_words(self) -> bool:
+        """Whether a column is taken apart into words: no text of it is known as a whole."""
+        return any(column.kind == "text" and not column.literal for column in self.columns)
+
+    def arrays(self, X: Any) -> dict[str, np.ndarray]:
+        """Return the columns that are read as arrays of shape (n_samples, 1), checked, by name.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A column holds what the fitted model does not take.
+        """
+        if self.documents:
+            return {column.name: column.texts(_documents(X)) for column in self.columns}
+        arrays = self._numbers(X)
+        for i, column in enumerate(self.columns):
+            if column.kind == "text":
+                arrays[column.name] = column.texts(_values(X, [i])[:, 0])
+        return arrays
+
+    def _numbers(self, X: Any) -> dict[str, np.ndarray]:
+        arrays: dict[str, np.ndarray] = {}
+        for gaps in (False, True):
+            group = [i for i, c in enumerate(self.columns) if c.kind == "number" and c.gaps is gaps]
+            if group:
+                part = X.iloc[:, group] if hasattr(X, "iloc") else _values(X, group)
+                finite = "allow-nan" if gaps else True
+                matrix = check_array(part, ensure_all_finite=finite, input_name="X")
+                taken = [(self.columns[i], matrix[:, j]) for j, i in enumerate(group)]
+                arrays |= {column.name: column.numbers(values) for column, values in taken}
+        return arrays
+
+
+def holds_text(X: Any) -> bool:
+    """Whether a data frame has columns that are no numbers."""
+    dtypes = X.dtypes if hasattr(X, "columns") and hasattr(X, "dtypes") else ()
+    return any(getattr(dtype, "kind", "O") not in "biuf" for dtype in dtypes)
+
+
+def _values(X: Any, columns: Sequence[int]) -> np.ndarray:
+    if hasattr(X, "iloc"):
+        return np.asarray(X.iloc[:, columns], dtype=object)
+    array = np.asarray(X, dtype=object)
+    if array.ndim != 2:
+        raise ValueError(f"The fitted model takes a data frame, or an array of two axes, got a {type(X).__name__}.")
+    return array[:, columns]
+
+
+def _documents(X: Any) -> np.ndarray:
+    values = np.asarray(X, dtype=object)
+    if isinstance(X, str) or values.ndim != 1:
+        raise ValueError(f"The fitted model takes a sequence of texts, got {type(X).__name__} of {values.ndim} axes.")
+    return values
+
+
+def table_of(estimator: Any, *, has_text: bool) -> Table | None:
+    """Return the columns of a model that takes text; None for one that takes a matrix of numbers.
+
+    ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
+    """
+    takers = list(_takers(estimator, None))
+    _refuse_text_within(takers)
+    if any(taker.columns is None and taker.steps and _is_vectorizer(taker.steps[0]) for taker in takers):
+        return Table((TableColumn("text", "text", gaps=False),), documents=True)
+    _refuse_hidden_text(estimator, takers)
+    n_columns = getattr(estimator, "n_features_in_", 0)
+    names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(n_columns)])
+    columns = tuple(_column(str(name), i, takers) for i, name in enumerate(names))
+    kinds = {column.kind for column in columns}
+    return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
+
+
+@dataclass(frozen=True)
+class _Taker:
+    """Steps that begin with some columns of the data; None: all of them. They may be within an ensemble.
+
+    What comes ``behind`` them takes what they give, beside what others give.
+    """
+
+    steps: tuple[Any, ...]
+    columns: tuple[int, ...] | None
+    ensemble: Any = None
+    behind: tuple[Any, ...] = ()
+
+    @property
+    def takes_gaps(self) -> bool:
+        """Whether values may be missing: every step takes them, up to one that imputes."""
+        for step in (*self.steps, *self.behind):
+            if not get_tags(step).input_tags.allow_nan:
+                return False
+            if _imputes(step):
+                return True
+        return True
+
+    def before(self, later: tuple[Any, ...]) -> _Taker:
+        """Return the same with more steps behind."""
+        return replace(self, behind=(*self.behind, *later))
+
+    def place(self, column: int) -> int | None:
+        """Return which of its columns a column of the data is."""
+        if self.columns is None:
+            return column
+        return self.columns.index(column) if column in self.columns else None
+
+
+def _takers(estimator: Any, columns: tuple[int, ...] | None, later: tuple[Any, ...] = ()) -> Iterator[_Taker]:
+    """Yield what takes columns of the data first, with the steps that come next."""
+    estimator = unwrapped(estimator)
+    if isinstance(estimator, Pipeline):
+        steps = (*(step for _, step in estimator.steps if not _passes_on(step)), *later)
+        yield from _takers(steps[0], columns, steps[1:]) if steps else [_Taker((), columns)]
+    elif isinstance(estimator, ColumnTransformer):
+        for name, part, _ in estimator.transformers_:
+            taken = estimator._transformer_to_input_indices[name]
+            inner = _takers(part, tuple(i if columns is None else columns[i] for i in taken))
+            yield from (taker.before(later) for taker in inner)
+    elif isinstance(estimator, FeatureUnion):
+        for _, part in estimator.transformer_list:
+            yield from (taker.before(later) for taker in _takers(part, columns))
+    elif isinstance(estimator, str) and estimator == "drop":
+        return
+    elif parts := _inner(estimator):
+        for part in parts:
+            yield from (replace(taker.before(later), ensemble=estimator) for taker in _takers(part, columns))
+    else:
+        yield _Taker(() if _passes_on(estimator) else (estimator, *later), columns)
+
+
+def _passes_on(step: Any) -> bool:
+    return step is None or isinstance(step, str) or (isinstance(step, FunctionTransformer) and step.func is None)
+
+
+def _inner(estimator: Any) -> list[Any]:
+    """Return the pipelines and column transformers in an ensemble or the like that are handed the same columns."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for path, part in walk(estimator):
+        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
+        if not path or not same or not isinstance(part, Pipeline | ColumnTransformer):
+            continue
+        if not str(path[0]).startswith("_") and not any(path[: len(outer)] == outer for outer in found):
+            found[path] = part
+    return list(found.values())
+
+
+def _column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
+    """Return what all that take a column say of it together."""
+    places = [(taker, taker.place(index)) for taker in takers]
+    taken = [(taker.steps, place) for taker, place in places if place is not None]
+    if not taken:
+        return TableColumn(name, "unused")
+    if not any(steps and _is_text(steps[0], place) for steps, place in taken):
+        column = TableColumn(name, "number", all(taker.takes_gaps for taker, place in places if place is not None))
+    else:
+        column = TableColumn(name, "text")
+    for steps, place in taken:
+        column = _with_rules(column, steps, place) if steps else column
+    if unsure := column.literal & column.missing:
+        raise ModelError(
+            f"The text {min(unsure)!r} and missing text are two categories of column {name!r}, and the same in ONNX. "
+            f"Write it otherwise, and fit the model on that."
+        )
+    return column
+
+
+def _with_rules(column: TableColumn, steps: Sequence[Any], place: int) -> TableColumn:
+    """Add what one taker says: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
+    literal: frozenset[Any] = frozenset()
+    for step in steps[: 2 if _imputes(steps[0]) else 1]:
+        values = [*_listed(step, place), *([step.missing_values] if _imputes(step) else [])]
+        absent = frozenset(str(value) for value in values if _is_missing(value))
+        literal |= {value for value in values if not _is_missing(value)}
+        column = replace(
+            column,
+            literal=column.literal | literal,
+            missing=column.missing | absent,
+            gaps=column.gaps and not _is_vectorizer(step) and not (absent and _gives_nan(step)),
+        )
+        if _refuses_unknown(step):
+            known = literal | column.missing if column.kind == "text" else literal
+            column = replace(column, known=known if column.known is None else column.known & known)
+    return column
+
+
+def _is_text(step: Any, place: int) -> bool:
+    return _is_vectorizer(step) or any(isinstance(value, str) for value in _listed(step, place))
+
+
+def _is_vectorizer(step: Any) -> bool:
+    return isinstance(step, _VectorizerMixin)
+
+
+def _imputes(step: Any) -> bool:
+    return type(step).__module__.startswith("sklearn.impute.")
+
+
+def _listed(step: Any, place: int) -> list[Any]:
+    """Return the values that a fitted step knows of one of its columns."""
+    if isinstance(step, SimpleImputer):
+        return [step.statistics_[place]]
+    categories = getattr(step, "categories_", ())
+    return np.asarray(categories[place]).tolist() if place < len(categories) else []
+
+
+def _gives_nan(step: Any) -> bool:
+    return isinstance(step, OrdinalEncoder) and bool(np.isnan(step.encoded_missing_value))
+
+
+def _refuses_unknown(step: Any) -> bool:
+    """Whether a step has no numbers for texts that it does not know, in scikit-learn or in the graph."""
+    if isinstance(step, OrdinalEncoder):
+        return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
+    if isinstance(step, OneHotEncoder):
+        return step.handle_unknown == "error" or (step.handle_unknown != "ignore" and step._infrequent_enabled)
+    return False
+
+
+def _refuse_text_within(takers: Sequence[_Taker]) -> None:
+    """Refuse encoders of text within ensembles, which hand matrices of numbers to what they hold."""
+    for taker in takers:
+        ensemble, first = taker.ensemble, taker.steps[0] if taker.steps else None
+        if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
+            continue
+        if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
+            name = type(ensemble).__name__
+            raise ModelError(
+                f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
+                f"before the {name}, in a pipeline that ends in it."
+            )
+
+
+def _refuse_hidden_text(estimator: Any, takers: Sequence[_Taker]) -> None:
+    """Refuse encoders of text that other steps hand to them: what these do to the text, the graph does not."""
+    first = {id(step) for taker in takers for step in taker.steps}
+    for _, part in walk(estimator):
+        categories = getattr(part, "categories_", ())
+        if id(part) not in first and any(isinstance(v, str) for i in range(len(categories)) for v in _listed(part, i)):
+            raise ModelError(
+                f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
+                f"ColumnTransformer that begins the pipeline, behind an imputer at most."
+            )

@@ -1,0 +1,90 @@
+"""Tracers: a copy of a fitted model in which every number is one of its own, converted as the model is.
+
+Numbers of a fitted model do not always tell which attribute they come from: a scale of ones equals its own reciprocal,
+and an identity matrix its transpose. In the graph of the copy they do. The copy predicts nonsense and is never run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.base import BaseEstimator
+
+from .traversal import Path, assign, follow, walk
+
+FITTED_SETTINGS = frozenset({"coef0"})
+"""Arguments of constructors that are numbers of the fitted model too."""
+
+
+def numbers_of(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
+    """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
+    yield from own_numbers(owner)
+    for name, value in vars(owner).items():
+        if isinstance(value, BaseEstimator) and _is_fitted_name(name):
+            yield from (((name, *path), array) for path, array in numbers_of(value))
+
+
+def own_numbers(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
+    """Yield the fitted numbers of an estimator with their attributes."""
+    for name, value in vars(owner).items():
+        if not _is_fitted_name(name):
+            continue
+        if isinstance(value, np.ndarray | float | np.floating):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and array.size:
+                yield (name,), array
+        elif isinstance(value, list | tuple):
+            for i, inner in enumerate(value):
+                if isinstance(inner, np.ndarray) and inner.dtype.kind == "f" and inner.size:
+                    yield (name, i), inner
+
+
+def _is_fitted_name(name: str) -> bool:
+    return name.endswith("_") or name.startswith("_") or name in FITTED_SETTINGS
+
+
+class Tracer:
+    """The graph of a copy whose numbers are all different; it is converted where it is first asked for.
+
+    Parameters
+    ----------
+    root : estimator
+        The fitted model, which is left as it is.
+    structure : object
+        What the copy's graph must be like for its parameters to correspond to those of the model's graph.
+    convert : callable
+        ``convert(estimator)`` returns a graph whose parameters have no names of estimators yet, and its structure.
+    """
+
+    def __init__(self, root: Any, structure: object, convert: Callable[[Any], tuple[ir.Model, object]]) -> None:
+        self._root, self._structure, self._convert = root, structure, convert
+
+    def array(self, name: str) -> np.ndarray | None:
+        """Return what the parameter ``name`` holds in the copy's graph; None where the copy has another graph."""
+        value = None if self._graph is None else self._graph.initializers.get(name)
+        return None if value is None or value.const_value is None else value.const_value.numpy()
+
+    def part(self, path: Path) -> Any:
+        """Return the estimator of the copy that ``path`` leads to."""
+        return follow(self._twin, path)
+
+    @cached_property
+    def _twin(self) -> Any:
+        twin, rng = copy.deepcopy(self._root), np.random.RandomState(0)
+        for _, part in list(walk(twin)):
+            for path, array in list(own_numbers(part)):
+                assign(part, path, rng.uniform(0.2, 0.8, array.shape))
+        return twin
+
+    @cached_property
+    def _graph(self) -> ir.Graph | None:
+        try:
+            model, structure = self._convert(self._twin)
+        except Exception:  # a converter may need numbers that belong together
+            return None
+        return model.graph if structure == self._structure else None

@@ -1,0 +1,164 @@
+"""Trained numbers back into the scikit-learn model that they came from.
+
+A parameter that an attribute holds as it is, or in a form that can be undone, is written there. What scikit-learn keeps
+twice, or holds in trees, has a rule of its own. Only numbers that training changed are written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+from sklearn.base import is_classifier
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.ensemble import IsolationForest
+from sklearn.ensemble._forest import BaseForest, ForestRegressor
+from sklearn.ensemble._gb import BaseGradientBoosting
+from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.svm import OneClassSVM
+from sklearn.tree import BaseDecisionTree
+
+from ..exceptions import ModelError
+from .provenance import FORMS, Origin
+from .traversal import Path, assign, follow
+
+
+def write_back(
+    model: Any, origins: Sequence[Origin], before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]
+) -> Any:
+    """Return a deep copy of ``model`` with the numbers that differ between ``before`` and ``now`` written back."""
+    changed = [origin for origin in origins if not np.array_equal(before[origin.name], now[origin.name])]
+    lost = [origin.name for origin in changed if not origin.attribute and origin.role not in LEAVES]
+    for origin in (one for one in changed if not one.attribute and one.role in LEAVES):
+        _require_trees(follow(model, origin.owner), origin)
+    if lost:
+        raise ModelError(
+            f"These trained numbers have no place in {type(model).__name__}: {', '.join(lost)}. Freeze them with "
+            f"trainable=..., or take to_onnx()."
+        )
+    result = copy.deepcopy(model)
+    for origin in changed:
+        owner = follow(result, origin.owner)
+        if origin.attribute:
+            assign(owner, origin.attribute, FORMS[origin.form][1](np.asarray(now[origin.name], np.float64)))
+        else:
+            LEAVES[origin.role](owner, origin, before[origin.name], now[origin.name])
+        _complete(follow(owner, origin.attribute[:-1]) if len(origin.attribute) > 1 else owner, origin.attribute)
+    return result
+
+
+def _complete(owner: Any, path: Path) -> None:
+    """Bring attributes that repeat the written one into line."""
+    attribute = str(path[-1]) if path else ""
+    if attribute == "scale_" and hasattr(owner, "var_"):
+        owner.var_ = owner.scale_**2
+    if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
+        _repeat_for_libsvm(owner, attribute)
+    if attribute == "y_thresholds_":
+        owner._build_f(owner.X_thresholds_, owner.y_thresholds_)
+    if attribute == "precision_" and isinstance(owner, EmpiricalCovariance):
+        owner.covariance_ = linalg.pinvh(owner.precision_)
+    if attribute == "_fit_X" and getattr(owner, "_tree", None) is not None:
+        metric = {"metric": owner.effective_metric_, **owner.effective_metric_params_}
+        owner._tree = type(owner._tree)(owner._fit_X, owner.leaf_size, **metric)
+
+
+def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
+    """LIBSVM reads private copies, which have the opposite sign where two classes are told apart."""
+    name = attribute.strip("_")
+    sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
+    public, private = f"{name}_", f"_{name}_"
+    if attribute == private:
+        vars(owner)[public] = sign * vars(owner)[private]
+    else:
+        vars(owner)[private] = sign * vars(owner)[public]
+    if isinstance(owner, OneClassSVM):
+        owner.offset_ = -owner.intercept_
+
+
+# Trees
+
+
+def _require_trees(owner: Any, origin: Origin) -> None:
+    """Raise where the trees are not scikit-learn's own: other libraries keep them where nothing can be written."""
+    own = BaseDecisionTree | BaseForest | BaseGradientBoosting | BaseHistGradientBoosting | IsolationForest
+    if not isinstance(owner, own):
+        raise ModelError(
+            f"{origin.name!r} was trained, and {type(owner).__name__} keeps its trees in a form of its own that "
+            f"numbers cannot be written back to. Freeze it with trainable=..., or take to_onnx()."
+        )
+
+
+def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
+    """The numbers of the leaves, each a multiple of what the tree holds: of one tree among many, of a learning rate."""
+    assert origin.places is not None
+    places = origin.places.reshape(-1, 3)
+    cells = [_cell(owner, *(int(n) for n in place)) for place in places]
+    old = np.array([cell() for cell, _ in cells])
+    factor = float((before.ravel() * old).sum() / (old * old).sum()) if old.any() else _factor(owner)
+    if not np.allclose(factor * old, before.ravel(), rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(before).max()))):
+        raise ModelError(f"The leaves of {type(owner).__name__} are not those of the graph: {origin.name!r}.")
+    for (_, write), value in zip(cells, now.ravel().astype(np.float64) / factor, strict=True):
+        write(value)
+
+
+def _factor(owner: Any) -> float:
+    """Return what a tree's numbers are multiplied by, where they are all zero and do not tell."""
+    if isinstance(owner, BaseGradientBoosting):
+        return float(owner.learning_rate)
+    return 1.0 / len(owner.estimators_) if isinstance(owner, ForestRegressor) else 1.0
+
+
+def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
+    """Return how to read and to write one number of one leaf."""
+    if isinstance(owner, IsolationForest):  # the path to the leaf, and those that would go on from it
+        beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
+        return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
+    if hasattr(owner, "_predictors"):
+        flat = [predictor for stage in owner._predictors for predictor in stage]
+        nodes = flat[tree].nodes
+        return lambda: float(nodes["value"][node]), lambda value: nodes["value"].__setitem__(node, value)
+    values = _trees(owner)[tree].value
+    place = _position(owner, node, target)
+    return lambda: float(values[place]), lambda value: values.__setitem__(place, value)
+
+
+def _trees(owner: Any) -> list[Any]:
+    if hasattr(owner, "tree_"):
+        return [owner.tree_]
+    return [estimator.tree_ for estimator in np.ravel(np.array(owner.estimators_, dtype=object))]
+
+
+def _position(owner: Any, node: int, target: int) -> tuple[int, int, int]:
+    boosted = isinstance(getattr(owner, "estimators_", None), np.ndarray)
+    if boosted:
+        return node, 0, 0
+    return (node, 0, target) if is_classifier(owner) else (node, target, 0)
+
+
+def _write_probabilities(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
+    """The probabilities in the leaves of classifying trees; one number for two classes is that of the second."""
+    assert origin.places is not None
+    trees, numbers = _trees(owner), np.abs(now.astype(np.float64))
+    if now.ndim == 2:
+        cells = [(output, i) for output, n in enumerate(np.atleast_1d(owner.n_classes_)) for i in range(n)]
+        for (tree, node, target), value in zip(origin.places.reshape(-1, 3), numbers.ravel(), strict=True):
+            output, i = cells[target]
+            trees[tree].value[node, output, i] = value
+        for tree, node, _ in np.unique(origin.places[:, 0], axis=0):
+            held = trees[tree].value[node]
+            held /= held.sum(axis=1, keepdims=True)
+        return
+    p = numbers / (numbers + np.abs(1 - now.astype(np.float64)))
+    for place, value in zip(origin.places, p, strict=True):
+        trees[place[0]].value[place[1], 0] = [1 - value, value]
+
+
+LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {
+    "leaf_probabilities": _write_probabilities,
+    "leaf_values": _write_leaves,
+}
+"""How parameters that no attribute holds are written, by role."""

@@ -1,0 +1,231 @@
+"""What a given graph computes itself: what its output holds, and the proof that training begins from it.
+
+The graph as it was given runs on some rows of the data before anything is trained. What it gives settles, where its
+operators do not, whether its output holds scores or probabilities; and the untrained estimator must predict the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from scipy.special import expit, softmax
+from sklearn.base import is_classifier
+
+from .. import _runtime
+from .._data.columns import Column
+from .._fitted.model import is_estimator
+from .._graph.builder import multiply_by_columns
+from .._graph.final_activation import NARROW
+from .._graph.trainable import TrainableModel, alone
+from .._inference.head import Head
+from .._inference.predictor import Predictor
+from .._refusal import refusing
+from ..exceptions import ModelError, OnnxTrainWarning
+from ..models import MODELS
+
+ROWS = 13
+"""Rows that the given graph runs on, spread over the data: a number that no graph is exported for."""
+
+KINDS = {True: ("auto", "scores", "probabilities"), False: ("auto", "scores", "means")}
+"""Values of ``output_kind``, of the classifier and of the regressor."""
+
+_ENOUGH = 8
+"""Rows that must all lie in [0, 1] before it is worth a word."""
+
+_LINKS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "exp": np.exp,
+    "sigmoid": expit,
+    "softmax": lambda scores: softmax(scores, axis=1),
+}
+
+
+@dataclass(frozen=True)
+class OwnOutput:
+    """What the graph as it was given computes for some rows.
+
+    Attributes
+    ----------
+    graph : onnx_ir.Model
+        It, in inference form.
+    name : str
+        Of its output.
+    rows : ndarray of int
+    numbers : ndarray of shape (n_rows, n_columns)
+    """
+
+    graph: ir.Model
+    name: str
+    rows: np.ndarray
+    numbers: np.ndarray
+
+
+def output_kinds(estimator: Any) -> tuple[str, ...]:
+    """Return the values that ``output_kind`` takes."""
+    return KINDS[is_classifier(estimator)]
+
+
+def is_foreign(model: Any) -> bool:
+    """Whether ``model`` is an ONNX graph from elsewhere: given, or made by a builder of the user's own."""
+    return not (model is None or type(model) in MODELS.values() or is_estimator(model))
+
+
+def own_output(
+    model: Any, source: TrainableModel, columns: Mapping[str, Column], device: _runtime.Device
+) -> OwnOutput | None:
+    """Run the graph that ``source`` was made from on some rows of the data; None where ``model`` is not foreign."""
+    if not is_foreign(model):
+        return None
+    whole = source.model if source.reference is None else source.reference
+    graph, n = multiply_by_columns(alone(whole, source.output)), len(next(iter(columns.values())))
+    rows = np.linspace(0, n - 1, max(3, min(n, ROWS))).astype(int)
+    found = as_columns(run_graph(graph, columns, rows, device), source.output)
+    return OwnOutput(graph, source.output, rows, found.astype(np.float64))
+
+
+def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: _runtime.Device) -> np.ndarray:
+    """Return what a graph of one output gives for some rows; raise ModelError where it does not run on them."""
+    with refusing("The graph does not run on the data"):
+        return Predictor(graph, device, None).run(columns, rows)
+
+
+def as_columns(numbers: np.ndarray, name: str) -> np.ndarray:
+    """Return the numbers of an output with a row for each row of the data; further axes must be of size one."""
+    if numbers.ndim > 2 and sum(size != 1 for size in numbers.shape[1:]) > 1:
+        raise ModelError(
+            f"The trained output {name!r} has shape {('n', *numbers.shape[1:])}; it must be (n,), (n, 1) or (n, k), "
+            f"with further axes of size one alone. Name another output with output=..."
+        )
+    return numbers.reshape(len(numbers), -1)
+
+
+# What the output holds
+
+
+def settled(source: TrainableModel, own: OwnOutput, kind: str, *, classifies: bool) -> tuple[TrainableModel, int]:
+    """Return the model with the loss placed according to what its output holds, and the number of scores a row."""
+    if kind == "scores":
+        found = source.ignoring_activation()
+    else:
+        found = _of_classifier(source, own, kind) if classifies else _of_regressor(source, kind)
+    return found, 1 if found.paired else own.numbers.shape[1]
+
+
+def _of_regressor(source: TrainableModel, kind: str) -> TrainableModel:
+    """Give a log link to means, that losses of log means look behind: to what cannot be negative."""
+    if source.link == "exp":
+        return source
+    if kind == "means" or source.range[0] >= 0:
+        return source.taking_output_for("exp", normalised=source.range[0] < 0)
+    return source.ignoring_activation()
+
+
+def _of_classifier(source: TrainableModel, own: OwnOutput, kind: str) -> TrainableModel:
+    claimed, log = kind == "probabilities", source.ends_in_log
+    if source.link in _LINKS and source.link != "exp":
+        _require_probabilities(own, claimed and not source.log_output)
+        return source
+    _require_probabilities(own, claimed)
+    p = np.exp(own.numbers) if log and not claimed else own.numbers
+    low, high = source.range
+    proven = high <= NARROW if log else low >= 0 and high <= 1 + NARROW
+    shared = p.shape[1] > 1 and bool(np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-3))
+    if not (proven or claimed or (_in_unit(p) and shared)):
+        _warn_of_unit(own)
+        return source.ignoring_activation()
+    if not (proven or claimed):
+        _warn_of_sums(own)
+    link = "softmax" if shared else "sigmoid"
+    return source.taking_output_for(link, log=log and not claimed, normalised=not proven)
+
+
+def _in_unit(numbers: np.ndarray) -> bool:
+    return bool(((numbers >= -NARROW) & (numbers <= 1 + NARROW)).all())
+
+
+def _require_probabilities(own: OwnOutput, claimed: bool) -> None:
+    if claimed and not _in_unit(own.numbers):
+        raise ModelError(
+            f"output_kind='probabilities', but output {own.name!r} of the graph holds numbers from "
+            f"{own.numbers.min():.3g} to {own.numbers.max():.3g} on rows of X. Leave 'auto', or say 'scores'."
+        )
+
+
+def _warn_of_sums(own: OwnOutput) -> None:
+    warnings.warn(
+        f"Output {own.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, 1] and add "
+        f"up to one. Say output_kind='probabilities' to confirm it, 'scores' if they are scores (logits).",
+        OnnxTrainWarning,
+        stacklevel=7,
+    )
+
+
+def _warn_of_unit(own: OwnOutput) -> None:
+    """Numbers that could be either are scores, as those of most graphs are; before training they are often small."""
+    rows = len(np.unique(own.rows))
+    if rows >= _ENOUGH and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
+        warnings.warn(
+            f"Output {own.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, 1] on "
+            f"{rows} rows of X. Say output_kind='scores' to confirm it, 'probabilities' if they are probabilities.",
+            OnnxTrainWarning,
+            stacklevel=7,
+        )
+
+
+# The proof that training begins from the given graph
+
+
+def require_own_start(
+    own: OwnOutput,
+    source: TrainableModel,
+    head: Head,
+    predictor: Predictor,
+    columns: Mapping[str, Column],
+    device: _runtime.Device,
+) -> None:
+    """Raise where what the untrained estimator predicts, or what its loss sees, is not the graph's own output.
+
+    ``predictor`` gives the scores as its last output.
+    """
+    for what, numbers, expected in _pairs(own, source, head, predictor, columns):
+        scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
+        if not np.allclose(numbers, expected, rtol=1e-4, atol=2 * NARROW * scale, equal_nan=True):
+            again = as_columns(run_graph(own.graph, columns, own.rows, device), own.name)
+            if np.allclose(again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):  # else it draws random numbers
+                _refuse(own, what, float(np.nanmax(np.abs(numbers - expected))))
+
+
+def _pairs(
+    own: OwnOutput, source: TrainableModel, head: Head, predictor: Predictor, columns: Mapping[str, Column]
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return what is compared: its name, ours and the graph's."""
+
+    def ours(output: int) -> np.ndarray:
+        found = predictor.run(columns, own.rows, output=output)
+        return found.reshape(len(found), -1).astype(np.float64)
+
+    scores = ours(-1)
+    if head.task == "regression":
+        adds = head.link != "identity" and source.link != head.link
+        return [("its scores" if adds else "predict()", scores if adds else ours(0), own.numbers)]
+    if source.link not in ("sigmoid", "softmax"):
+        return [("its scores", scores, own.numbers)]
+    expected = np.exp(own.numbers) if source.log_output else own.numbers
+    p = _LINKS[source.link](scores)
+    found = [("the link of its scores", np.hstack([1 - p, p]) if source.paired else p, expected)]
+    if head.has_probabilities and head.link == source.link:
+        ours_ = ours(1)
+        found.append(("predict_proba()", ours_[:, -expected.shape[1] :], expected))
+    return found
+
+
+def _refuse(own: OwnOutput, what: str, distance: float) -> None:
+    raise ModelError(
+        f"Training would begin from another model: {what} of the untrained estimator and output {own.name!r} of the "
+        f"given graph differ by up to {distance:.2g} on rows of X. Say what the output holds with output_kind=..., or "
+        f"name another output with output=..."
+    )

@@ -1,0 +1,328 @@
+"""The engine "ort-training": onnxruntime-training's forward-backward graph builder, held to what is proven right.
+
+The builder differentiates some operators wrongly without an error and fails on others with a message about its
+insides. So every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is there
+only if its gradient was checked against finite differences, with the settings in which it is wrong or fails;
+``tests/contracts/test_gradients.py`` holds the cases. Nodes that the builder needs in another form are brought into it
+before, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training.preparation`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from ... import _runtime
+from ..._graph.builder import is_float
+from ..._graph.contrib.lowering import refusal
+from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, kind, operand, opset
+from ..._graph.supported import ANY, PADDING, Known
+from ..._refusal import refusing
+from ...exceptions import UnsupportedOperatorError
+from ..path import Passage, path
+from .peephole import use_faster_forms
+from .preparation import prepare, training_mode
+
+OPSETS = range(11, 22)
+TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+Rule: TypeAlias = Callable[[Passage], "str | None"]
+Proven: TypeAlias = Known[tuple[Rule, ...]]
+
+
+def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
+    prepared = model.clone()
+    if not wrt:
+        return prepared
+    _require_opset(model.graph)
+    for passage in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
+        _refuse(passage, _unknown(passage))
+    seed = prepare(prepared, wrt, of)
+    for passage in path(prepared.graph, wrt, seed):
+        with refusing(_refusal(passage), UnsupportedOperatorError):
+            for reason in _objections(passage):
+                _refuse(passage, reason)
+    return _restore(use_faster_forms(_build(prepared, wrt, seed.name or of)), model, wrt)
+
+
+def _require_opset(graph: ir.Graph) -> None:
+    version = graph.opset_imports.get("", 0)
+    if version not in OPSETS:
+        raise UnsupportedOperatorError(
+            f"onnxruntime-training differentiates opset {OPSETS[0]} to {OPSETS[-1]}; this graph is of opset {version}. "
+            "Convert it: onnx.version_converter.convert_version(model, 18)."
+        )
+
+
+def _refuse(passage: Passage, reason: str | None) -> None:
+    if reason:
+        raise UnsupportedOperatorError(f"{_refusal(passage)}: {reason}. {_REMEDY}")
+
+
+def _refusal(passage: Passage) -> str:
+    return f"{describe(passage.node)} cannot be differentiated"
+
+
+def _unknown(passage: Passage) -> str | None:
+    """Asked of the graph as it is given: other forms may have lost what a node has set."""
+    known = PROVEN.get(kind(passage.node))
+    strange = passage.other_type(TYPES)
+    missing = refusal(passage.node) or "onnxruntime-training has no gradient for it that is proven right"
+    return strange or (missing if known is None else known.unknown(passage.node))
+
+
+def _objections(passage: Passage) -> Iterator[str | None]:
+    """Asked of the prepared graph."""
+    known = PROVEN[kind(passage.node)]
+    yield known.missing(passage.node, passage.outputs)
+    if any(
+        0 in (dims(value) or [])
+        for value in (*passage.node.inputs, *passage.node.outputs)
+        if value in passage.sources or value in passage.node.outputs
+    ):
+        yield "the kernels of its gradient fail on values without elements"
+    yield from (rule(passage) for rule in known.rule)
+
+
+_REMEDY = "Freeze the parameters before it, or put other operators in its place."
+
+
+def _wrong(reason: str, when: Callable[[Passage], object]) -> Rule:
+    return lambda passage: reason if when(passage) else None
+
+
+def _only_input(others: str) -> Rule:
+    return _wrong(f"the gradient of {others} is missing", lambda p: not p.inputs <= {0})
+
+
+def _since(version: int) -> Rule:
+    return _wrong(f"its gradient needs opset {version} or newer", lambda p: opset(p.node) < version)
+
+
+def _operands(passage: Passage) -> str | None:
+    a, b = (dims(x) for x in passage.node.inputs)
+    return _broadcast(passage, a, b)
+
+
+def _into_output(passage: Passage) -> str | None:
+    target = dims(passage.node.outputs[0])
+    floats = [x for x in passage.node.inputs if x is not None and is_float(x)]
+    return next((reason for x in floats if (reason := _broadcast(passage, dims(x), target))), None)
+
+
+def _matrices(passage: Passage) -> str | None:
+    a, b = (dims(x) for x in passage.node.inputs)
+    if a is None or b is None:
+        return "the rank of an operand is not known, and the gradient of a vector would be wrong"
+    return _broadcast(passage, a[:-2], b[:-2]) if len(a) > 2 or len(b) > 2 else None
+
+
+def _bias(passage: Passage) -> str | None:
+    if 2 not in passage.inputs:
+        return None
+    shape = dims(passage.node.inputs[2])
+    return _broadcast(passage, shape, dims(passage.node.outputs[0])) if shape else "the rank of its bias is not known"
+
+
+def _broadcast(passage: Passage, a: Dims | None, b: Dims | None) -> str | None:
+    """The builder takes dimensions of different names for equal; where one is not known it decides at run time."""
+    if a is None or b is None or None in a or None in b:
+        return None if opset(passage.node) >= 13 else "its shapes are not known, which needs opset 13 or newer"
+    for m, n in zip(reversed(a), reversed(b), strict=False):
+        if m != n and 1 not in (m, n) and not fixed([m, n]):
+            return f"the dimensions {m} and {n} may be equal or broadcast: give them one name, or fix their sizes"
+    return None
+
+
+def _steps_may_be_negative(passage: Passage) -> bool:
+    steps = operand(passage.node, 4)
+    values = None if steps is None else constant(steps)
+    return steps is not None and (values is None or bool((values < 0).any()))
+
+
+def _sizes_along_axis(passage: Passage) -> Dims:
+    axis = attribute(passage.node, "axis", 0)
+    return [shape[axis] if shape else None for shape in map(dims, passage.node.inputs)]
+
+
+def _input_dims(passage: Passage) -> Dims | None:
+    return dims(passage.node.inputs[0])
+
+
+def _normalized_dims(passage: Passage) -> Dims:
+    return (_input_dims(passage) or [])[attribute(passage.node, "axis", -1) :]
+
+
+_ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu Round Sigmoid Sign Sin Softplus Tanh"
+_SCALAR = _wrong(
+    "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
+)
+_NO_AXES = _wrong(
+    "noop_with_empty_axes fails without axes",
+    lambda p: operand(p.node, 1) is None and attribute(p.node, "noop_with_empty_axes", 0),
+)
+_REDUCED = "axes keepdims noop_with_empty_axes"
+_WINDOW = f"{PADDING} dilations kernel_shape pads strides"
+
+PROVEN: dict[str, Proven] = {
+    **dict.fromkeys(_ALWAYS.split(), Known(())),
+    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), Known((_operands,), inputs=2)),
+    **dict.fromkeys(("Cos", "Erf", "Sqrt"), Known((_SCALAR,))),
+    **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Known((), "axis")),
+    **dict.fromkeys(("Gather", "GatherElements"), Known((), "axis", inputs=2)),
+    **dict.fromkeys(("Max", "Min"), Known((_into_output,), inputs=ANY)),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Known((_NO_AXES,), _REDUCED, inputs=2)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), Known((), "axes", inputs=2)),
+    "AveragePool": Known(
+        (
+            _wrong("the sizes of its input, the batch too, must be fixed", lambda p: not fixed(_input_dims(p))),
+            _wrong("its gradient is wrong in three dimensions", lambda p: len(_input_dims(p) or ()) > 4),
+            _wrong("its gradient is wrong with dilations", lambda p: set(attribute(p.node, "dilations", ())) - {1}),
+            _wrong(
+                "its gradient is wrong for ceil_mode with count_include_pad",
+                lambda p: attribute(p.node, "ceil_mode", 0) and attribute(p.node, "count_include_pad", 0),
+            ),
+        ),
+        f"ceil_mode count_include_pad {_WINDOW}",
+    ),
+    "Cast": Known((), "to"),
+    "Clip": Known((_only_input("its bounds"), _since(12)), inputs=3),
+    "Concat": Known(
+        (
+            _wrong(
+                "its sizes must be fixed, or the opset 13 or newer",
+                lambda p: opset(p.node) < 13 and not fixed(_sizes_along_axis(p)),
+            ),
+        ),
+        "axis",
+        inputs=ANY,
+    ),
+    "Conv": Known(
+        (_wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),),
+        f"group {_WINDOW}",
+        inputs=3,
+    ),
+    "Dropout": Known(
+        (
+            _only_input("its ratio"),
+            _wrong("its training_mode must be constant", lambda p: training_mode(p.node) is None),
+        ),
+        "ratio seed",
+        inputs=3,
+        outputs=2,
+    ),
+    "Expand": Known((_into_output,), inputs=2),
+    "GatherND": Known((_since(12),), "batch_dims", inputs=2),
+    "Gelu": Known((), "approximate=none"),
+    "Gemm": Known(
+        (
+            _wrong("its alpha is zero", lambda p: attribute(p.node, "alpha", 1) == 0),
+            _wrong("its beta is zero", lambda p: 2 in p.inputs and attribute(p.node, "beta", 1) == 0),
+            _bias,
+        ),
+        "alpha beta transA transB",
+        inputs=3,
+    ),
+    "LayerNormalization": Known(
+        (_wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),),
+        "axis epsilon",
+        inputs=3,
+        outputs=3,
+    ),
+    "LeakyRelu": Known(
+        (_wrong("its gradient is wrong for a negative alpha", lambda p: attribute(p.node, "alpha", 0.01) < 0),),
+        "alpha",
+    ),
+    "MatMul": Known((_matrices,), inputs=2),
+    "MaxPool": Known(
+        (
+            # The kernel learns the sizes here, and writes outside its memory where they are not known.
+            _wrong(
+                "the sizes of its input, but for the batch, must be fixed",
+                lambda p: not fixed((_input_dims(p) or [None, None])[1:]),
+            ),
+        ),
+        f"ceil_mode {_WINDOW}",
+        outputs=2,
+    ),
+    "Pad": Known((_only_input("its constant value"),), "mode=constant", inputs=3),
+    "Pow": Known((_only_input("its exponent"), _SCALAR), inputs=2),
+    "ReduceL2": Known(
+        (_NO_AXES, _wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p))),
+        _REDUCED,
+        inputs=2,
+    ),
+    "Reshape": Known((), "allowzero", inputs=2),
+    "ScatterElements": Known((), "axis reduction=none", inputs=3),
+    "ScatterND": Known((), "reduction=none", inputs=3),
+    "Slice": Known((_wrong("its steps must be positive constants", _steps_may_be_negative),), inputs=5),
+    "SoftmaxCrossEntropyLoss": Known(
+        (_only_input("its class weights"),), "ignore_index reduction=mean|none|sum", inputs=3, outputs=2
+    ),
+    "Split": Known(
+        (
+            _wrong(
+                "some of its outputs do not reach the loss, and their sizes are not known",
+                lambda p: len(p.outputs) < len(p.node.outputs),
+            ),
+        ),
+        "axis num_outputs split",
+        inputs=2,
+        outputs=ANY,
+        slopes=ANY,
+    ),
+    "Tile": Known((), inputs=2),
+    "TopK": Known((), "axis largest sorted", inputs=2, outputs=2),
+    "Transpose": Known((), "perm"),
+    "Trilu": Known((), "upper", inputs=2),
+    "Where": Known((_SCALAR,), inputs=3),
+}
+
+
+def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    try:
+        result = _runtime.build_gradient_graph(ir.to_proto(model).SerializeToString(), wrt=wrt, of=of)
+    except Exception as error:
+        text = _without_source(str(error))
+        node = next((n for n in model.graph if n.name and n.name in text), None)
+        subject = "The graph" if node is None else describe(node)
+        raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {_REMEDY}") from error
+    return _spare_fusion(ir.from_proto(onnx.load_model_from_string(result)))
+
+
+def _spare_fusion(model: ir.Model) -> ir.Model:
+    """Let Add accumulate two gradients: onnxruntime fuses Sum with a Gemm before it, and fails for some operands."""
+    for node in model.graph:
+        if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:
+            node.op_type = "Add"
+    return model
+
+
+def _without_source(text: str) -> str:
+    """Return an error of onnxruntime without the places in its source where it arose."""
+    text = re.sub(r"\S+\.(?:cc|h):\d+ (?:.*\) (?:const )?)?", "", text.rsplit("[ONNXRuntimeError] :", 1)[-1])
+    return " ".join(text.split()).rstrip(".")
+
+
+def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """Give the builder's model what ``source`` has, shapes too, and nothing beyond that it does not use itself."""
+    graph, kept = model.graph, source.graph.initializers
+    used = {node.domain for node in ir.traversal.RecursiveGraphIterator(graph)} | {""}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
+    for name in [n for n, v in graph.initializers.items() if n not in kept and not v.uses()]:
+        del graph.initializers[name]
+    for name in kept.keys() - graph.initializers.keys():
+        value = kept[name]
+        copy = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        graph.register_initializer(copy)
+    known = {v.name: v for v in source.graph.outputs}
+    known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *kept.values()] if v.name in wrt}
+    for output in graph.outputs:
+        output.type, output.shape = known[output.name].type, known[output.name].shape
+    return model

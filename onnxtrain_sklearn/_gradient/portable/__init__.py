@@ -1,0 +1,1 @@
+"""The engine `portable`: a reverse pass of our own that emits plain ONNX operators."""

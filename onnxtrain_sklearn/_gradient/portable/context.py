@@ -1,0 +1,268 @@
+"""What a gradient rule reads and emits with, and what several rules need.
+
+A rule is a function of a :class:`Reverse`, one node on the way back, that returns one thunk per input, in their order:
+the gradient of the scalar with respect to that input, of its shape and type. Only the thunks of wanted inputs are
+called. A thunk that returns None says that the gradient is zero; None in place of a thunk, or too few of them, that
+there is no rule for that input. Emitted operators are ONNX's own, of the opset of the graph. The tables hold each rule
+in a :class:`~onnxtrain_sklearn._graph.supported.Known`, beside the attributes, inputs and outputs that it honors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ..._graph.builder import GraphBuilder, Operand
+from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, operand, opset
+from ..._graph.supported import Known
+from ...exceptions import UnsupportedOperatorError
+from ..path import Passage
+
+Thunk: TypeAlias = Callable[[], "ir.Value | None"]
+Slopes: TypeAlias = "dict[ir.Value, list[ir.Value]]"
+Rule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
+
+Lowering: TypeAlias = "Known[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
+
+
+class NewerOpsetNeeded(UnsupportedOperatorError):
+    """The gradient of a node is written in operators that the opset of the graph does not have yet."""
+
+    def __init__(self, message: str, opset: int) -> None:
+        super().__init__(message)
+        self.opset = opset
+
+
+TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+REMEDY = "Freeze the parameters before it, or put other operators in its place."
+
+
+@dataclass(frozen=True)
+class Reverse:
+    """One node on the way back.
+
+    Attributes
+    ----------
+    op : GraphBuilder
+        Emits; Python floats become constants of the type of the node's first float output.
+    node : onnx_ir.Node
+    slopes : tuple of (value or None)
+        Gradient with respect to each output, of its shape; None where it is zero.
+    wanted : frozenset of int
+        Positions of the inputs that a gradient is needed for.
+    """
+
+    op: GraphBuilder
+    node: ir.Node
+    slopes: tuple[ir.Value | None, ...]
+    wanted: frozenset[int]
+
+    @property
+    def g(self) -> ir.Value:
+        """The gradient with respect to the first output."""
+        slope = self.slopes[0]
+        assert slope is not None
+        return slope
+
+    @property
+    def y(self) -> ir.Value:
+        """The first output."""
+        return self.node.outputs[0]
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators in the graph."""
+        return opset(self.node)
+
+    def x(self, index: int = 0) -> ir.Value:
+        """Return an input that the operator must have."""
+        value = operand(self.node, index)
+        assert value is not None
+        return value
+
+    def further_output(self, index: int, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
+        """Return an optional output of the forward node, which computes it from now on."""
+        self.node.resize_outputs(max(index + 1, len(self.node.outputs)))
+        for value in self.node.outputs:
+            value.name = value.name or ""
+        value = self.node.outputs[index]
+        if not value.name:
+            value.name, value.dtype, value.shape = self.op.name(self.node.op_type), dtype, shape
+        return value
+
+    def has(self, index: int) -> bool:
+        """Whether an optional input is given."""
+        return operand(self.node, index) is not None
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute of the node."""
+        return attribute(self.node, name, default)
+
+    def constant(self, index: int, what: str) -> np.ndarray:
+        """Return what an input always is, or refuse."""
+        array = constant(self.x(index))
+        return self.refuse(f"{what} must be constant") if array is None else array
+
+    def rank(self, value: ir.Value | None = None) -> int:
+        """Return the number of axes of a value, the first input by default, or refuse."""
+        shape = dims(self.x() if value is None else value)
+        return self.refuse("the rank of its input is not known") if shape is None else len(shape)
+
+    def need_opset(self, version: int, what: str) -> None:
+        """Refuse where the opset is older; the engine then tries the graph in that opset."""
+        if self.opset < version:
+            raise NewerOpsetNeeded(str(unsupported(self.node, f"{what} needs opset {version} or newer")), version)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise the error that names the node, the reason and the remedy."""
+        raise unsupported(self.node, reason)
+
+    def again(self, *inputs: Operand, outputs: int = 1, **changes: Any) -> ir.Value:
+        """Emit the node's operator once more, with its attributes, on other inputs; return the first output."""
+        attributes = {name: a.value for name, a in self.node.attributes.items()} | changes
+        return self.op.emit(self.node.op_type, *inputs, outputs=outputs, **attributes)[0]
+
+    def sum_to(self, value: ir.Value, index: int) -> ir.Value:
+        """Sum ``value``, of the shape of the first output, over the axes along which an input was broadcast."""
+        return sum_to(self, value, dims(self.y), self.x(index))
+
+
+def require_types(passage: Passage) -> None:
+    """Refuse a gradient through numbers that runtimes hardly compute in."""
+    reason = passage.other_type(TYPES)
+    if reason:
+        raise unsupported(passage.node, reason)
+
+
+def require(known: Known[Any], node: ir.Node, through: Collection[int] = ()) -> None:
+    """Refuse a node that has more set than its rule knows, or a gradient ``through`` outputs that it does not."""
+    reason = known.unknown(node) or known.missing(node, through)
+    if reason:
+        raise unsupported(node, reason)
+
+
+def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:
+    """Return the error that names the node, the reason and the remedy."""
+    return UnsupportedOperatorError(f"{describe(node)} cannot be differentiated: {reason}. {REMEDY}")
+
+
+def sum_to(r: Reverse, value: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
+    """Sum ``value``, of the dimensions ``source``, over the axes along which ``target`` was broadcast to it."""
+    sizes = dims(target)
+    axes = broadcast_axes(source, sizes)
+    if axes is None:
+        return _sum_at_run_time(r, value, target)
+    assert source is not None
+    assert sizes is not None
+    if not axes:
+        return value
+    lead = list(range(len(source) - len(sizes)))
+    if axes == lead:
+        return sum_over(r, value, source, axes)
+    kept = r.op.ReduceSum(value, axes=axes, keepdims=True)
+    return kept if not lead else r.op.Squeeze(kept, axes=lead)
+
+
+def sum_over(r: Reverse, value: ir.Value, source: Dims, axes: list[int]) -> ir.Value:
+    """Sum over the leading axes and drop them; the sum over the rows of a matrix is faster as a product."""
+    if len(source) == 2 and axes == [0] and isinstance(source[0], int):
+        return r.op.MatMul(np.ones(source[0], r.op.dtype.numpy()), value)
+    return r.op.ReduceSum(value, axes=axes, keepdims=False)
+
+
+def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None:
+    """Return the axes of ``source`` along which ``target`` was broadcast, None where only a run can tell."""
+    if source is None or target is None:
+        return None
+    lead = len(source) - len(target)
+    axes = list(range(lead))
+    for i, (m, n) in enumerate(zip(source[lead:], target, strict=True), start=lead):
+        if n == 1 and m != 1:
+            axes.append(i)
+        elif n is None or (m != n and n != 1):
+            return None
+    return axes
+
+
+def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
+    """The axes are those whose size differs, once the shapes are aligned at their ends.
+
+    onnxruntime infers too many ones, and then refuses the graph, where these are made by Expand or ConstantOfShape.
+    """
+    r.need_opset(13, "its gradient, with shapes that are not known,")
+    op = r.op
+    shape, wide = op.Shape(target), op.Shape(value)
+    missing = op.Unsqueeze(op.Sub(op.Size(wide), op.Size(shape)), axes=[0])
+    aligned = op.Pad(shape, op.Concat(missing, np.zeros(1, np.int64), axis=0), np.array(1, np.int64))
+    axes = op.Squeeze(op.NonZero(op.Not(op.Equal(aligned, wide))), axes=[0])
+    return op.Reshape(op.ReduceSum(value, axes=axes, keepdims=True, noop_with_empty_axes=1), shape)
+
+
+def shape_of(op: GraphBuilder, value: ir.Value) -> Operand:
+    """Return the shape of ``value`` as an operand: a constant where it is fixed."""
+    sizes = dims(value)
+    return np.array(sizes, np.int64) if fixed(sizes) else op.Shape(value)
+
+
+def reshape_to(op: GraphBuilder, value: ir.Value, like: ir.Value) -> ir.Value:
+    """Give ``value`` the shape of ``like``, which has as many elements."""
+    sizes = dims(like)
+    if sizes is not None and 0 in sizes:
+        return zeros_like(op, like)
+    if sizes is not None and sum(not isinstance(d, int) for d in sizes) <= 1:
+        return op.Reshape(value, np.array([d if isinstance(d, int) else -1 for d in sizes], np.int64))
+    return op.Reshape(value, op.Shape(like))
+
+
+def zeros_like(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Return zeros of the shape and type of ``value``."""
+    return filled_like(op, value, 0)
+
+
+def filled_like(op: GraphBuilder, value: ir.Value, number: float) -> ir.Value:
+    """Return one number in the shape and type of ``value``."""
+    return op.ConstantOfShape(shape_of(op, value), value=ir.tensor([number], dtype=value.dtype or op.dtype))
+
+
+def count(op: GraphBuilder, value: ir.Value) -> Operand:
+    """Return the number of elements of ``value``, as a float."""
+    sizes = dims(value)
+    if fixed(sizes):
+        return float(np.prod(np.array(sizes, np.float64)))
+    return op.Cast(op.Size(value), to=op.dtype)
+
+
+def mask(op: GraphBuilder, condition: ir.Value) -> ir.Value:
+    """Return 1 where ``condition`` holds, else 0."""
+    return op.Cast(condition, to=op.dtype)
+
+
+def positive_axes(r: Reverse, axes: Sequence[int], rank: int) -> list[int]:
+    """Return axes counted from the front."""
+    return sorted(axis % rank if rank else 0 for axis in axes)
+
+
+def flat_index(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Return the positions 0, 1, 2, ... of the elements of ``value``, in its shape."""
+    size = op.Size(value)
+    return op.Reshape(op.Range(np.array(0), size, np.array(1)), shape_of(op, value))
+
+
+def scatter_flat(r: Reverse, slope: ir.Value, index: ir.Value, like: ir.Value, *, repeats: bool) -> ir.Value:
+    """Add the elements of ``slope`` up at the positions ``index`` of zeros of the shape of ``like``."""
+    op = r.op
+    zeros = op.ConstantOfShape(op.Unsqueeze(op.Size(like), axes=[0]), value=ir.tensor([0], dtype=op.dtype))
+    added = scatter_add(r, zeros, op.Reshape(index, [-1]), op.Reshape(slope, [-1]), 0, repeats=repeats)
+    return reshape_to(op, added, like)
+
+
+def scatter_add(r: Reverse, zeros: ir.Value, index: ir.Value, slope: ir.Value, axis: int, *, repeats: bool) -> ir.Value:
+    """Add ``slope`` to ``zeros`` at ``index``; where an index can be repeated the operator must add up itself."""
+    if not repeats:
+        return r.op.ScatterElements(zeros, index, slope, axis=axis)
+    r.need_opset(16, "its gradient, which adds up,")
+    return r.op.ScatterElements(zeros, index, slope, axis=axis, reduction="add")

@@ -1,0 +1,385 @@
+"""Gradients through If, Loop and Scan: the same reverse pass, inside their bodies.
+
+The gradient of an If is an If: each branch computes its values again and goes back through them. The gradient of a
+Loop or Scan is a Scan over the iterations, last first: it reads the state that each began with, which the forward node
+writes down from now on, computes the iteration again and goes back through it. Its own states are the slopes of the
+states and the sums of the gradients of what the body reads from outside. Sizes may be symbolic, the number of
+iterations too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from ..._graph.builder import GraphBuilder, infer_shapes, is_float, reads
+from ..._graph.queries import constant, dims, kind, operand
+from ..._graph.supported import ANY, Known
+from ..path import Passage, dependent, passages
+from .context import Slopes, unsupported, zeros_like
+
+Backward: TypeAlias = Callable[[GraphBuilder, Sequence[Passage], Slopes], Slopes]
+"""Go back through passages from the slopes of some values; the slopes that meet at the others are returned."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A control-flow node on the way back: ``slopes`` of its outputs, ``sources`` that a gradient is needed for."""
+
+    op: GraphBuilder
+    node: ir.Node
+    slopes: tuple[ir.Value | None, ...]
+    sources: frozenset[ir.Value]
+    backward: Backward
+
+    def graph(self, name: str) -> ir.Graph:
+        """Return a body of the node."""
+        return self.node.attributes[name].as_graph()
+
+    def captured(self, *names: str) -> list[ir.Value]:
+        """Return the sources that the bodies read from outside, each once."""
+        read = (v for name in names for node in self.graph(name) for v in reads(node))
+        return [v for v in dict.fromkeys(read) if v in self.sources]
+
+
+Rule: TypeAlias = "Known[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
+
+
+RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split(),
+)
+
+
+class _Body:
+    """A copy of a body that goes back through itself; all its names are new."""
+
+    def __init__(self, flow: Flow, name: str) -> None:
+        _refuse_chance(flow, name)
+        self.graph = flow.graph(name).clone(allow_outer_scope_values=True)
+        _rename(self.graph, flow.op)
+        self.op = inner_builder(flow.op, self.graph)
+        self._flow = flow
+        self._forward = len(self.graph)
+
+    def input(self, stem: str, like: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
+        """Add an input of the type of ``like``, and of its shape unless another is given."""
+        value = ir.Value(name=self.op.name(stem), type=like.type, shape=like.shape if shape is None else shape)
+        self.graph.inputs.append(value)
+        return value
+
+    def gradients(self, seeds: Slopes, sources: Sequence[ir.Value]) -> list[ir.Value]:
+        """Return the gradients of ``sources`` from the slopes of values of the body, zeros where there are none."""
+        steps = passages(self.graph, set(sources), set(seeds))
+        slopes = self._flow.backward(self.op, steps, {value: list(parts) for value, parts in seeds.items()})
+        return [self._total(slopes.get(x, []), x) for x in sources]
+
+    def _total(self, slopes: list[ir.Value], x: ir.Value) -> ir.Value:
+        if not slopes:
+            return zeros_like(self.op, x)
+        return slopes[0] if len(slopes) == 1 else typed(self.op.Sum(*slopes), x)
+
+    def end_with(self, results: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
+        """Let the body return ``results`` only, of the types of ``like``, and compute no more than that."""
+        self.graph.outputs.clear()
+        self.graph.outputs.extend(typed(self.op.Identity(v), x) for v, x in zip(results, like, strict=True))
+        for node in reversed(list(self.graph)):
+            if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+                self.graph.remove(node, safe=True)
+        for name in [name for name, v in self.graph.initializers.items() if not v.uses()]:
+            del self.graph.initializers[name]
+
+
+def _refuse_chance(flow: Flow, name: str) -> None:
+    """What is computed again has to come out as before."""
+    for node in flow.graph(name).all_nodes():
+        training = operand(node, 2) if kind(node) == "Dropout" else None
+        drops = training is not None and (constant(training) is None or bool(constant(training)))
+        if kind(node) in RANDOM or drops:
+            raise unsupported(flow.node, f"{node.op_type} inside of it would draw other numbers the second time")
+
+
+def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
+    """Return a builder for a body; its names are new to the whole model, its constants are its own."""
+    graph.opset_imports.update(op.graph.opset_imports)
+    inner = GraphBuilder(graph, dtype=op.dtype, prefix="gradient", constant_nodes=True)
+    inner.taken = op.taken
+    return inner
+
+
+def typed(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Give ``value`` the type and shape of ``like``."""
+    value.type, value.shape = like.type, like.shape
+    return value
+
+
+def _rename(graph: ir.Graph, op: GraphBuilder) -> None:
+    """A name of a body hides that of a value outside it, so a copy takes new ones."""
+    for inner in (graph, *graph.subgraphs()):
+        for value in [*inner.inputs, *inner.initializers.values()]:
+            value.name = op.name(value.name or "value")
+    for node in graph.all_nodes():
+        node.name = op.name(node.op_type)
+        for value in node.outputs:
+            value.name = op.name(value.name) if value.name else value.name
+
+
+def settle(model: ir.Model) -> None:
+    """Let the bodies know the opset, and Loops the shapes of states that keep those that they begin with; in place."""
+    for graph in model.graph.subgraphs():
+        graph.opset_imports.update(model.graph.opset_imports)
+    loops = [node for node in model.graph.all_nodes() if node.op_type == "Loop" and not node.domain]
+    assumed = [state for loop in loops for state in _begin_as_given(loop)]
+    while assumed:
+        for value in [v for loop in loops for node in _inside(loop) for v in node.outputs]:
+            value.shape = None
+        infer_shapes(model)
+        kept = [state for state in assumed if state.holds()]
+        if kept == assumed:
+            return
+        for state in assumed:
+            if state not in kept:
+                state.value.shape = state.declared
+        assumed = kept
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A state of a Loop whose shape is assumed to be that of the value it begins with."""
+
+    value: ir.Value
+    declared: ir.Shape | None
+    becomes: ir.Value
+
+    def holds(self) -> bool:
+        """Whether an iteration leaves the shape as it is, so that all do."""
+        shape = dims(self.value)
+        return shape == dims(self.becomes) and None not in (shape or [])
+
+
+def _begin_as_given(loop: ir.Node) -> list[_State]:
+    body = loop.attributes["body"].as_graph()
+    states = []
+    for start, x, y in zip(list(loop.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:], strict=False):
+        if start is not None and start.shape is not None and dims(x) != dims(start):
+            states.append(_State(x, x.shape, y))
+            x.type, x.shape = start.type, ir.Shape(list(start.shape))
+    return states
+
+
+def _inside(loop: ir.Node) -> Iterator[ir.Node]:
+    yield from loop.attributes["body"].as_graph().all_nodes()
+
+
+# --- If ---
+
+
+def _if(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+    sources = flow.captured("then_branch", "else_branch")
+    branches: dict[str, Any] = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
+    slopes = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
+    return [(x, typed(slope, x)) for x, slope in zip(sources, slopes, strict=True)]
+
+
+def _branch(flow: Flow, name: str, sources: Sequence[ir.Value]) -> ir.Graph:
+    body = _Body(flow, name)
+    seeds: Slopes = {}
+    for y, slope in zip(body.graph.outputs, flow.slopes, strict=True):
+        if slope is not None:
+            seeds.setdefault(y, []).append(slope)
+    body.end_with(body.gradients(seeds, sources), sources)
+    return body.graph
+
+
+# --- Loop and Scan ---
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """A value outside that one slice is read of in each iteration; ``backwards``: the first one, the last slice."""
+
+    value: ir.Value
+    axis: int
+    backwards: bool
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """How a Loop or Scan passes its values to its body.
+
+    ``states`` are positions: of the node's input, of its output, of the body's input, of its output. ``scanned`` are
+    positions in the body of the inputs that are slices, with what they are slices of; ``stacked`` are positions of
+    outputs, of the body and of the node, with the axis and the direction that their slices are stacked in.
+    """
+
+    body: str
+    states: list[tuple[int, int, int, int]]
+    scanned: dict[int, _Scanned]
+    stacked: list[tuple[int, int, int, bool]]
+
+
+def _scan_frame(node: ir.Node) -> _Frame:
+    count = node.attributes["num_scan_inputs"].as_int()
+    inputs, body = list(node.inputs), node.attributes["body"].as_graph()
+    n = len(inputs) - count
+    stacks = len(body.outputs) - n
+    axes, ways = _ints(node, "scan_input_axes", count), _ints(node, "scan_input_directions", count)
+    out_axes, out_ways = _ints(node, "scan_output_axes", stacks), _ints(node, "scan_output_directions", stacks)
+    return _Frame(
+        "body",
+        [(i, i, i, i) for i in range(n)],
+        {n + i: _Scanned(_present(inputs[n + i]), axes[i], bool(ways[i])) for i in range(count)},
+        [(n + i, n + i, out_axes[i], bool(out_ways[i])) for i in range(stacks)],
+    )
+
+
+def _loop_frame(node: ir.Node) -> _Frame:
+    n, body = len(node.inputs) - 2, node.attributes["body"].as_graph()
+    stacks = len(body.outputs) - 1 - n
+    return _Frame(
+        "body",
+        [(2 + i, i, 2 + i, 1 + i) for i in range(n)],
+        {},
+        [(1 + n + i, n + i, 0, False) for i in range(stacks)],
+    )
+
+
+def _present(value: ir.Value | None) -> ir.Value:
+    assert value is not None
+    return value
+
+
+def _ints(node: ir.Node, name: str, count: int) -> list[int]:
+    return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
+
+
+def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
+    """Emit the Scan over the iterations, last first; return the sources with their gradients."""
+    body = _Body(flow, frame.body)
+    inputs, outputs = list(body.graph.inputs), list(body.graph.outputs)
+    captured = flow.captured(frame.body)
+    carried, sliced = _sources(flow, frame, captured)
+    body.graph.inputs.clear()
+    seeds: Slopes = {}
+    states = [body.input("slope", inputs[s[2]]) for s in carried]
+    for state, value in zip(carried, states, strict=True):
+        seeds.setdefault(outputs[state[3]], []).append(value)
+    sums = [body.input("sum", x) for x in captured]
+    scans: list[_Scanned] = []
+    for position, result, axis, backwards in frame.stacked:
+        slope = flow.slopes[result]
+        if slope is not None:
+            seeds.setdefault(outputs[position], []).append(body.input("slice", outputs[position]))
+            scans.append(_Scanned(slope, axis, backwards))
+    wanted = [*(inputs[s[2]] for s in carried), *captured, *(inputs[i] for i in sliced)]
+    slopes = body.gradients(seeds, wanted)
+    first, last = len(carried), len(carried) + len(captured)
+    totals = [typed(body.op.Add(a, b), a) for a, b in zip(sums, slopes[first:last], strict=True)]
+    body.end_with([*slopes[:first], *totals, *slopes[last:]], wanted)
+    scans += _read_again(flow, frame, body, inputs, must=not scans)
+    starts = [_final_slope(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
+    results = flow.op.emit(
+        "Scan",
+        *starts,
+        *(scan.value for scan in scans),
+        outputs=len(wanted),
+        body=body.graph,
+        num_scan_inputs=len(scans),
+        scan_input_axes=[scan.axis for scan in scans],
+        scan_input_directions=[int(not scan.backwards) for scan in scans],
+        **_ways_out([frame.scanned[i] for i in sliced]),
+    )
+    sources = [_present(flow.node.inputs[s[0]]) for s in carried] + captured
+    sources += [frame.scanned[i].value for i in sliced]
+    pairs = [(x, typed(slope, x)) for x, slope in zip(sources, results, strict=True)]
+    return [(x, slope) for x, slope in pairs if x in flow.sources]
+
+
+def _ways_out(scanned: Sequence[_Scanned]) -> dict[str, Any]:
+    if not scanned:
+        return {}
+    ways = [int(not scan.backwards) for scan in scanned]
+    return {"scan_output_axes": [scan.axis for scan in scanned], "scan_output_directions": ways}
+
+
+def _sources(
+    flow: Flow, frame: _Frame, captured: Sequence[ir.Value]
+) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+    """Return the states whose slopes are carried back, and the positions of the slices that have a gradient.
+
+    A state that depends on a source in one iteration is itself a source in the next one.
+    """
+    graph = flow.graph(frame.body)
+    states = [s for s in frame.states if is_float(graph.inputs[s[2]])]
+    carried = [s for s in states if flow.node.inputs[s[0]] in flow.sources]
+    sliced = [i for i, scan in frame.scanned.items() if scan.value in flow.sources]
+    while True:
+        below = dependent(graph, {*captured, *(graph.inputs[i] for i in [*sliced, *(s[2] for s in carried)])})
+        more = [s for s in states if s in carried or graph.outputs[s[3]] in below]
+        if more == carried:
+            return carried, sliced
+        carried = more
+
+
+def _final_slope(flow: Flow, output: int) -> ir.Value:
+    slope = flow.slopes[output]
+    return zeros_like(flow.op, flow.node.outputs[output]) if slope is None else slope
+
+
+def _read_again(flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool) -> list[_Scanned]:
+    """Give the body what it reads of the iteration that it computes again; return what these are slices of."""
+    needed = [i for i, value in enumerate(inputs) if value.uses()]
+    if must and not needed:
+        needed = [next(iter(frame.scanned), 0)]  # a Scan runs as often as it has slices
+    body.graph.inputs.extend(inputs[i] for i in needed)
+    return [frame.scanned[i] if i in frame.scanned else _written_down(flow, frame, i) for i in needed]
+
+
+def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
+    """Let the forward node stack what its body was given at ``position`` in each iteration."""
+    node, graph = flow.node, flow.graph(frame.body)
+    value, number = graph.inputs[position], len(node.outputs)
+    _need_one_size(flow, frame, position)
+    graph.outputs.append(typed(inner_builder(flow.op, graph).Identity(value), value))
+    stacked = len(graph.outputs) - len(frame.states) - (node.op_type == "Loop")
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in node.attributes:
+            given = list(node.attributes[name].as_ints())
+            node.attributes[name] = ir.AttrInt64s(name, given + [0] * (stacked - len(given)))
+    node.resize_outputs(number + 1)
+    tape = node.outputs[number]
+    sizes = dims(value)
+    tape.name, tape.type = flow.op.name("iterations"), value.type
+    tape.shape = None if sizes is None else ir.Shape([None, *sizes])
+    return _Scanned(tape, 0, False)
+
+
+def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
+    """What changes its size from one iteration to the next cannot be stacked; the states of a Scan may not."""
+    graph = flow.graph(frame.body)
+    if not isinstance(graph.inputs[position].type, ir.TensorType):
+        raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is no tensor")
+    for start, _, before, after in frame.states:
+        if before == position and flow.node.op_type == "Loop":
+            shapes = dims(flow.node.inputs[start]), dims(graph.outputs[after])
+            if shapes[0] is None or shapes[0] != shapes[1] or None in shapes[0]:
+                raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is not known to keep its size")
+
+
+def _scan(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+    return _iteration(flow, _scan_frame(flow.node))
+
+
+def _loop(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+    return _iteration(flow, _loop_frame(flow.node))
+
+
+_SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
+
+RULES: dict[str, Rule] = {
+    "If": Known(_if, "else_branch then_branch", outputs=ANY, slopes=ANY),
+    "Loop": Known(_loop, "body", inputs=ANY, outputs=ANY, slopes=ANY),
+    "Scan": Known(_scan, _SCAN, inputs=ANY, outputs=ANY, slopes=ANY),
+}

@@ -1,0 +1,172 @@
+"""The engine "portable": a reverse pass of our own that writes plain ONNX operators, for any onnxruntime.
+
+The nodes between the wanted names and the output are visited backwards; the rule of each operator, in :data:`RULES`,
+emits the gradients of its inputs from those of its outputs, and the gradients that meet at a value are summed. A slope
+has the shape and type of its value, always, so that a rule knows all shapes without inference. An operator without a
+rule, or a setting that its rule does not cover, is refused: nothing is differentiated from hope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ... import _runtime
+from ..._graph.builder import GraphBuilder, infer_shapes, is_float
+from ..._graph.contrib.lowering import refusal
+from ..._graph.queries import describe, kind
+from ..._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
+from ..._refusal import refusing
+from ...exceptions import ModelError, UnsupportedOperatorError
+from ..path import Passage, path
+from . import control_flow
+from .context import NewerOpsetNeeded, Reverse, Rule, Slopes, require, require_types, unsupported, zeros_like
+from .lowering.registry import expand
+from .rules import (
+    convolution,
+    cross_entropy,
+    elementwise,
+    fourier,
+    indexing,
+    interpolation,
+    matmul,
+    normalization,
+    quantization,
+    reductions,
+    resize,
+    shapes,
+)
+from .simplify import tidy
+
+RULES: dict[str, Rule] = {
+    **convolution.RULES,
+    **elementwise.RULES,
+    **indexing.RULES,
+    **cross_entropy.RULES,
+    **normalization.RULES,
+    **matmul.RULES,
+    **reductions.RULES,
+    **resize.RULES,
+    **interpolation.RULES,
+    **shapes.RULES,
+    **quantization.RULES,
+    **fourier.RULES,
+}
+
+
+def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract.
+
+    Where the gradient of a node needs operators that the graph's opset lacks, the result is of the first that has them.
+    """
+    try:
+        return _differentiate(model, wrt, of)
+    except NewerOpsetNeeded as error:
+        return differentiate(_in_newer_opset(model, error), wrt, of)
+
+
+def _in_newer_opset(model: ir.Model, error: NewerOpsetNeeded) -> ir.Model:
+    """Return the model in the opset that a gradient needs, or raise the refusal where that cannot be done."""
+    if error.opset > _runtime.limits().opset:
+        raise error
+    try:
+        return in_opset(model, error.opset)
+    except ModelError:
+        raise error from None
+
+
+def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    result = model.clone()
+    graph = result.graph
+    _require_opset(graph)
+    output = next(v for v in graph.outputs if v.name == of)
+    control_flow.settle(result)
+    wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
+    expand(result, wanted, output, RULES.keys() | control_flow.RULES.keys())
+    forward = set(graph)
+    op = GraphBuilder(graph, prefix="gradient", shared=True)
+    one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
+    slopes = _backward(op, path(graph, wrt, output), {output: [one]})
+    sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
+    results = [_total(op, slopes.get(sources[name], [])) for name in wrt]
+    apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
+    for name, slope in zip(wrt, results, strict=True):
+        _add_output(apart, sources[name], slope)
+    infer_shapes(result)
+    tidy(graph, [node for node in graph if node not in forward])
+    for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
+        del graph.initializers[name]
+    return result
+
+
+def _require_opset(graph: ir.Graph) -> None:
+    version = graph.opset_imports.get("", 0)
+    if not MIN_OPSET <= version <= MAX_OPSET:
+        raise UnsupportedOperatorError(
+            f"The portable engine differentiates opset {MIN_OPSET} to {MAX_OPSET}; this graph is of opset {version}. "
+            "Convert it: onnx.version_converter.convert_version(model, 18)."
+        )
+
+
+def _backward(op: GraphBuilder, steps: Sequence[Passage], slopes: Slopes) -> Slopes:
+    """Go back through ``steps``; return the slopes that meet at the values before them."""
+    for step in reversed(steps):
+        totals = tuple(_total(op, slopes.pop(v, [])) for v in step.node.outputs)
+        if any(total is not None for total in totals):
+            with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
+                found = _gradients(op, step, totals)
+            for x, slope in found:
+                slopes.setdefault(x, []).append(slope)
+    return slopes
+
+
+def _gradients(
+    op: GraphBuilder, passage: Passage, totals: tuple[ir.Value | None, ...]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Return the values that a node reads and that have a gradient, each with it."""
+    node = passage.node
+    require_types(passage)
+    if kind(node) in control_flow.RULES:
+        flow = control_flow.RULES[kind(node)]
+        require(flow, node)
+        return flow.rule(control_flow.Flow(op, node, totals, passage.sources, _backward))
+    if kind(node) not in RULES:
+        raise unsupported(node, refusal(node) or "the portable engine has no gradient for it")
+    known = RULES[kind(node)]
+    require(known, node, through=[i for i, total in enumerate(totals) if total is not None])
+    op.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
+    thunks = known.rule(Reverse(op, node, totals, passage.inputs))
+    pairs = []
+    for i in sorted(passage.inputs):
+        x, thunk = node.inputs[i], thunks[i] if i < len(thunks) else None
+        if thunk is None:
+            raise unsupported(node, f"the gradient of its input {i} is missing")
+        slope = thunk()
+        if x is not None and slope is not None:
+            pairs.append((x, _typed(slope, x)))
+    return pairs
+
+
+def _typed(slope: ir.Value, x: ir.Value) -> ir.Value:
+    if slope.producer() is not None and slope.shape is None:
+        slope.type, slope.shape = x.type, x.shape
+    return slope
+
+
+def _total(op: GraphBuilder, slopes: Sequence[ir.Value]) -> ir.Value | None:
+    if len(slopes) < 2:
+        return slopes[0] if slopes else None
+    total = op.Add(*slopes) if len(slopes) == 2 else op.Sum(*slopes)
+    return _typed(total, slopes[0])
+
+
+def _add_output(op: GraphBuilder, source: ir.Value, slope: ir.Value | None) -> None:
+    """Name the gradient; what is a constant, or another value of the graph too, gets a node of its own."""
+    if slope is None:
+        slope = zeros_like(op, source)
+    if slope.producer() is None or slope.is_graph_output():
+        slope = op.Identity(slope)
+    slope.name, slope.type, slope.shape = f"{source.name}_grad", source.type, source.shape
+    op.graph.outputs.append(slope)

@@ -1,0 +1,1 @@
+"""Operators without a gradient rule, replaced by operators that have one."""

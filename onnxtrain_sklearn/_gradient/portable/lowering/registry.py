@@ -1,0 +1,67 @@
+"""Nodes on the way that other operators express, put into these: what has no rule of its own may consist of what has.
+
+Recurrences become a Scan over their steps, attention its products, and what reads a sequence reads the tensors that the
+sequence was made of. The graph computes what it did before. Nothing is differentiated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder, infer_shapes, is_float
+from ...._graph.queries import kind
+from ...path import Passage, passages
+from ..context import Lowering, require, require_types
+from ..control_flow import inner_builder
+from . import attention, recurrent, sequences
+
+LOWERINGS: dict[str, Lowering] = {**attention.LOWERINGS, **recurrent.LOWERINGS, **sequences.LOWERINGS}
+
+
+def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known: Collection[str]) -> None:
+    """Expand the nodes between ``sources`` and ``end`` that are not ``known`` and that others express, in place."""
+    op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
+    steps = passages(model.graph, set(sources), {end})
+    lowered = [step for step in _unknown(steps, known) if kind(step.node) in LOWERINGS]
+    for step in lowered:
+        require_types(step)
+        _lower(op, step.node)
+    if lowered:
+        infer_shapes(model)
+
+
+def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
+    """Yield the nodes to go back through that are not ``known``, those of subgraphs included."""
+    for step in steps:
+        for attribute in step.node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                body = attribute.as_graph()
+                sources = step.sources | set(filter(is_float, body.inputs))
+                yield from _unknown(passages(body, sources, set(filter(is_float, body.outputs))), known)
+        if kind(step.node) not in known:
+            yield step
+
+
+def _lower(op: GraphBuilder, node: ir.Node) -> None:
+    graph, lowering = node.graph, LOWERINGS[kind(node)]
+    require(lowering, node)
+    assert isinstance(graph, ir.Graph)
+    builder = op if graph is op.graph else inner_builder(op, graph)
+    builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
+    for old, new in zip(node.outputs, lowering.rule(builder, node), strict=False):
+        if new is not None:
+            _replace(builder, old, new)
+    graph.remove(node, safe=True)
+    graph.sort()
+
+
+def _replace(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand for ``old``; an output of the graph keeps its name."""
+    if old.is_graph_output():
+        new = op.Identity(new)
+        old.name, new.name = None, old.name
+    new.type = old.type if new.type is None else new.type
+    new.shape = old.shape if new.shape is None else new.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)

@@ -1,0 +1,128 @@
+"""Sequences and optionals whose elements the graph tells: what reads one of them reads the tensor itself.
+
+A sequence has no gradient of its own. Where its length and the positions are constants, it is only a way to write down
+which tensor goes where; other sequences are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder
+from ...._graph.queries import attribute, constant, dims, kind, operand
+from ...._graph.supported import ANY, Known
+from ..context import Lowering, require, unsupported
+
+Members: TypeAlias = list[ir.Value]
+Maker: TypeAlias = Known[Callable[[GraphBuilder, ir.Node], Members]]
+
+
+def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members:
+    """Return the tensors that the sequence ``value``, an input of ``node``, holds, or refuse."""
+    producer = None if value is None else value.producer()
+    if producer is None or kind(producer) not in MAKERS:
+        raise unsupported(node, "the sequence that it reads is not made of known tensors")
+    maker = MAKERS[kind(producer)]
+    require(maker, producer)
+    return maker.rule(op, producer)
+
+
+def _constructed(op: GraphBuilder, node: ir.Node) -> Members:
+    return [x for x in node.inputs if x is not None]
+
+
+def _same(op: GraphBuilder, node: ir.Node) -> Members:
+    return _members(op, node, operand(node, 0))
+
+
+def _inserted(op: GraphBuilder, node: ir.Node) -> Members:
+    members, x = _same(op, node), operand(node, 1)
+    assert x is not None
+    at = len(members) if operand(node, 2) is None else _position(node, 2, len(members) + 1)
+    return [*members[:at], x, *members[at:]]
+
+
+def _erased(op: GraphBuilder, node: ir.Node) -> Members:
+    members = _same(op, node)
+    at = len(members) - 1 if operand(node, 1) is None else _position(node, 1, len(members))
+    return members[:at] + members[at + 1 :]
+
+
+def _position(node: ir.Node, index: int, length: int) -> int:
+    """Return the constant position at input ``index`` of a sequence of ``length``, counted from the front."""
+    at = None if node.inputs[index] is None else constant(node.inputs[index])  # type: ignore[arg-type]
+    if at is None:
+        raise unsupported(node, "the position must be constant")
+    position = int(at.item())
+    if not -length <= position < length:
+        raise unsupported(node, f"position {position} is outside of the sequence")
+    return position % length
+
+
+def _parts(op: GraphBuilder, node: ir.Node) -> Members:
+    """Split into as many tensors; without keepdims each loses the axis."""
+    x, axis = node.inputs[0], attribute(node, "axis", 0)
+    sizes = _sizes(node, axis)
+    split = op.emit("Split", x, outputs=len(sizes), axis=axis, split=sizes) if len(sizes) > 1 else [x]
+    parts = [v for v in split if v is not None]
+    if operand(node, 1) is None and not attribute(node, "keepdims", 1):
+        parts = [op.Squeeze(v, axes=[axis]) for v in parts]
+    return parts
+
+
+def _sizes(node: ir.Node, axis: int) -> list[int]:
+    """Return the lengths of the parts along the axis, which must be fixed."""
+    shape, split = dims(node.inputs[0]), operand(node, 1)
+    total = None if shape is None else shape[axis]
+    lengths = None if split is None else constant(split)
+    if lengths is not None and lengths.ndim:
+        return [int(n) for n in lengths]
+    if not isinstance(total, int) or (split is not None and lengths is None):
+        raise unsupported(node, "the number and the lengths of the parts must be fixed")
+    size = 1 if lengths is None else int(lengths)
+    return [min(size, total - start) for start in range(0, total, size)]
+
+
+MAKERS: dict[str, Maker] = {
+    "Identity": Known(_same),
+    "Optional": Known(_same, "type"),
+    "OptionalGetElement": Known(_same),
+    "SequenceConstruct": Known(_constructed, inputs=ANY),
+    "SequenceEmpty": Known(lambda op, node: [], "dtype", inputs=0),
+    "SequenceErase": Known(_erased, inputs=2),
+    "SequenceInsert": Known(_inserted, inputs=3),
+    "SplitToSequence": Known(_parts, "axis keepdims", inputs=2),
+}
+
+
+def _at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    members = _same(op, node)
+    return [op.Identity(members[_position(node, 1, len(members))])]
+
+
+def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    members, axis = _same(op, node), attribute(node, "axis", 0)
+    if attribute(node, "new_axis", 0):
+        members = [op.Unsqueeze(v, axes=[axis]) for v in members]
+    return [op.Concat(*members, axis=axis)]
+
+
+def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+    """The element of an optional tensor; an element that is a sequence is left to what reads it."""
+    x = node.inputs[0]
+    producer = None if x is None else x.producer()
+    if producer is not None and kind(producer) == "Optional":
+        x = operand(producer, 0)
+    elif x is None or isinstance(x.type, ir.OptionalType):
+        raise unsupported(node, "the optional that it reads is not made of a known value")
+    return [None if x is None else op.Identity(x)]
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "ConcatFromSequence": Known(_concatenated, "axis new_axis"),
+    "OptionalGetElement": Known(_element),
+    "SequenceAt": Known(_at, inputs=2),
+}

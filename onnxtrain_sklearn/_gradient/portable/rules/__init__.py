@@ -1,0 +1,1 @@
+"""Gradient rules, a module for each family of operators."""

@@ -1,0 +1,294 @@
+"""Convolutions and pools.
+
+A window reaches ``(kernel - 1) dilation + 1`` elements. The gradient of a convolution's input is a transposed
+convolution without pads, whose result is then cut or padded to the input: windows may leave elements at the end unread,
+or reach beyond the pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.queries import Dims, dims, fixed
+from ...._graph.supported import PADDING, Known
+from ..context import Reverse, Rule, Thunk, count, mask, reshape_to, scatter_flat, shape_of
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The settings of a sliding window, one number an axis; ``begin`` and ``end`` are the pads."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    begin: list[int]
+    end: list[int]
+
+    def reach(self, axis: int) -> int:
+        """Return how many elements a window spans."""
+        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    def covered(self, axis: int, steps: int) -> int:
+        """Return how many elements, pads included, this many windows span."""
+        return (steps - 1) * self.strides[axis] + self.reach(axis)
+
+
+def _windows(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
+    n = len(kernel)
+    if not fixed(kernel):
+        r.refuse("the size of its kernel is not known")
+    sizes = [int(str(k)) for k in kernel]
+    strides, dilations = (list(r.attribute(name, [1] * n)) for name in ("strides", "dilations"))
+    pads = list(r.attribute("pads", [0] * 2 * n))
+    windows = Windows(sizes, strides, dilations, pads[:n], pads[n:])
+    mode = mode or r.attribute("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return Windows(sizes, strides, dilations, [0] * n, [0] * n)
+    return windows if mode == "NOTSET" else _same(r, windows, upper=mode == "SAME_UPPER")
+
+
+def _same(r: Reverse, w: Windows, *, upper: bool) -> Windows:
+    shape = (dims(r.x()) or [])[2:]
+    if not fixed(shape):
+        r.refuse("its auto_pad needs fixed sizes")
+    totals = [max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)]
+    return _parted(w, totals, upper=upper)
+
+
+def _parted(w: Windows, totals: list[int], *, upper: bool) -> Windows:
+    """Return the windows with these pads, the larger halves at the ends (``upper``) or at the beginnings."""
+    small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
+    begin, end = (small, large) if upper else (large, small)
+    return Windows(w.kernel, w.strides, w.dilations, begin, end)
+
+
+def _spatial(r: Reverse, value: ir.Value) -> list[int]:
+    sizes = (dims(value) or [None] * 3)[2:]
+    if not fixed(sizes):
+        r.refuse("the sizes of its input, but for the batch, must be fixed")
+    return [int(str(size)) for size in sizes]
+
+
+def _conv(r: Reverse) -> Sequence[Thunk]:
+    kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
+    w = _windows(r, kernel)
+    group = r.attribute("group", 1)
+    return (
+        lambda: _spread(r, r.g, r.x(1), w, group),
+        lambda: _kernel(r, r.x(), r.g, w, group),
+        lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
+    )
+
+
+def _spread(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
+    """Add what each window's slope gives to the elements it has read."""
+    op, unread = r.op, _unread(r.x(), r.y, w)
+    even = w.begin == w.end and unread is not None and not any(unread)
+    pads = w.begin + w.end if even else None
+    full = op.ConvTranspose(g, kernel, strides=w.strides, dilations=w.dilations, group=group, pads=pads)
+    if even:
+        return full
+    start = np.array([0, 0, *[-n for n in w.begin]])
+    if unread is not None:
+        return op.Pad(full, np.append(start, [0, 0, *[n - end for n, end in zip(unread, w.end, strict=True)]]))
+    missing = op.Sub(_spatial_shape(op, r.x()), op.Add(_spatial_shape(op, full), np.array([-n for n in w.begin])))
+    return op.Pad(full, op.Concat(np.append(start, [0, 0]), missing, axis=0))
+
+
+def _unread(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
+    """Return how many elements at the ends no window reads, negative where one reaches further, None if not known."""
+    sizes, steps = (dims(x) or [None])[2:], (dims(y) or [None])[2:]
+    if sizes and fixed(sizes) and fixed(steps):
+        covered = [w.covered(i, int(str(n))) for i, n in enumerate(steps)]
+        return [int(str(n)) + w.begin[i] + w.end[i] - covered[i] for i, n in enumerate(sizes)]
+    return [0] * len(w.strides) if set(w.strides) == {1} else None
+
+
+def _spatial_shape(op: GraphBuilder, value: ir.Value) -> Operand:
+    """Return the sizes of the spatial axes, a constant where they are fixed."""
+    sizes = (dims(value) or [None])[2:]
+    if sizes and fixed(sizes):
+        return np.array(sizes, np.int64)
+    return op.Slice(op.Shape(value), [2], [np.iinfo(np.int64).max], [0])
+
+
+def _joined(op: GraphBuilder, lead: list[int], sizes: Operand) -> Operand:
+    return np.append(lead, sizes) if isinstance(sizes, np.ndarray) else op.Concat(np.array(lead), sizes, axis=0)
+
+
+def _kernel(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
+    """Correlate input and slopes over the batch: channels take the place of rows, and strides that of dilations."""
+    op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
+    slopes = op.Transpose(g, perm=[1, 0, *spatial])
+    rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)
+    result = op.Conv(
+        rows, slopes, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
+    )
+    unread = _unread(x, g, w)
+    if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
+        result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)
+    return op.Transpose(result, perm=[1, 0, *spatial])
+
+
+def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
+    """Return ``x`` as (channels of a group, groups times rows, ...)."""
+    op, channels, sizes = r.op, (dims(r.x(1)) or [None, None])[1], _spatial_shape(r.op, x)
+    if not isinstance(channels, int):
+        r.refuse("the number of channels of its kernel is not known")
+    parts = op.Reshape(x, _joined(op, [0, group, channels], sizes))
+    parts = op.Transpose(parts, perm=[2, 1, 0, *range(3, 1 + r.rank())])
+    return op.Reshape(parts, _joined(op, [channels, -1], sizes))
+
+
+def _conv_transpose(r: Reverse) -> Sequence[Thunk]:
+    """The same sums as those of a convolution, with input and output exchanged."""
+    kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
+    w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
+    settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
+    return (
+        lambda: r.op.Conv(r.g, r.x(1), **settings),
+        lambda: _kernel(r, r.g, r.x(), w, group),
+        lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
+    )
+
+
+def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
+    """Pads that are left to the operator make up for the size of the output; the odd one is at the beginning."""
+    n, mode = len(kernel), r.attribute("auto_pad", "NOTSET")
+    more = list(r.attribute("output_padding", [0] * n))
+    if any(size >= stride for size, stride in zip(more, r.attribute("strides", [1] * n), strict=True)):
+        r.refuse("the output_padding is not less than the stride, and runtimes disagree on what it means then")
+    w = _windows(r, kernel, mode if mode == "VALID" else "NOTSET")
+    given = r.attribute("output_shape", None)
+    if given is None and mode in ("NOTSET", "VALID"):
+        return w
+    steps, sizes = _spatial(r, r.x()), _spatial(r, r.y)
+    totals = [w.covered(i, steps[i]) + more[i] - sizes[i] for i in range(n)]
+    if min(totals) < 0:
+        r.refuse("its output is larger than what its windows span")
+    return _parted(w, totals, upper=mode == "SAME_UPPER")
+
+
+def _max_pool(r: Reverse) -> Sequence[Thunk]:
+    """The kernel tells which elements were the largest; windows that overlap may name one twice."""
+    w = _windows(r, r.attribute("kernel_shape", []))
+    places = r.further_output(1, ir.DataType.INT64, r.y.shape) if not r.attribute("storage_order", 0) else _by_rows(r)
+    overlap = any(w.reach(i) > w.strides[i] for i in range(len(w.kernel)))
+    rimless = not any(w.begin + w.end) and not r.attribute("ceil_mode", 0)
+    if rimless and not overlap and r.op.dtype is ir.DataType.FLOAT:  # MaxUnpool's kernels are for these
+        return [lambda: _unpooled(r, places, w)]
+    return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=overlap)]
+
+
+def _by_rows(r: Reverse) -> ir.Value:
+    """The user's own indices count along columns."""
+    settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
+    return r.op.emit("MaxPool", r.x(), outputs=2, **settings)[1]
+
+
+def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
+    """One operator puts the slopes back, where no place is named twice."""
+    shape = shape_of(r.op, r.x())
+    return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
+
+
+def _max_unpool(r: Reverse) -> Sequence[Thunk | None]:
+    """Runtimes take the places as those in the output, whose shape must be the one that the windows give."""
+    w = _windows(r, r.attribute("kernel_shape", []))
+    if r.has(2):
+        steps, sizes = _spatial(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
+        if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
+            r.refuse("with an output_shape other than that of its windows its places are not defined")
+    return [lambda: r.op.Gather(r.op.Reshape(r.g, [-1]), r.x(1))]
+
+
+def _average_pool(r: Reverse) -> Sequence[Thunk]:
+    w = _windows(r, r.attribute("kernel_shape", []))
+    padded = bool(r.attribute("count_include_pad", 0))
+    if not r.attribute("ceil_mode", 0) and (padded or not any(w.begin + w.end)):
+        share: Operand = 1 / float(np.prod(w.kernel))
+    else:
+        share = (1 / _counts(w, _spatial(r, r.x()), _spatial(r, r.y), padded)).astype(r.op.dtype.numpy())
+    return [lambda: _spread_alike(r, r.op.Mul(r.g, share), w)]
+
+
+def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
+    """Every element of a window gets its share; channels are rows, so that one kernel of ones serves all."""
+    op = r.op
+    rows = op.Reshape(share, _joined(op, [-1, 1], _spatial_shape(op, r.y)))
+    ones = op.constant(np.ones((1, 1, *w.kernel), op.dtype.numpy()))
+    return reshape_to(op, _spread(r, rows, ones, w, 1), r.x())
+
+
+def _lp_pool(r: Reverse) -> Sequence[Thunk]:
+    w = _windows(r, r.attribute("kernel_shape", []))
+    return [lambda: _lp_slope(r, lambda share: _spread_alike(r, share, w))]
+
+
+def _global_lp_pool(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: _lp_slope(r, lambda share: share)]
+
+
+def _lp_slope(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """``g sign(x) (|x| / y)**(p - 1)``; a norm of 0 has the gradient 0."""
+    op, p = r.op, r.attribute("p", 2)
+    if p == 1:
+        return op.Mul(op.Sign(r.x()), spread(r.g))
+    norm = op.Where(op.Equal(r.y, 0.0), 1.0, r.y)
+    share = spread(op.Div(r.g, norm if p == 2 else op.Pow(norm, float(p - 1))))
+    return op.Mul(share, r.x() if p == 2 else op.Mul(op.Sign(r.x()), op.Pow(op.Abs(r.x()), float(p - 1))))
+
+
+def _col2im(r: Reverse) -> Sequence[Thunk | None]:
+    """Blocks are read from the slope by a convolution with one kernel for each element of a block."""
+    op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
+    w, elements = _windows(r, list(block)), int(np.prod(block))
+    kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)
+    image = op.Reshape(r.g, op.Concat(np.array([-1, 1]), r.x(1), axis=0))
+    blocks = op.Conv(image, kernel, strides=w.strides, dilations=w.dilations, pads=w.begin + w.end)
+    return [lambda: reshape_to(op, blocks, r.x())]
+
+
+def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
+    """Return how many elements each window averages; what ceil_mode lets it reach beyond the pads never counts."""
+    total = np.ones(())
+    for i, size in enumerate(sizes):
+        reads = np.arange(steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i] - w.begin[i]
+        counted = reads < size + w.end[i] if padded else (reads >= 0) & (reads < size)
+        total = np.multiply.outer(total, counted.sum(1).astype(np.float64))
+    return total
+
+
+def _global_average(r: Reverse) -> Sequence[Thunk]:
+    op, n, m = r.op, count(r.op, r.x()), count(r.op, r.y)
+    share = op.Div(r.g, n / m if isinstance(n, float) and isinstance(m, float) else op.Div(n, m))
+    return [lambda: op.Expand(share, shape_of(op, r.x()))]
+
+
+def _global_max(r: Reverse) -> Sequence[Thunk]:
+    """Elements that are equally large share the gradient."""
+    op = r.op
+    hits = mask(op, op.Equal(r.x(), r.y))
+    total = op.ReduceSum(hits, axes=list(range(2, r.rank())), keepdims=True)
+    return [lambda: op.Mul(hits, op.Div(r.g, total))]
+
+
+_WINDOW = f"{PADDING} dilations kernel_shape pads strides"
+
+RULES: dict[str, Rule] = {
+    "AveragePool": Known(_average_pool, f"ceil_mode count_include_pad {_WINDOW}"),
+    "Col2Im": Known(_col2im, "dilations pads strides", inputs=3),
+    "Conv": Known(_conv, f"group {_WINDOW}", inputs=3),
+    "ConvTranspose": Known(_conv_transpose, f"group output_padding output_shape {_WINDOW}", inputs=3),
+    "GlobalAveragePool": Known(_global_average),
+    "GlobalLpPool": Known(_global_lp_pool, "p"),
+    "GlobalMaxPool": Known(_global_max),
+    "LpPool": Known(_lp_pool, f"ceil_mode p {_WINDOW}"),
+    "MaxPool": Known(_max_pool, f"ceil_mode storage_order {_WINDOW}", outputs=2),
+    "MaxUnpool": Known(_max_unpool, "kernel_shape pads strides", inputs=3),
+}

@@ -1,0 +1,125 @@
+"""The losses of the ONNX standard on class indices; both have classes on axis 1, and rows may be ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.queries import Dims, dims, fixed
+from ...._graph.supported import Known
+from ..context import Reverse, Rule, Thunk, mask
+
+
+def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
+    op, x = r.op, r.x()
+    _require_labels(r)
+    if cross_entropy and _plain_mean(r):
+        return [lambda: _mean_slope(r)]
+    log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
+    chosen = _chosen(r)
+    g, total = _slope(r, chosen)
+    return (
+        lambda: _scores(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
+        None,
+        lambda: _class_weights(r, log_p, chosen, g, total),
+    )
+
+
+def _require_labels(r: Reverse) -> None:
+    """Refuse labels that are not one for each row of scores: kernels do not look, and one label would be broadcast."""
+    scores, labels = dims(r.x()), dims(r.x(1))
+    if scores is None or labels is None:
+        return
+    rows = [*scores[:1], *scores[2:]]
+    if len(rows) == len(labels) and all(_may_be_equal(m, n) for m, n in zip(rows, labels, strict=True)):
+        return
+    r.refuse(f"its labels are of shape {_told(labels)}, its scores of {_told(scores)}: each row needs a label")
+
+
+def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
+    return rows == labels or not isinstance(labels, int) or (labels != 1 and not isinstance(rows, int))
+
+
+def _told(sizes: Dims) -> str:
+    return f"({', '.join('?' if n is None else str(n) for n in sizes)})"
+
+
+def _plain_mean(r: Reverse) -> bool:
+    """Whether every row counts alike and the number of rows is known."""
+    simple = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None
+    return (
+        simple
+        and not r.has(2)
+        and r.slopes[1:] in ((), (None,))
+        and fixed(dims(r.x(1)))
+        and len(dims(r.x()) or ()) == 2
+    )
+
+
+def _mean_slope(r: Reverse) -> ir.Value:
+    """Probabilities less the one of the class, over the number of rows."""
+    op, rows = r.op, (dims(r.x(1)) or [1])[0]
+    excess = op.Sub(op.Softmax(r.x(), axis=1), _chosen(r))
+    return op.Mul(op.Mul(excess, 1.0 / int(str(rows))), r.g)
+
+
+def _chosen(r: Reverse) -> ir.Value:
+    """Return the class weight where a row's class is, else 0; ignored rows have none."""
+    op, target = r.op, _target(r)
+    shape, rank = dims(r.x()), r.rank()
+    n = shape[1] if shape is not None else None
+    if not isinstance(n, int):
+        r.refuse("the number of classes is not known")
+    column = (-1, *[1] * (rank - 2))
+    classes = np.arange(n).reshape(column).astype((target.dtype or ir.DataType.INT64).numpy())
+    hit = op.Equal(target, classes)
+    ignored = r.attribute("ignore_index", None)
+    if ignored is not None:
+        hit = op.And(hit, op.Not(op.Equal(target, np.array(ignored, classes.dtype))))
+    return op.Mul(mask(op, hit), op.Reshape(r.x(2), list(column))) if r.has(2) else mask(op, hit)
+
+
+def _target(r: Reverse) -> ir.Value:
+    """Return the class indices with an axis for the classes."""
+    return r.op.Unsqueeze(r.x(1), axes=[1])
+
+
+def _slope(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return the slope of each row's weighted loss, to be broadcast, and what the mean divides by."""
+    op, g, reduction = r.op, r.slopes[0], r.attribute("reduction", "mean")
+    total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
+    if g is None or reduction == "sum":
+        return g, total
+    return (op.Div(g, total), total) if total is not None else (op.Unsqueeze(g, axes=[1]), total)
+
+
+def _scores(r: Reverse, log_p: ir.Value, slope: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
+    op, slopes = r.op, [s for s in (slope, *r.slopes[1:]) if s is not None]
+    total = slopes[0] if len(slopes) == 1 else op.Add(*slopes)
+    if not cross_entropy:
+        return total
+    return op.Sub(total, op.Mul(op.Exp(log_p), op.ReduceSum(total, axes=[1], keepdims=True)))
+
+
+def _class_weights(
+    r: Reverse, log_p: ir.Value, chosen: ir.Value, g: ir.Value | None, total: ir.Value | None
+) -> ir.Value | None:
+    """A weight scales the losses of its class, and is part of what the mean divides by."""
+    if g is None:
+        return None
+    op, rank = r.op, r.rank()
+    column = [-1, *[1] * (rank - 2)]
+    hits = op.Where(op.Equal(chosen, 0.0), 0.0, op.Div(chosen, op.Reshape(r.x(2), column)))
+    losses = op.Neg(log_p) if total is None else op.Sub(op.Neg(log_p), r.y)
+    return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, rank)], keepdims=False)
+
+
+_SETTINGS = "ignore_index reduction=mean|none|sum"
+
+RULES: dict[str, Rule] = {
+    "NegativeLogLikelihoodLoss": Known(partial(_loss, False), _SETTINGS, inputs=3),
+    "SoftmaxCrossEntropyLoss": Known(partial(_loss, True), _SETTINGS, inputs=3, outputs=2, slopes=2),
+}

@@ -1,0 +1,298 @@
+"""Operators that work element by element, broadcasting their operands.
+
+:data:`SLOPES` has the operators of one operand: ``g`` times the derivative, from the input ``x`` and the output ``y``.
+Where a function has a kink the derivative is one of a side, or 0; that of ``Relu`` and ``Abs`` is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import pi, sqrt
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.queries import constant, dims
+from ...._graph.supported import ANY, Known
+from ..context import Reverse, Rule, Thunk, mask
+
+Slope = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
+
+
+def _mish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    t = op.Tanh(op.Softplus(x))
+    rise = op.Mul(op.Mul(x, op.Sub(1.0, op.Mul(t, t))), op.Sigmoid(x))
+    return op.Mul(g, op.Add(t, rise))
+
+
+def _gelu(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    if r.attribute("approximate", "none") == "tanh":
+        return _gelu_tanh(op, g, x)
+    share = op.Mul(op.Add(op.Erf(op.Mul(x, sqrt(0.5))), 1.0), 0.5)
+    density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / sqrt(2 * pi))
+    return op.Mul(g, op.Add(share, op.Mul(x, density)))
+
+
+def _gelu_tanh(op: GraphBuilder, g: ir.Value, x: ir.Value) -> ir.Value:
+    scale, squares = sqrt(2 / pi), op.Mul(x, x)
+    t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(squares, 0.044715), 1.0)), scale))
+    inner = op.Mul(op.Add(op.Mul(squares, 3 * 0.044715), 1.0), scale)
+    rise = op.Mul(op.Mul(x, inner), op.Sub(1.0, op.Mul(t, t)))
+    return op.Mul(g, op.Mul(op.Add(op.Add(t, 1.0), rise), 0.5))
+
+
+def _swish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    alpha = r.attribute("alpha", 1.0)
+    s = op.Sigmoid(op.Mul(x, alpha))
+    return op.Mul(g, op.Add(s, op.Mul(op.Mul(y, alpha), op.Sub(1.0, s))))
+
+
+def _hard_swish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    inside = op.Add(op.Mul(x, 1 / 3), 0.5)
+    return op.Mul(g, op.Where(op.Less(op.Abs(x), 3.0), inside, mask(op, op.Greater(x, 0.0))))
+
+
+def _hard_sigmoid(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    inside = mask(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0)))
+    return op.Mul(g, op.Mul(inside, r.attribute("alpha", 0.2)))
+
+
+def _sine(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Older runtimes have a sine in float64, but no cosine."""
+    double = op.dtype is ir.DataType.DOUBLE
+    return op.Mul(g, op.Sin(op.Add(x, pi / 2)) if double else op.Cos(x))
+
+
+def _selu(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    alpha, gamma = r.attribute("alpha", 1.67326319217681884765625), r.attribute("gamma", 1.05070102214813232421875)
+    return op.Mul(g, op.Where(op.Greater(x, 0.0), gamma, op.Add(y, alpha * gamma)))
+
+
+def _shrink(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    lambd = r.attribute("lambd", 0.5)
+    return op.Mul(g, mask(op, op.Or(op.Less(x, -lambd), op.Greater(x, lambd))))
+
+
+def _cast(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    if x.dtype is None or y.dtype is None:
+        r.refuse("the types that it casts between are not known")
+    return g if x.dtype is y.dtype else op.Cast(g, to=x.dtype)
+
+
+# The arguments are: the node, the builder, the slope of the output, the input, the output.
+SLOPES: dict[str, Slope] = {
+    "Abs": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
+    "Acos": lambda r, op, g, x, y: op.Neg(op.Div(g, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))),
+    "Acosh": lambda r, op, g, x, y: op.Div(g, op.Sqrt(op.Sub(op.Mul(x, x), 1.0))),
+    "Asin": lambda r, op, g, x, y: op.Div(g, op.Sqrt(op.Sub(1.0, op.Mul(x, x)))),
+    "Asinh": lambda r, op, g, x, y: op.Div(g, op.Sqrt(op.Add(op.Mul(x, x), 1.0))),
+    "Atan": lambda r, op, g, x, y: op.Div(g, op.Add(op.Mul(x, x), 1.0)),
+    "Atanh": lambda r, op, g, x, y: op.Div(g, op.Sub(1.0, op.Mul(x, x))),
+    "Cast": _cast,
+    "Ceil": lambda r, op, g, x, y: None,
+    "Celu": lambda r, op, g, x, y: op.Mul(
+        g, op.Where(op.Greater(x, 0.0), 1.0, op.Add(op.Mul(y, 1 / r.attribute("alpha", 1.0)), 1.0))
+    ),
+    "Cos": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Sin(x))),
+    "Cosh": lambda r, op, g, x, y: op.Mul(g, op.Sinh(x)),
+    "Elu": lambda r, op, g, x, y: op.Mul(g, op.Where(op.Greater(x, 0.0), 1.0, op.Add(y, r.attribute("alpha", 1.0)))),
+    "Erf": lambda r, op, g, x, y: op.Mul(g, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2 / sqrt(pi))),
+    "Exp": lambda r, op, g, x, y: op.Mul(g, y),
+    "Floor": lambda r, op, g, x, y: None,
+    "Gelu": _gelu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Identity": lambda r, op, g, x, y: g,
+    "LeakyRelu": lambda r, op, g, x, y: op.Mul(g, op.Where(op.Greater(x, 0.0), 1.0, r.attribute("alpha", 0.01))),
+    "Log": lambda r, op, g, x, y: op.Div(g, x),
+    "Mish": _mish,
+    "Neg": lambda r, op, g, x, y: op.Neg(g),
+    "Reciprocal": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Mul(y, y))),
+    "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Greater(y, 0.0))),
+    "Round": lambda r, op, g, x, y: None,
+    "Selu": _selu,
+    "Shrink": _shrink,
+    "Sigmoid": lambda r, op, g, x, y: op.Mul(g, op.Mul(y, op.Sub(1.0, y))),
+    "Sign": lambda r, op, g, x, y: None,
+    "Sin": _sine,
+    "Sinh": lambda r, op, g, x, y: op.Mul(g, op.Cosh(x)),
+    "Softplus": lambda r, op, g, x, y: op.Mul(g, op.Sigmoid(x)),
+    "Softsign": lambda r, op, g, x, y: op.Div(g, op.Mul(*[op.Add(op.Abs(x), 1.0)] * 2)),
+    "Sqrt": lambda r, op, g, x, y: op.Div(op.Mul(g, 0.5), y),
+    "Swish": _swish,
+    "Tan": lambda r, op, g, x, y: op.Mul(g, op.Add(op.Mul(y, y), 1.0)),
+    "Tanh": lambda r, op, g, x, y: op.Mul(g, op.Sub(1.0, op.Mul(y, y))),
+    "ThresholdedRelu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Greater(x, r.attribute("alpha", 1.0)))),
+}
+
+
+def _unary(slope: Slope, r: Reverse) -> Sequence[Thunk]:
+    return [lambda: slope(r, r.op, r.g, r.x(), r.y)]
+
+
+def _cast_like(r: Reverse) -> Sequence[Thunk]:
+    return lambda: _cast(r, r.op, r.g, r.x(), r.y), lambda: None
+
+
+def _add(r: Reverse) -> Sequence[Thunk]:
+    return lambda: r.sum_to(r.g, 0), lambda: r.sum_to(r.g, 1)
+
+
+def _sub(r: Reverse) -> Sequence[Thunk]:
+    return lambda: r.sum_to(r.g, 0), lambda: r.op.Neg(r.sum_to(r.g, 1))
+
+
+def _mul(r: Reverse) -> Sequence[Thunk]:
+    a, b = r.x(0), r.x(1)
+    return lambda: r.sum_to(r.op.Mul(r.g, b), 0), lambda: r.sum_to(r.op.Mul(r.g, a), 1)
+
+
+def _div(r: Reverse) -> Sequence[Thunk]:
+    op, b = r.op, r.x(1)
+    return (
+        lambda: r.sum_to(op.Div(r.g, b), 0),
+        lambda: r.sum_to(op.Neg(op.Div(op.Mul(r.g, r.y), b)), 1),
+    )
+
+
+def _pow(r: Reverse) -> Sequence[Thunk]:
+    """The exponent may be of another type, even an integer; x**0 has the derivative 0 at x = 0 too."""
+    op, x, base_type = r.op, r.x(0), r.x(0).dtype
+    exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
+    return lambda: r.sum_to(op.Mul(r.g, _power_slope(r, exponent)), 0), lambda: _exponent_slope(r, exponent, x)
+
+
+def _power_slope(r: Reverse, exponent: ir.Value) -> ir.Value:
+    op, x, fixed = r.op, r.x(0), constant(r.x(1))
+    if fixed is not None and fixed.size == 1 and fixed.item() == 2:
+        return op.Mul(x, 2.0)
+    lower = op.Pow(x, op.Sub(exponent, 1.0))
+    if fixed is not None and np.all(fixed >= 1):
+        return op.Mul(lower, exponent)
+    constant_power = op.Equal(exponent, 0.0)
+    return op.Where(constant_power, 0.0, op.Mul(lower, exponent))
+
+
+def _exponent_slope(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value:
+    """``y log x``; for x = 0 and a positive exponent that is 0, though log 0 is infinite."""
+    op = r.op
+    log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
+    slope = r.sum_to(op.Mul(r.g, op.Mul(r.y, log)), 1)
+    kind = r.x(1).dtype
+    return slope if kind is x.dtype or kind is None else op.Cast(slope, to=kind)
+
+
+def _mod(r: Reverse) -> Sequence[Thunk]:
+    """``a - b trunc(a / b)`` for fmod; the quotient is constant between its steps."""
+    op, a, b = r.op, r.x(0), r.x(1)
+    if not r.attribute("fmod", 0):
+        r.refuse("only fmod=1 is defined for floats")
+    return lambda: r.sum_to(r.g, 0), lambda: r.sum_to(op.Mul(r.g, op.Div(op.Sub(r.y, a), b)), 1)
+
+
+def _prelu(r: Reverse) -> Sequence[Thunk]:
+    op, x, slope = r.op, r.x(0), r.x(1)
+    return (
+        lambda: op.Mul(r.g, op.Where(op.Greater(x, 0.0), 1.0, slope)),
+        lambda: r.sum_to(op.Mul(r.g, op.Min(x, 0.0)), 1),
+    )
+
+
+def _variadic_sum(r: Reverse) -> Sequence[Thunk]:
+    return [partial(r.sum_to, r.g, i) for i in range(len(r.node.inputs))]
+
+
+def _mean(r: Reverse) -> Sequence[Thunk]:
+    n = len(r.node.inputs)
+    return [lambda i=i: r.sum_to(r.op.Mul(r.g, 1.0 / n), i) for i in range(n)]  # type: ignore[misc]
+
+
+def _extreme(r: Reverse) -> Sequence[Thunk]:
+    """Operands that are equal share the gradient: ``Max(x, x)`` has the derivative 1."""
+    op, n = r.op, len(r.node.inputs)
+    if n == 1:
+        return [lambda: r.g]
+    hits = [mask(op, op.Equal(r.x(i), r.y)) for i in range(n)]
+    share = op.Div(r.g, op.Sum(*hits))
+    return [lambda i=i: r.sum_to(op.Mul(share, hits[i]), i) for i in range(n)]  # type: ignore[misc]
+
+
+def _clip(r: Reverse) -> Sequence[Thunk]:
+    """A lower bound above the upper one gives the upper one everywhere, in the standard and in onnxruntime."""
+    op, x = r.op, r.x(0)
+    low = r.x(1) if r.has(1) else None
+    high = r.x(2) if r.has(2) else None
+    below = op.Less(x, low) if low is not None else None
+    above = op.Greater(x, high) if high is not None else None
+    if below is not None and above is not None and high is not None and low is not None:
+        crossed = op.Greater(low, high)
+        above = op.Or(above, crossed)
+        below = op.And(below, op.Not(crossed))
+    outside = [c for c in (below, above) if c is not None]
+    inside = op.Not(outside[0] if len(outside) == 1 else op.Or(*outside)) if outside else None
+    return (
+        lambda: r.g if inside is None else op.Mul(r.g, mask(op, inside)),
+        lambda: _total(r, below, 1),
+        lambda: _total(r, above, 2),
+    )
+
+
+def _total(r: Reverse, where: ir.Value | None, index: int) -> ir.Value:
+    assert where is not None
+    total = r.op.ReduceSum(r.op.Mul(r.g, mask(r.op, where)), keepdims=False)
+    return total if dims(r.x(index)) == [] else r.op.Reshape(total, r.op.Shape(r.x(index)))
+
+
+def _where(r: Reverse) -> Sequence[Thunk | None]:
+    op, condition = r.op, r.x(0)
+    return (
+        None,
+        lambda: r.sum_to(op.Where(condition, r.g, 0.0), 1),
+        lambda: r.sum_to(op.Where(condition, 0.0, r.g), 2),
+    )
+
+
+def _dropout(r: Reverse) -> Sequence[Thunk]:
+    """The mask of the forward pass is used again: the kernel draws a new one each time it runs."""
+    op, mode = r.op, r.node.inputs[2] if r.has(2) else None
+    training = False if mode is None else constant(mode)
+    if training is not None and not training:
+        return [lambda: r.g]
+    ratio: Operand = 0.5
+    if r.has(1):
+        ratio = r.x(1) if r.x(1).dtype is op.dtype else op.Cast(r.x(1), to=op.dtype)
+    kept = mask(op, r.further_output(1, ir.DataType.BOOL, r.y.shape))
+    scaled = op.Div(kept, 1.0 - ratio if isinstance(ratio, float) else op.Sub(1.0, ratio))
+    return [lambda: op.Mul(r.g, scaled if training else op.Where(mode, scaled, 1.0))]
+
+
+SETTINGS = {
+    "Cast": "to",
+    **dict.fromkeys(("Celu", "Elu", "LeakyRelu", "Swish", "ThresholdedRelu"), "alpha"),
+    "Gelu": "approximate=none|tanh",
+    "HardSigmoid": "alpha beta",
+    "Selu": "alpha gamma",
+    "Shrink": "bias lambd",
+}
+"""The attributes of the operators of one operand; those that are not here have none."""
+
+RULES: dict[str, Rule] = {
+    **{name: Known(partial(_unary, slope), SETTINGS.get(name, "")) for name, slope in SLOPES.items()},
+    "Add": Known(_add, inputs=2),
+    "CastLike": Known(_cast_like, inputs=2),
+    "Clip": Known(_clip, inputs=3),
+    "Div": Known(_div, inputs=2),
+    "Dropout": Known(_dropout, "ratio seed", inputs=3, outputs=2),
+    "Max": Known(_extreme, inputs=ANY),
+    "Mean": Known(_mean, inputs=ANY),
+    "Min": Known(_extreme, inputs=ANY),
+    "Mod": Known(_mod, "fmod", inputs=2),
+    "Mul": Known(_mul, inputs=2),
+    "PRelu": Known(_prelu, inputs=2),
+    "Pow": Known(_pow, inputs=2),
+    "Sub": Known(_sub, inputs=2),
+    "Sum": Known(_variadic_sum, inputs=ANY),
+    "Where": Known(_where, inputs=3),
+}

@@ -1,0 +1,172 @@
+"""Operators that pick elements by an index, and those that put them there. Indices have no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.queries import dims
+from ...._graph.supported import Known
+from ..context import (
+    Reverse,
+    Rule,
+    Thunk,
+    filled_like,
+    flat_index,
+    mask,
+    reshape_to,
+    scatter_add,
+    scatter_flat,
+    shape_of,
+    zeros_like,
+)
+
+Pick: TypeAlias = Callable[[ir.Value], ir.Value]
+
+
+def _gather(r: Reverse) -> Sequence[Thunk]:
+    """An index may be picked more than once: its gradients add up."""
+    op, x, rank = r.op, r.x(), r.rank()
+    axis = r.attribute("axis", 0) % rank
+    before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
+    size = op.Reshape(op.Size(r.x(1)), [1])
+    shape = op.Concat(*_pieces(r, before), size, *_pieces(r, after), axis=0)
+    index = op.Reshape(r.x(1), np.array([1] * axis + [-1] + [1] * (rank - axis - 1), np.int64))
+    index = op.Cast(index, to=7)
+    return [
+        lambda: scatter_add(r, zeros_like(op, x), op.Expand(index, shape), op.Reshape(r.g, shape), axis, repeats=True)
+    ]
+
+
+def _pieces(r: Reverse, axes: np.ndarray) -> list[object]:
+    return [r.op.Gather(shape_of(r.op, r.x()), axes)] if len(axes) else []
+
+
+def _gather_elements(r: Reverse) -> Sequence[Thunk]:
+    axis = r.attribute("axis", 0)
+    return [lambda: scatter_add(r, zeros_like(r.op, r.x()), r.x(1), r.g, axis, repeats=True)]
+
+
+def _gather_nd(r: Reverse) -> Sequence[Thunk]:
+    places = r.again(flat_index(r.op, r.x()), r.x(1))
+    return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
+
+
+def _scatter_elements(r: Reverse) -> Sequence[Thunk | None]:
+    axis = r.attribute("axis", 0)
+    return _scatter(r, lambda value: r.op.GatherElements(value, r.x(1), axis=axis))
+
+
+def _scatter_nd(r: Reverse) -> Sequence[Thunk | None]:
+    return _scatter(r, lambda value: r.op.GatherND(value, r.x(1)))
+
+
+def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
+    """``pick`` reads at the indices, in the shape of the updates; several of them may go to one place."""
+    rules = {"none": _replaced, "add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
+    of_data, of_updates = rules[r.attribute("reduction", "none")](r, pick)
+    return of_data, None, of_updates
+
+
+def _put(r: Reverse, base: ir.Value, updates: ir.Value, **changes: Any) -> ir.Value:
+    return r.again(base, r.x(1), updates, **changes)
+
+
+def _replaced(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    return lambda: _put(r, r.g, zeros_like(r.op, r.x(2))), lambda: pick(r.g)
+
+
+def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    return lambda: r.g, lambda: pick(r.g)
+
+
+def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    """Updates of zero are left out of the product, and counted: one zero is no factor of its own gradient."""
+    op, x, updates = r.op, r.x(), r.x(2)
+
+    def of_updates() -> ir.Value:
+        zero = op.Equal(updates, 0.0)
+        nonzero, zeros = op.Where(zero, 1.0, updates), mask(op, zero)
+        others = op.Div(pick(_put(r, x, nonzero)), nonzero)
+        others_zero = op.Sub(pick(_put(r, zeros_like(op, x), zeros, reduction="add")), zeros)
+        return op.Mul(pick(r.g), op.Where(op.Greater(others_zero, 0.5), 0.0, others))
+
+    return lambda: op.Mul(r.g, _put(r, filled_like(op, x, 1), updates)), of_updates
+
+
+def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    """Elements that are equally extreme share the gradient."""
+    op = r.op
+    kept, put = mask(op, op.Equal(r.x(), r.y)), mask(op, op.Equal(r.x(2), pick(r.y)))
+    share = op.Div(r.g, _put(r, kept, put, reduction="add"))
+    return lambda: op.Mul(kept, share), lambda: op.Mul(put, pick(share))
+
+
+def _tensor_scatter(r: Reverse) -> Sequence[Thunk | None]:
+    """The update hides what it overwrites in the cache. It never overwrites itself: it is no longer than the cache.
+
+    An update that turns out longer in a run, as does a negative index, fails in the operator itself.
+    """
+    axis = r.attribute("axis", -2) % r.rank()
+    cache, update = (shape[axis] if (shape := dims(x)) is not None else None for x in (r.x(), r.x(1)))
+    if isinstance(cache, int) and isinstance(update, int) and update > cache:
+        r.refuse(f"its update of {update} steps is longer than its cache of {cache}, which the standard forbids")
+    indices = [r.x(2)] if r.has(2) else []
+    return lambda: r.again(r.g, zeros_like(r.op, r.x(1)), *indices), lambda: _read_back(r, axis), None
+
+
+def _read_back(r: Reverse, axis: int) -> ir.Value:
+    """Return the gradient of the update: that of the output at the places where it was written."""
+    op, rank, shape = r.op, r.rank(), shape_of(r.op, r.x(1))
+    length = op.Gather(shape_of(op, r.x()), np.array([axis]))
+    steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))
+    places = op.Reshape(steps, [-1] + [1] * (rank - axis - 1))
+    if r.has(2):
+        places = op.Add(places, op.Reshape(r.x(2), [-1] + [1] * (rank - 1)))
+    if r.attribute("mode", "linear") == "circular":
+        places = op.Mod(places, length)
+    return op.GatherElements(r.g, op.Expand(places, shape), axis=axis)
+
+
+def _one_hot(r: Reverse) -> Sequence[Thunk | None]:
+    """The values are (off, on); what is not on is off."""
+    op = r.op
+
+    def of_values() -> ir.Value:
+        hot = r.again(r.x(0), r.x(1), np.array([0, 1], op.dtype.numpy()))
+        on, total = op.ReduceSum(op.Mul(r.g, hot), keepdims=False), op.ReduceSum(r.g, keepdims=False)
+        return op.Concat(op.Reshape(op.Sub(total, on), [1]), op.Reshape(on, [1]), axis=0)
+
+    return lambda: None, lambda: None, of_values
+
+
+def _unique(r: Reverse) -> Sequence[Thunk]:
+    """Elements that are equal share the gradient of the one that is kept."""
+    op, axis = r.op, r.attribute("axis", None)
+    inverse, counts = (r.further_output(i, ir.DataType.INT64) for i in (2, 3))
+    column = [-1] if axis is None else [-1, *[1] * (r.rank() - 1 - axis % r.rank())]
+    share = op.Div(r.g, op.Reshape(op.Cast(counts, to=op.dtype), column))
+    picked = op.Gather(share, inverse, axis=axis or 0)
+    return [lambda: reshape_to(op, picked, r.x()) if axis is None else picked]
+
+
+def _top_k(r: Reverse) -> Sequence[Thunk]:
+    axis = r.attribute("axis", -1)
+    places = r.further_output(1, ir.DataType.INT64, r.y.shape)
+    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), places, r.g, axis=axis)]
+
+
+RULES: dict[str, Rule] = {
+    "Gather": Known(_gather, "axis", inputs=2),
+    "GatherElements": Known(_gather_elements, "axis", inputs=2),
+    "GatherND": Known(_gather_nd, "batch_dims", inputs=2),
+    "OneHot": Known(_one_hot, "axis", inputs=3),
+    "ScatterElements": Known(_scatter_elements, "axis reduction=add|max|min|mul|none", inputs=3),
+    "ScatterND": Known(_scatter_nd, "reduction=add|max|min|mul|none", inputs=3),
+    "TensorScatter": Known(_tensor_scatter, "axis mode=circular|linear", inputs=3),
+    "TopK": Known(_top_k, "axis largest sorted", inputs=2, outputs=2),
+    "Unique": Known(_unique, "axis sorted", outputs=4),
+}

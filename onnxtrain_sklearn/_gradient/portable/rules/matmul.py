@@ -1,0 +1,177 @@
+"""Matrix products: MatMul of all ranks, Gemm, Einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from string import ascii_letters
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.queries import Dims, dims
+from ...._graph.supported import ANY, Known
+from ..context import Reverse, Rule, Thunk, mask, shape_of, sum_to
+
+Size: TypeAlias = "int | str | None"
+
+
+def _gemm(r: Reverse) -> Sequence[Thunk]:
+    op, a, b, g = r.op, r.x(0), r.x(1), r.g
+    ta, tb = int(r.attribute("transA", 0)), int(r.attribute("transB", 0))
+    alpha, beta = r.attribute("alpha", 1.0), r.attribute("beta", 1.0)
+    return (
+        lambda: op.Gemm(b, g, transA=tb, transB=1, alpha=alpha) if ta else op.Gemm(g, b, transB=1 - tb, alpha=alpha),
+        lambda: op.Gemm(g, a, transA=1, transB=ta, alpha=alpha) if tb else op.Gemm(a, g, transA=1 - ta, alpha=alpha),
+        lambda: r.sum_to(g if beta == 1 else op.Mul(g, beta), 2),
+    )
+
+
+def _matmul(r: Reverse) -> Sequence[Thunk]:
+    """A vector on the left is a row, on the right a column, and the product lacks their axis."""
+    op = r.op
+    left, right = dims(r.x(0)), dims(r.x(1))
+    if left is None or right is None:
+        r.refuse("the rank of an operand is not known")
+    if len(left) == len(right) == 2:
+        return lambda: op.Gemm(r.g, r.x(1), transB=1), lambda: op.Gemm(r.x(0), r.g, transA=1)
+    a = op.Unsqueeze(r.x(0), axes=[0]) if len(left) == 1 else r.x(0)
+    b = op.Unsqueeze(r.x(1), axes=[1]) if len(right) == 1 else r.x(1)
+    rank = max(len(left), len(right), 2)
+    lost = [rank - 2] * (len(left) == 1) + [rank - 1] * (len(right) == 1)
+    g = op.Unsqueeze(r.g, axes=lost) if lost else r.g
+    rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
+    lead = _lead(r, rank)
+    return (
+        lambda: _reduce(r, _times_transposed(r, g, b, len(columns)), [*lead, *rows[-2:]], 0, len(left) == 1),
+        lambda: _weight(r, a, g, rows, columns, lead),
+    )
+
+
+def _lead(r: Reverse, rank: int) -> list[int | str | None]:
+    y = dims(r.y)
+    return [None] * (rank - 2) if y is None else y[: rank - 2]
+
+
+def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
+    """A matrix that all matrices on the left share takes one product of all their rows."""
+    op, vector = r.op, len(dims(r.x(1)) or []) == 1
+    if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
+        flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
+        return op.Squeeze(flat, axes=[1]) if vector else flat
+    return _reduce(r, _transposed_times(r, a, g, len(rows)), [*lead, *columns[-2:]], 1, vector)
+
+
+def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
+    return _apart(r, lambda value: r.op.MatMul(g, value), _swapped(r, b, rank))
+
+
+def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
+    return _apart(r, lambda value: r.op.MatMul(value, g), _swapped(r, a, rank))
+
+
+def _apart(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
+    """The training build of onnxruntime 1.19 fuses Transpose and MatMul to an operator that it has in float32 only."""
+    if r.op.dtype is not ir.DataType.DOUBLE:
+        return product(transposed)
+    return r.op.Neg(product(r.op.Neg(transposed)))
+
+
+def _swapped(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
+    return r.op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool) -> ir.Value:
+    """Drop the axis that a vector was given, then sum over the axes along which the matrices were broadcast."""
+    if vector:
+        axis = len(source) - 2 + index
+        value, source = r.op.Squeeze(value, axes=[axis]), source[:axis] + source[axis + 1 :]
+    return sum_to(r, value, source, r.x(index))
+
+
+def _einsum(r: Reverse) -> Sequence[Thunk]:
+    """The slope takes the place of the operand, and the operand's indices that of the output."""
+    terms, output = _letters(r)
+    for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
+        if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
+            r.refuse(f"the sizes of the index {letter!r} differ, which only an ellipsis may")
+    return [partial(_einsum_slope, r, terms, output, i) for i in range(len(terms))]
+
+
+def _letters(r: Reverse) -> tuple[list[str], str]:
+    """Return the indices of the operands and of the output, with letters for the axes that an ellipsis stands for."""
+    equation = r.attribute("equation", "").replace(" ", "")
+    left, arrow, output = equation.partition("->")
+    terms = left.split(",")
+    spare = [c for c in ascii_letters if c not in equation]
+    hidden = [r.rank(r.x(i)) - len(term) + 3 if "." in term else 0 for i, term in enumerate(terms)]
+    names = "".join(spare[: max(hidden)])
+    if not arrow:
+        single = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        if any(c.isupper() for c in single) and any(c.islower() for c in single):
+            r.refuse("the order of capital and small letters in the output that it does not name is not defined")
+        output = "".join(["..." * ("." in left), *single])
+    terms = [term.replace("...", names[len(names) - n :]) for term, n in zip(terms, hidden, strict=True)]
+    return terms, output.replace("...", names)
+
+
+def _einsum_slope(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
+    """The second letter of a diagonal becomes another one, tied to the first by the identity matrix."""
+    x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
+    operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
+    spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
+    sizes = _sizes(others, operands)
+    for axis, letter in enumerate(terms[i]):
+        if letter in term[:axis]:
+            other = next(spare)
+            term = term[:axis] + other + term[axis + 1 :]
+            others, operands = [*others, letter + other], [*operands, _identity(r, x, axis)]
+            sizes[letter] = sizes[other] = (dims(x) or [])[axis]
+    return _fitted(r, operands, others, term, sizes, x)
+
+
+def _sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
+    """Return the size of each index once the operands are broadcast, None where only a run can tell."""
+    wide = {letter: sizes - {1} or {1} for letter, sizes in _seen(terms, operands).items()}
+    return {letter: sizes.pop() if len(sizes) == 1 else None for letter, sizes in wide.items()}
+
+
+def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[Size]]:
+    sizes: dict[str, set[Size]] = {}
+    for term, value in zip(terms, operands, strict=True):
+        for letter, size in zip(term, dims(value) or [None] * len(term), strict=True):
+            sizes.setdefault(letter, set()).add(size)
+    return sizes
+
+
+def _fitted(
+    r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
+) -> ir.Value:
+    """Sum over the indices that ``x`` has with size 1, and repeat over those that it alone has."""
+    op, shape = r.op, dims(x) or [None] * len(term)
+    kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
+    lost = [axis for axis in range(len(term)) if axis not in kept]
+    slope = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
+    slope = op.Unsqueeze(slope, axes=lost) if lost else slope
+    have = [1 if axis in lost else sizes[letter] for axis, letter in enumerate(term)]
+    if have == shape and None not in shape:
+        return slope
+    wide = [n if m in (1, n) or isinstance(n, int) else None for n, m in zip(shape, have, strict=True)]
+    return sum_to(r, op.Expand(slope, shape_of(op, x)), wide, x)
+
+
+def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
+    size = (dims(x) or [])[axis]
+    if isinstance(size, int):
+        return r.op.constant(np.eye(size, dtype=r.op.dtype.numpy()))
+    op = r.op
+    places = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [axis], [axis + 1], [0]), axes=[0]), np.array(1))
+    return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
+
+
+RULES: dict[str, Rule] = {
+    "Einsum": Known(_einsum, "equation", inputs=ANY),
+    "Gemm": Known(_gemm, "alpha beta transA transB", inputs=3),
+    "MatMul": Known(_matmul, inputs=2),
+}

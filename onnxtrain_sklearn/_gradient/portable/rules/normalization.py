@@ -1,0 +1,235 @@
+"""Normalizations: the value less its mean, over its deviation, scaled and shifted.
+
+With ``z`` the normalized value, ``1/s`` the deviation's reciprocal and means over the normalized axes, the gradient of
+``z`` times a slope ``h`` is ``(h - mean(h) - z mean(h z)) / s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.queries import dims, fixed
+from ...._graph.supported import Known
+from ..context import Reverse, Rule, Thunk, positive_axes, reshape_to, shape_of
+
+EPSILON = 1e-5
+
+
+def _mean(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
+    return op.ReduceMean(x, axes=axes, keepdims=True)
+
+
+def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    """Return the normalized value and the reciprocal of the deviation."""
+    op = r.op
+    centred, variance = _moments(r, x, axes)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, r.attribute("epsilon", EPSILON))))
+    return op.Mul(centred, inverse), inverse
+
+
+def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    op = r.op
+    centred = op.Sub(x, _mean(op, x, axes))
+    return centred, _mean(op, op.Mul(centred, centred), axes)
+
+
+def _back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
+    common = op.Add(_mean(op, h, axes), op.Mul(z, _mean(op, op.Mul(h, z), axes)))
+    return op.Mul(op.Sub(h, common), inverse)
+
+
+def _size(r: Reverse, axes: list[int]) -> Operand:
+    """Return how many elements a statistic over these axes is of, as a float."""
+    sizes = [(dims(r.x()) or [])[axis] for axis in axes]
+    if fixed(sizes):
+        return float(np.prod([int(str(size)) for size in sizes]))
+    return r.op.Cast(r.op.ReduceProd(r.op.Gather(r.op.Shape(r.x()), np.array(axes)), keepdims=False), to=r.op.dtype)
+
+
+def _further(r: Reverse, index: int) -> ir.Value | None:
+    """Return the slope of a statistic, which may be of another type, in the type of the value."""
+    slope = r.slopes[index] if index < len(r.slopes) else None
+    return slope if slope is None or r.node.outputs[index].dtype is r.op.dtype else r.op.Cast(slope, to=r.op.dtype)
+
+
+def _layer_normalization(r: Reverse) -> Sequence[Thunk]:
+    """The further outputs are the mean and the deviation's reciprocal."""
+    op, rank, g = r.op, r.rank(), r.slopes[0]
+    axes = list(range(r.attribute("axis", -1) % rank, rank))
+    z, inverse = _layer_statistics(r, axes)
+
+    def of_value() -> ir.Value:
+        slopes = [] if g is None else [_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
+        of_mean, of_inverse = _further(r, 1), _further(r, 2)
+        if of_mean is not None:
+            slopes.append(op.Expand(op.Div(of_mean, _size(r, axes)), shape_of(op, r.x())))
+        if of_inverse is not None:
+            slopes.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _size(r, axes))))
+        return slopes[0] if len(slopes) == 1 else op.Sum(*slopes)
+
+    return (
+        of_value,
+        lambda: None if g is None else r.sum_to(op.Mul(g, z), 1),
+        lambda: None if g is None else r.sum_to(g, 2),
+    )
+
+
+def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    """The kernel gives mean and deviation away, but in float32 even where its input is not."""
+    if r.op.dtype is not ir.DataType.FLOAT:
+        return _standardize(r, r.x(), axes)
+    mean, inverse = (r.further_output(i, ir.DataType.FLOAT) for i in (1, 2))
+    return r.op.Mul(r.op.Sub(r.x(), mean), inverse), inverse
+
+
+def _rms_normalization(r: Reverse) -> Sequence[Thunk]:
+    """There is no mean to subtract, neither from the value nor from its slope."""
+    op, x, rank = r.op, r.x(), r.rank()
+    axes = list(range(r.attribute("axis", -1) % rank, rank))
+    inverse = op.Reciprocal(op.Sqrt(op.Add(_mean(op, op.Mul(x, x), axes), r.attribute("epsilon", EPSILON))))
+    z, h = op.Mul(x, inverse), op.Mul(r.g, r.x(1))
+    return (
+        lambda: op.Mul(op.Sub(h, op.Mul(z, _mean(op, op.Mul(h, z), axes))), inverse),
+        lambda: r.sum_to(op.Mul(r.g, z), 1),
+    )
+
+
+def _channels(r: Reverse, value: ir.Value) -> ir.Value:
+    """Give a vector of one number a channel the axes that broadcast it to the input, (N, C, ...)."""
+    rank = r.rank()
+    return r.op.Reshape(value, [-1, *[1] * (rank - 2)]) if rank > 2 else value
+
+
+def _channel_sums(r: Reverse, value: ir.Value) -> ir.Value:
+    rank = r.rank()
+    return r.op.ReduceSum(value, axes=[0, *range(2, rank)], keepdims=False)
+
+
+def _instance_normalization(r: Reverse) -> Sequence[Thunk]:
+    op, axes = r.op, list(range(2, r.rank()))
+    z, inverse = _standardize(r, r.x(), axes)
+    return (
+        lambda: _back(op, op.Mul(r.g, _channels(r, r.x(1))), z, inverse, axes),
+        lambda: _channel_sums(r, op.Mul(r.g, z)),
+        lambda: _channel_sums(r, r.g),
+    )
+
+
+def _batch_normalization(r: Reverse) -> Sequence[Thunk]:
+    """Before opset 14, further outputs are what makes it train."""
+    further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
+    return _with_batch_statistics(r) if further or r.attribute("training_mode", 0) else _with_running_statistics(r)
+
+
+def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
+    """The running statistics, the further outputs, go a step from the ones that come in to those of the batch."""
+    op, g, axes, old = r.op, r.slopes[0], [0, *range(2, r.rank())], r.attribute("momentum", 0.9)
+    if any(slope is not None for slope in r.slopes[3:]):
+        r.refuse("runtimes disagree on what its saved statistics are")
+    of_mean, of_variance = _further(r, 1), _further(r, 2)
+    z, inverse = _standardize(r, r.x(), axes)
+
+    def of_old(slope: ir.Value | None, index: int) -> ir.Value | None:
+        if slope is not None and r.x(index).producer() is not None:
+            r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
+        return None if slope is None else op.Mul(slope, old)
+
+    def of_value() -> ir.Value:
+        slopes = [] if g is None else [_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
+        if of_mean is not None:
+            share = op.Div(op.Mul(of_mean, 1 - old), _size(r, axes))
+            slopes.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
+        if of_variance is not None:
+            share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _size(r, axes))
+            slopes.append(op.Mul(_moments(r, r.x(), axes)[0], _channels(r, share)))
+        return slopes[0] if len(slopes) == 1 else op.Sum(*slopes)
+
+    return (
+        of_value,
+        lambda: None if g is None else _channel_sums(r, op.Mul(g, z)),
+        lambda: None if g is None else _channel_sums(r, g),
+        lambda: of_old(of_mean, 3),
+        lambda: of_old(of_variance, 4),
+    )
+
+
+def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
+    op = r.op
+    inverse = op.Reciprocal(op.Sqrt(op.Add(r.x(4), r.attribute("epsilon", EPSILON))))
+    factor = op.Mul(r.x(1), inverse)
+    z = op.Mul(op.Sub(r.x(), _channels(r, r.x(3))), _channels(r, inverse))
+    return (
+        lambda: op.Mul(r.g, _channels(r, factor)),
+        lambda: _channel_sums(r, op.Mul(r.g, z)),
+        lambda: _channel_sums(r, r.g),
+        lambda: op.Neg(op.Mul(_channel_sums(r, r.g), factor)),
+        lambda: op.Mul(op.Mul(_channel_sums(r, op.Mul(r.g, z)), -0.5), op.Mul(factor, inverse)),
+    )
+
+
+def _group_normalization(r: Reverse) -> Sequence[Thunk]:
+    """Scale and bias have one number a group before opset 21, and one a channel since."""
+    op, groups = r.op, r.attribute("num_groups", 1)
+    shape = [0, groups, -1]  # 0: the batch as it is
+    z, inverse = _standardize(r, op.Reshape(r.x(), shape), [2])
+    whole = reshape_to(op, z, r.x())
+    if r.opset >= 21:
+        h = op.Reshape(op.Mul(r.g, _channels(r, r.x(1))), shape)
+        scale, bias = (lambda: _channel_sums(r, op.Mul(r.g, whole))), (lambda: _channel_sums(r, r.g))
+    else:
+        grouped = op.Reshape(r.g, shape)
+        h = op.Mul(grouped, op.Reshape(r.x(1), [-1, 1]))
+        scale = lambda: op.ReduceSum(op.Mul(grouped, z), axes=[0, 2], keepdims=False)  # noqa: E731
+        bias = lambda: op.ReduceSum(grouped, axes=[0, 2], keepdims=False)  # noqa: E731
+    return lambda: reshape_to(op, _back(op, h, z, inverse, [2]), r.x()), scale, bias
+
+
+def _lp_normalization(r: Reverse) -> Sequence[Thunk]:
+    """Zeros stay zeros, whatever their norm; at this kink the gradient is 0."""
+    op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
+    norm = op.emit(f"ReduceL{p}", x, axes=axes, keepdims=1)[0]
+    along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
+    direction = r.y if p == 2 else op.Sign(x)
+    slope = op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)
+    return [lambda: op.Where(op.Equal(norm, 0.0), 0.0, slope)]
+
+
+def _mean_variance_normalization(r: Reverse) -> Sequence[Thunk]:
+    """Nothing stabilizes it that runtimes agree on, but for the size of what is added to the deviation."""
+    op, rank = r.op, r.rank()
+    axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
+    centred, variance = _moments(r, r.x(), axes)
+    inverse = op.Reciprocal(op.Add(op.Sqrt(variance), 1e-9))
+    return [lambda: _back(op, r.g, op.Mul(centred, inverse), inverse, axes)]
+
+
+def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
+    """``x s**-beta``: a band matrix sums the squares, and what they are slopes of, over the neighbouring channels."""
+    op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
+    alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
+    if not isinstance(shape[1], int):
+        r.refuse("the number of its channels is not known")
+    places = np.arange(shape[1])
+    ahead = places - places[:, None]
+    band = ((-((size - 1) // 2) <= ahead) & (ahead <= size // 2)).astype(op.dtype.numpy())
+    x, g = (op.Reshape(value, [0, shape[1], -1]) for value in (r.x(), r.g))
+    sums = op.Add(op.Mul(op.MatMul(band, op.Mul(x, x)), alpha), bias)
+    direct = op.Mul(g, op.Pow(sums, -beta))
+    around = op.MatMul(band.T.copy(), op.Div(op.Mul(direct, x), sums))
+    return [lambda: reshape_to(op, op.Sub(direct, op.Mul(op.Mul(x, 2 * alpha * beta), around)), r.x())]
+
+
+RULES: dict[str, Rule] = {
+    "BatchNormalization": Known(_batch_normalization, "epsilon momentum training_mode", inputs=5, outputs=5, slopes=5),
+    "GroupNormalization": Known(_group_normalization, "epsilon num_groups", inputs=3),
+    "InstanceNormalization": Known(_instance_normalization, "epsilon", inputs=3),
+    "LRN": Known(_local_response_normalization, "alpha beta bias size"),
+    "LayerNormalization": Known(_layer_normalization, "axis epsilon", inputs=3, outputs=3, slopes=3),
+    "LpNormalization": Known(_lp_normalization, "axis p"),
+    "MeanVarianceNormalization": Known(_mean_variance_normalization, "axes"),
+    "RMSNormalization": Known(_rms_normalization, "axis epsilon", inputs=2),
+}

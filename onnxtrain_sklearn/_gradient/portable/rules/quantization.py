@@ -1,0 +1,83 @@
+"""Operators whose output is made rather than computed from values: ranges, random numbers, dequantized integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.queries import dims, fixed
+from ...._graph.supported import Known
+from ..context import Reverse, Rule, Thunk, filled_like, mask, reshape_to, sum_to
+
+
+def _nothing(r: Reverse) -> Sequence[Thunk]:
+    """What it makes does not change with its input, or changes in steps, or is drawn anew."""
+    return [lambda: None] * len(r.node.inputs)
+
+
+def _range(r: Reverse) -> Sequence[Thunk]:
+    """``start + i delta``; the limit tells only how many there are."""
+    op, g = r.op, r.g
+    steps = op.Cast(op.Range(np.array(0), op.Size(g), np.array(1)), to=op.dtype)
+    return (
+        lambda: op.ReduceSum(g, keepdims=False),
+        lambda: None,
+        lambda: op.ReduceSum(op.Mul(g, steps), keepdims=False),
+    )
+
+
+def _dequantize(r: Reverse) -> Sequence[Thunk | None]:
+    """``(x - zero) scale``: one scale for all, for each place on an axis, or for each block along it."""
+    op, scale, zero = r.op, r.x(1), r.node.inputs[2:]
+    axis, block = r.attribute("axis", 1), r.attribute("block_size", 0)
+
+    def of_scale() -> ir.Value:
+        slope = op.Mul(r.g, r.again(r.x(), filled_like(op, scale, 1), *zero))
+        if block:
+            return _block_sums(r, slope, axis % r.rank(), block)
+        if r.rank(scale) == 0 or r.rank() == 0:
+            return reshape_to(op, op.ReduceSum(slope, keepdims=False), scale)
+        others = [i for i in range(r.rank()) if i != axis % r.rank()]
+        sums = op.ReduceSum(slope, axes=others, keepdims=False) if others else slope
+        return sum_to(r, sums, [(dims(r.x()) or [])[axis % r.rank()]], scale)
+
+    return None, of_scale, None
+
+
+def _block_sums(r: Reverse, slope: ir.Value, axis: int, block: int) -> ir.Value:
+    """The last block may be short."""
+    op, shape, blocks = r.op, dims(r.x()) or [], (dims(r.x(1)) or [None] * r.rank())[axis]
+    after = shape[axis + 1 :]
+    if not fixed([shape[axis], blocks, *after]):
+        r.refuse("the sizes from its axis on must be fixed")
+    ends = np.zeros((2, len(shape)), np.int64)
+    ends[1, axis] = int(str(blocks)) * block - int(str(shape[axis]))
+    parts = op.Reshape(op.Pad(slope, ends.ravel()), [*[0] * axis, blocks, block, *after])
+    return op.ReduceSum(parts, axes=[axis + 1], keepdims=False)
+
+
+def _dynamic_quantize(r: Reverse) -> Sequence[Thunk]:
+    """The scale, the second output, is the distance of the extremes, of which 0 is always one, over 255."""
+    op, x = r.op, r.x()
+    g = op.Div(r.slopes[1], 255.0)
+
+    def at(extreme: ir.Value, beyond: ir.Value) -> ir.Value:
+        hits = mask(op, op.And(op.Equal(x, extreme), beyond))
+        return op.Div(hits, op.Max(op.ReduceSum(hits, keepdims=False), 1.0))
+
+    low, high = op.ReduceMin(x, keepdims=False), op.ReduceMax(x, keepdims=False)
+    return [lambda: op.Mul(g, op.Sub(at(high, op.Greater(high, 0.0)), at(low, op.Less(low, 0.0))))]
+
+
+RULES: dict[str, Rule] = {
+    "Bernoulli": Known(_nothing, "dtype seed"),
+    "DequantizeLinear": Known(_dequantize, "axis block_size", inputs=3),
+    "DynamicQuantizeLinear": Known(_dynamic_quantize, outputs=3, slopes=2),
+    "EyeLike": Known(_nothing, "dtype k"),
+    "MelWeightMatrix": Known(_nothing, "output_datatype", inputs=5),
+    "RandomNormalLike": Known(_nothing, "dtype mean scale seed"),
+    "RandomUniformLike": Known(_nothing, "dtype high low seed"),
+    "Range": Known(_range, inputs=3),
+}

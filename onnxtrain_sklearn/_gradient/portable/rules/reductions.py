@@ -1,0 +1,167 @@
+"""Reductions, softmax, cumulative sums.
+
+The gradient of a reduction has its axes put back with size 1, where ``keepdims`` is 0, and is then broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.queries import constant, dims, operand
+from ...._graph.supported import Known
+from ..context import Reverse, Rule, Thunk, count, mask, shape_of
+
+Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+
+
+def _axes(r: Reverse) -> list[int] | ir.Value | None:
+    """Return the reduced axes, None for all of them; [] reduces nothing; a value where only a run can tell."""
+    given = operand(r.node, 1)
+    known = None if given is None else constant(given)
+    if given is not None and known is None:
+        return given
+    axes = r.attribute("axes", None) if known is None else known.tolist()
+    if axes is None or len(axes) == 0:
+        return [] if r.attribute("noop_with_empty_axes", 0) else None
+    return [int(axis) for axis in axes]
+
+
+def _reduction(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
+    axes = _axes(r)
+    kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar is broadcast as it is
+    g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
+    return [lambda: rule(r, r.op, g, r.x(), y)]
+
+
+def _spread(r: Reverse, g: ir.Value) -> ir.Value:
+    """Broadcast the slope of a reduction to the shape of its input."""
+    same = dims(r.y) is not None and dims(r.y) == dims(r.x()) and None not in (dims(r.y) or [])
+    return g if same else r.op.Expand(g, shape_of(r.op, r.x()))
+
+
+def _mean(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    n, m = count(op, x), count(op, r.y)
+    share: Operand = n / m if isinstance(n, float) and isinstance(m, float) and m else op.Div(n, m)
+    return _spread(r, op.Div(g, share))
+
+
+def _extreme(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Elements that are equally extreme share the gradient."""
+    hit = mask(op, op.Equal(x, y))
+    return op.Mul(hit, op.Div(g, _again(r, "ReduceSum", hit)))
+
+
+def _again(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
+    """Reduce ``value`` by another operator over the same axes, which are kept."""
+    axes = _axes(r)
+    if axes == []:
+        return value
+    noop = r.attribute("noop_with_empty_axes", 0) if isinstance(axes, ir.Value) else None
+    return r.op.emit(operator, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)[0]
+
+
+def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """``y / x`` fails at zeros: there the product of the others is taken, which is 0 where two are 0."""
+    zero = op.Equal(x, 0.0)
+    nonzero = op.Where(zero, 1.0, x)
+    zeros = mask(op, zero)
+    others_zero = op.Sub(_again(r, "ReduceSum", zeros), zeros)
+    others = op.Div(_again(r, "ReduceProd", nonzero), nonzero)
+    return op.Mul(g, op.Where(op.Greater(others_zero, 0.5), 0.0, others))
+
+
+def _l2(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """At the kink, the origin, the gradient is 0."""
+    return op.Mul(g, op.Div(x, op.Where(op.Equal(y, 0.0), 1.0, y)))
+
+
+# The arguments are: the node, the builder, the slope of the output, the input, the output; slope and output with axes.
+REDUCTIONS: dict[str, Reduction] = {
+    "ReduceL1": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
+    "ReduceL2": _l2,
+    "ReduceLogSum": lambda r, op, g, x, y: _spread(r, op.Div(g, _again(r, "ReduceSum", x))),
+    "ReduceLogSumExp": lambda r, op, g, x, y: op.Mul(g, op.Exp(op.Sub(x, y))),
+    "ReduceMax": _extreme,
+    "ReduceMean": _mean,
+    "ReduceMin": _extreme,
+    "ReduceProd": _prod,
+    "ReduceSum": lambda r, op, g, x, y: _spread(r, g),
+    "ReduceSumSquare": lambda r, op, g, x, y: op.Mul(g, op.Mul(x, 2.0)),
+}
+
+
+def _softmax_axes(r: Reverse) -> list[int]:
+    """Before opset 13 all axes from ``axis`` on were one."""
+    if r.opset >= 13:
+        return [r.attribute("axis", -1)]
+    rank = r.rank()
+    return list(range(r.attribute("axis", 1) % rank, rank)) if rank else [0]
+
+
+def _softmax(r: Reverse) -> Sequence[Thunk]:
+    op, weighted = r.op, r.op.Mul(r.g, r.y)
+    total = op.ReduceSum(weighted, axes=_softmax_axes(r), keepdims=True)
+    return [lambda: op.Sub(weighted, op.Mul(r.y, total))]
+
+
+def _log_softmax(r: Reverse) -> Sequence[Thunk]:
+    op = r.op
+    total = op.ReduceSum(r.g, axes=_softmax_axes(r), keepdims=True)
+    return [lambda: op.Sub(r.g, op.Mul(op.Exp(r.y), total))]
+
+
+def _cumsum(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: r.again(r.g, r.x(1), reverse=1 - int(r.attribute("reverse", 0)))]
+
+
+def _cumprod(r: Reverse) -> Sequence[Thunk]:
+    """Sums of ``g y`` over ``x``; for the first zero of all, the products are taken again without it."""
+    op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
+    zero = op.Equal(x, 0.0)
+    first = op.And(zero, op.Less(op.CumSum(mask(op, zero), axis, reverse=reverse), 1.5))
+    without = r.again(op.Where(first, 1.0, x), axis)
+
+    def sums(products: ir.Value) -> ir.Value:
+        return op.CumSum(op.Mul(r.g, products), axis, exclusive=r.attribute("exclusive", 0), reverse=1 - reverse)
+
+    others = op.Div(sums(r.y), op.Where(zero, 1.0, x))
+    return [lambda: op.Where(zero, op.Where(first, sums(without), 0.0), others)]
+
+
+def _nothing(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: None]
+
+
+def _det(r: Reverse) -> Sequence[Thunk]:
+    """The cofactors, determinants of what is left without a row and a column: right for singular matrices too."""
+    op, n = r.op, (dims(r.x()) or [None])[-1]
+    if not isinstance(n, int):
+        r.refuse("the size of its matrices is not known")
+    g = op.Unsqueeze(r.g, axes=[-2, -1])
+    if n == 1:
+        return [lambda: g]
+    lead = list(range(r.rank() - 2))
+    left = np.array([[j for j in range(n) if j != i] for i in range(n)])
+    minors = op.Gather(op.Gather(r.x(), left, axis=-1), left, axis=len(lead))  # (..., row, rows, column, columns)
+    minors = op.Transpose(minors, perm=[*lead, *(len(lead) + axis for axis in (0, 2, 1, 3))])
+    signs = (-1.0) ** np.add.outer(np.arange(n), np.arange(n))
+    return [lambda: op.Mul(op.Mul(op.Det(minors), signs.astype(op.dtype.numpy())), g)]
+
+
+RULES: dict[str, Rule] = {
+    **{
+        name: Known(partial(_reduction, rule), "axes keepdims noop_with_empty_axes", inputs=2)
+        for name, rule in REDUCTIONS.items()
+    },
+    "CumProd": Known(_cumprod, "exclusive reverse", inputs=2),
+    "CumSum": Known(_cumsum, "exclusive reverse", inputs=2),
+    "Det": Known(_det),
+    "Hardmax": Known(_nothing, "axis"),
+    "LogSoftmax": Known(_log_softmax, "axis"),
+    "Softmax": Known(_softmax, "axis"),
+}

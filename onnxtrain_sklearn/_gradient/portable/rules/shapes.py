@@ -1,0 +1,170 @@
+"""Operators that move elements without changing them: shapes, slices, padding, joining and parting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.builder import Operand
+from ...._graph.queries import constant, dims, fixed, operand
+from ...._graph.supported import ANY, Known
+from ..context import (
+    Reverse,
+    Rule,
+    Thunk,
+    flat_index,
+    reshape_to,
+    scatter_flat,
+    zeros_like,
+)
+
+
+def _reshape(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: reshape_to(r.op, r.g, r.x())]
+
+
+def _transpose(r: Reverse) -> Sequence[Thunk]:
+    perm = r.attribute("perm", None)
+    inverse = None if perm is None else np.argsort(perm).tolist()
+    return [lambda: r.op.Transpose(r.g, perm=inverse)]
+
+
+def _expand(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: r.sum_to(r.g, 0)]
+
+
+def _tile(r: Reverse) -> Sequence[Thunk]:
+    """Every axis becomes two, the repetitions and the size, and the first is summed."""
+    op, rank = r.op, r.rank()
+    pairs = op.Concat(op.Unsqueeze(r.x(1), axes=[1]), op.Unsqueeze(op.Shape(r.x()), axes=[1]), axis=1)
+    tiles = op.Reshape(r.g, op.Reshape(pairs, [-1]))
+    return [lambda: op.ReduceSum(tiles, axes=list(range(0, 2 * rank, 2)), keepdims=False) if rank else r.g]
+
+
+def _concat(r: Reverse) -> Sequence[Thunk]:
+    axis = r.attribute("axis", 0)
+    starts = _offsets(r, r.node.inputs, axis)
+    return [
+        lambda i=i: r.op.Slice(r.g, starts[i], starts[i + 1], [axis])  # type: ignore[misc]
+        for i in range(len(r.node.inputs))
+    ]
+
+
+def _offsets(r: Reverse, parts: Sequence[ir.Value | None], axis: int) -> list[Operand]:
+    """Return where each part begins along an axis, and where the last one ends."""
+    shapes = [dims(part) for part in parts]
+    sizes = [shape[axis] if shape else None for shape in shapes]
+    if fixed(sizes):
+        return [np.array([total]) for total in accumulate([0, *[int(str(size)) for size in sizes]])]
+    axis = axis % r.rank(r.y)
+    lengths = [r.op.Slice(r.op.Shape(part), [axis], [axis + 1], [0]) for part in parts]
+    return [np.array([0]), *accumulate(lengths, r.op.Add)]
+
+
+def _split(r: Reverse) -> Sequence[Thunk]:
+    """Parts that the loss does not depend on have the gradient zero."""
+    op = r.op
+    slopes = [
+        zeros_like(op, part) if slope is None else slope for slope, part in zip(r.slopes, r.node.outputs, strict=True)
+    ]
+    return [lambda: op.Concat(*slopes, axis=r.attribute("axis", 0)) if len(slopes) > 1 else slopes[0]]
+
+
+def _slice(r: Reverse) -> Sequence[Thunk]:
+    """Positions are sliced as the values were, whatever bounds and steps are; where all is constant it is a Pad."""
+    pads = _slice_pads(r)
+    if pads is not None:
+        return [lambda: r.op.Pad(r.g, np.array(pads, np.int64))]
+    rest = r.node.inputs[1:]
+    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), *rest), r.x(), repeats=False)]
+
+
+def _slice_pads(r: Reverse) -> list[int] | None:
+    shape, settings = dims(r.x()), [operand(r.node, i) for i in range(1, 5)]
+    arrays = [None if v is None else constant(v) for v in settings]
+    if shape is None or any(a is None and v is not None for a, v in zip(arrays, settings, strict=True)):
+        return None
+    starts, ends, axes, steps = (None if a is None else a.tolist() for a in arrays)
+    if starts is None or ends is None or set(steps or ()) - {1}:
+        return None
+    before, after = [0] * len(shape), [0] * len(shape)
+    for start, end, axis in zip(starts, ends, axes or range(len(starts)), strict=True):
+        size = shape[axis]
+        if not isinstance(size, int):
+            return None
+        first, last, _ = slice(start, end).indices(size)
+        before[axis], after[axis] = (first, size - last) if last > first else (first, size - first)
+    return before + after
+
+
+def _pad(r: Reverse) -> Sequence[Thunk | None]:
+    """Negative pads cut off what positive ones added, and the other way round; other modes repeat elements."""
+    op, pads = r.op, r.x(1)
+    axes = [r.x(3)] if r.has(3) else []
+    if r.attribute("mode", "constant") != "constant":
+        places = r.again(flat_index(op, r.x()), pads, None, *axes)
+        return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
+    known = constant(pads)
+    back = np.negative(known) if known is not None else op.Neg(pads)
+    inner = op.Pad(r.g, back, None, *axes)
+    return lambda: inner, None, lambda: _padding_slope(r, inner)
+
+
+def _padding_slope(r: Reverse, inner: ir.Value) -> ir.Value:
+    op = r.op
+    rim = op.Sub(op.ReduceSum(r.g, keepdims=False), op.ReduceSum(inner, keepdims=False))
+    return reshape_to(op, rim, r.x(2))
+
+
+def _trilu(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: r.again(r.g, *r.node.inputs[1:])]
+
+
+def _depth_to_space(r: Reverse) -> Sequence[Thunk]:
+    """The inverse orders channels by place in the block first, as DCR does; CRD puts the place last."""
+    blocks = r.op.SpaceToDepth(r.g, blocksize=r.attribute("blocksize", 1))
+    if r.attribute("mode", "DCR") == "DCR":
+        return [lambda: blocks]
+    channels = (dims(r.x()) or [None, None])[1]
+    if not isinstance(channels, int):
+        r.refuse("the number of its channels is not known")
+    places = r.attribute("blocksize", 1) ** 2
+    order = np.arange(channels).reshape(places, -1).T.ravel()
+    return [lambda: r.op.Gather(blocks, order, axis=1)]
+
+
+def _space_to_depth(r: Reverse) -> Sequence[Thunk]:
+    return [lambda: r.op.DepthToSpace(r.g, blocksize=r.attribute("blocksize", 1))]
+
+
+def _compress(r: Reverse) -> Sequence[Thunk]:
+    """Positions are picked as the values were."""
+    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)]
+
+
+def _reverse_sequence(r: Reverse) -> Sequence[Thunk]:
+    """Reversed twice, a sequence is as it was."""
+    return [lambda: r.again(r.g, r.x(1))]
+
+
+RULES: dict[str, Rule] = {
+    "Compress": Known(_compress, "axis", inputs=2),
+    "Concat": Known(_concat, "axis", inputs=ANY),
+    "DepthToSpace": Known(_depth_to_space, "blocksize mode=CRD|DCR"),
+    "Expand": Known(_expand, inputs=2),
+    "Flatten": Known(_reshape, "axis"),
+    "Pad": Known(_pad, "mode=constant|edge|reflect|wrap", inputs=4),
+    "Reshape": Known(_reshape, "allowzero", inputs=2),
+    "ReverseSequence": Known(_reverse_sequence, "batch_axis time_axis", inputs=2),
+    "Slice": Known(_slice, inputs=5),
+    "SpaceToDepth": Known(_space_to_depth, "blocksize"),
+    "Split": Known(_split, "axis num_outputs split", inputs=2, outputs=ANY, slopes=ANY),
+    "Squeeze": Known(_reshape, "axes", inputs=2),
+    "Tile": Known(_tile, inputs=2),
+    "Transpose": Known(_transpose, "perm"),
+    "Trilu": Known(_trilu, "upper", inputs=2),
+    "Unsqueeze": Known(_reshape, "axes", inputs=2),
+}

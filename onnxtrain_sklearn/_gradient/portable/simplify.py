@@ -1,0 +1,61 @@
+"""What composing rules leaves behind, taken away: broadcasts that the next node does anyway, products with one.
+
+The nodes looked at are those of the gradient; the user's own graph stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from ..._graph.queries import Dims, constant, dims, fixed
+
+BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Where".split())
+
+
+def tidy(graph: ir.Graph, own: Collection[ir.Node]) -> None:
+    """Simplify the nodes ``own`` of ``graph``, in place; shapes must have been inferred."""
+    for node in own:
+        if node.op_type in BROADCASTING and not node.domain:
+            for i, x in enumerate(node.inputs):
+                if x is not None and _needless(node, i, x):
+                    node.replace_input_with(i, x.producer().inputs[0])  # type: ignore[union-attr]
+        if node.op_type == "Mul":
+            _drop_one(node)
+    _remove_unused(graph, own)
+
+
+def _needless(node: ir.Node, index: int, x: ir.Value) -> bool:
+    """Whether ``x`` is an Expand whose operand ``node`` would broadcast to the same result."""
+    producer = x.producer()
+    if producer is None or producer.op_type != "Expand" or not fixed(dims(node.outputs[0])):
+        return False
+    shapes = [dims(producer.inputs[0] if i == index else v) for i, v in enumerate(node.inputs)]
+    return _broadcast(shapes) == dims(node.outputs[0])
+
+
+def _broadcast(shapes: list[Dims | None]) -> Dims | None:
+    known = [shape for shape in shapes if shape is not None and fixed(shape)]
+    if len(known) < len(shapes):
+        return None
+    return list(np.broadcast_shapes(*[tuple(int(str(d)) for d in shape) for shape in known]))
+
+
+def _drop_one(node: ir.Node) -> None:
+    """Let the other factor stand for a product with the constant 1."""
+    for one, other in (node.inputs, node.inputs[::-1]):
+        array = None if one is None else constant(one)
+        product = node.outputs[0]
+        if array is not None and array.size == 1 and array.item() == 1 and other is not None:
+            same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
+            if same and not product.is_graph_output():
+                ir.convenience.replace_all_uses_with(product, other)
+                return
+
+
+def _remove_unused(graph: ir.Graph, own: Collection[ir.Node]) -> None:
+    for node in reversed(list(own)):
+        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+            graph.remove(node, safe=True)

@@ -1,0 +1,100 @@
+"""What a lowering of a fused operator reads and emits with, and what several of them need.
+
+A lowering is a function of a :class:`Fused`, one node, that returns its outputs as ONNX's own operators compute them,
+in their order and of the opset of the graph. Beside it stand the attributes, inputs and outputs that it honors;
+whatever else is set keeps the node as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import onnx_ir as ir
+
+from ..builder import GraphBuilder
+from ..supported import Known
+
+
+class Refused(Exception):
+    """A node has a setting that its lowering has no form for."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One node and the builder of its graph, whose floats are of the type of the node's."""
+
+    op: GraphBuilder
+    node: ir.Node
+
+    def x(self, index: int = 0) -> ir.Value:
+        """Return an input that the operator must have."""
+        value = self.given(index)
+        return self.refuse(f"its input {index} is missing") if value is None else value
+
+    def given(self, index: int) -> ir.Value | None:
+        """Return an input, None where it is left out."""
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def wants(self, index: int) -> bool:
+        """Whether anything reads an output."""
+        value = self.node.outputs[index] if index < len(self.node.outputs) else None
+        return value is not None and bool(value.uses() or value.is_graph_output())
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute of the node."""
+        return self.node.attributes[name].value if name in self.node.attributes else default
+
+    def needed(self, name: str) -> Any:
+        """Return an attribute that must be set."""
+        value = self.attribute(name)
+        return self.refuse(f"its attribute {name} is missing") if value is None else value
+
+    def rank(self, value: ir.Value) -> int:
+        """Return the number of axes of a value, or refuse."""
+        return self.refuse(f"the rank of {value.name!r} is not known") if value.shape is None else len(value.shape)
+
+    def size(self, value: ir.Value, axis: int) -> int:
+        """Return a size of a value, or refuse where it is not fixed."""
+        self.rank(value)
+        size = value.shape[axis]  # type: ignore[index]
+        return size if isinstance(size, int) else self.refuse(f"size {axis} of {value.name!r} is not fixed")
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Leave the node as it is."""
+        raise Refused(reason)
+
+
+Outputs: TypeAlias = "Sequence[ir.Value | None]"
+Lowering: TypeAlias = Callable[[Fused], Outputs]
+
+
+@dataclass(frozen=True)
+class Form(Known[Lowering]):
+    """A lowering and what it honors; ``defaults`` are values of other attributes that change nothing."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def _honors(self, attribute: ir.Attr) -> bool:
+        missing = object()
+        return self.defaults.get(attribute.name, missing) == attribute.value or super()._honors(attribute)
+
+
+def gelu(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Return the exact form, by the error function."""
+    if op.opset >= 20:
+        return op.Gelu(x)
+    return op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1.0))
+
+
+def fast_gelu(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Return the approximation by tanh, with onnxruntime's constants."""
+    inner = op.Mul(x, op.Add(op.Mul(op.Mul(x, x), 0.035677408136300125), 0.7978845608028654))
+    return op.Mul(op.Mul(x, 0.5), op.Add(op.Tanh(inner), 1.0))
+
+
+def plus(op: GraphBuilder, x: ir.Value, bias: ir.Value | None) -> ir.Value:
+    """Return the sum with a bias, where there is one."""
+    return x if bias is None else op.Add(x, bias)

@@ -1,0 +1,220 @@
+"""The border to protobuf: what users give becomes a validated `onnx_ir` model, and back.
+
+A model that passed :func:`load` has named nodes, no local functions, and one default opset and an IR version that the
+installed onnxruntime reads and that can be trained: they stay as they are wherever they can. Nothing here changes a
+model that it was given.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.inliner
+import onnx.shape_inference
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .. import _runtime
+from .._refusal import refusing
+from ..exceptions import ModelError
+from .builder import infer_declared
+from .contrib.lowering import is_fused, lower
+from .files import read, source
+from .folding import complete_shapes
+from .limits import require_values_within_limits
+from .survival import nodes_of, require_loadable, require_survivable
+from .versions import RENEWED_OPSET, readable, values
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+RESERVED = "onnxtrain/"
+LABELS = "labels of dictionaries"
+"""Where a model's ``meta`` has the keys of the dictionaries that the scores of a classifier came in."""
+
+
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runtime.Limits | None = None) -> ir.Model:
+    """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
+
+    Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
+    """
+    given = _with_graph(model)
+    with refusing("The ONNX graph is not valid"):
+        proto = _valid(_without_zip_maps(_with_one_default_opset(given)))
+        of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
+        result = readable(proto, _runtime.limits() if limits is None else limits, renew=of_fitted_model)
+        _free_negative_sizes(result.graph)
+        _refuse_contradictions(result)
+        common.RemoveInitializersFromInputsPass()(result)
+        _refuse_reserved_names(result)
+        infer_declared(result, complete_shapes)
+        require_values_within_limits(result)
+        require_loadable(result)
+        result.meta[LABELS] = zipped_labels(given)
+    return result
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
+    nodes = list(model.graph.all_nodes())
+    used = {node.domain for node in nodes} | {""}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
+    proto = ir.to_proto(model)
+    _type_dicts(proto)
+    return proto
+
+
+def _type_dicts(proto: onnx.ModelProto) -> None:
+    """Give the outputs of ZipMap nodes their type, in place: onnx_ir has none for dicts."""
+    zipped = {node.output[0]: node for node in proto.graph.node if node.op_type == "ZipMap"}
+    for output in (value for value in proto.graph.output if value.name in zipped):
+        keys = {attribute.name for attribute in zipped[output.name].attribute}
+        key = onnx.TensorProto.STRING if "classlabels_strings" in keys else onnx.TensorProto.INT64
+        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+        row = onnx.helper.make_map_type_proto(key, number)
+        output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
+
+
+def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
+    """Return the keys of the dictionaries that a classifier's scores come in; empty where they come as tensors."""
+    zips = (node for node in proto.graph.node if node.op_type == "ZipMap")
+    attributes = (a for node in zips for a in node.attribute if a.name.startswith("classlabels_"))
+    return next(([*a.ints, *(text.decode() for text in a.strings)] for a in attributes), [])
+
+
+def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a model within the limits that ONNX's checker takes, in its own versions, without local functions."""
+    proto = _with_graph(model)
+    with refusing("The ONNX graph is not valid"):
+        return _valid(proto)
+
+
+def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a model within the limits that has nodes and outputs."""
+    proto = read(model)
+    if not proto.graph.node or not proto.graph.output:
+        raise ModelError(
+            f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
+            f"truncated or empty one."
+        )
+    _refuse_sparse(proto)
+    return proto
+
+
+def _refuse_sparse(proto: onnx.ModelProto) -> None:
+    """Raise where numbers are stored as sparse tensors: what is trained of them would not stay sparse."""
+    if proto.graph.sparse_initializer:
+        raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
+    for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
+        inner = (graph for a in node.attribute for graph in (a.g, *a.graphs))
+        if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute) or any(
+            graph.sparse_initializer for graph in inner
+        ):
+            raise ModelError(
+                f"Node {node.name!r} ({node.op_type}) holds sparse tensors, which cannot be trained; store them as "
+                "dense ones (a Constant: as its attribute value)."
+            )
+
+
+def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
+    require_survivable(proto)
+    return _inlined(_with_one_default_opset(proto))
+
+
+def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the scores of classifiers as tensors, not as dictionaries, which onnx_ir lacks."""
+    if not any(node.op_type == "ZipMap" for node in proto.graph.node):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    values = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
+    for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        if node.output and (value := values.get(node.output[0])) is not None:
+            value.type.Clear()
+            value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
+            value.type.tensor_type.shape.dim.add()
+            value.type.tensor_type.shape.dim.add()
+    return result
+
+
+def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
+    versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
+    graphs = [proto.graph, *proto.functions]
+    domains = {node.domain for graph in graphs for node in nodes_of(graph)}
+    if not versions and not proto.functions and domains.isdisjoint(DEFAULT_DOMAINS):
+        versions = [RENEWED_OPSET]  # onnxmltools writes such graphs for XGBoost
+    if not versions:
+        raise ModelError(
+            "The ONNX graph imports no opset of the default domain, and has nodes of it: the model is not valid, or "
+            "truncated. Runtimes that take it guess an opset, each another one. Add the import of the opset that it "
+            "was written for."
+        )
+    aliased = not domains.isdisjoint(DEFAULT_DOMAINS[1:])
+    if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    del result.opset_import[:]
+    result.opset_import.extend(o for o in proto.opset_import if o.domain not in DEFAULT_DOMAINS)
+    result.opset_import.add(domain="", version=versions[-1])
+    for node in (node for graph in (result.graph, *result.functions) for node in nodes_of(graph)):
+        node.domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+    return result
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, validated, without local functions, which may be of another opset; the converter drops them."""
+    what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
+    with refusing(f"The ONNX {what}"):
+        if proto.functions:
+            typed = onnx.shape_inference.infer_shapes(proto)
+            proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
+        proto = _lowered(proto)
+        onnx.checker.check_model(proto)
+    return proto
+
+
+def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the operators of onnxruntime's optimizers in ONNX's own; some of them no checker knows."""
+    opset = next(o.version for o in proto.opset_import if not o.domain)
+    if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
+        return proto
+    return ir.to_proto(lower(ir.from_proto(proto)))
+
+
+def _free_negative_sizes(graph: ir.Graph) -> None:
+    """Let sizes of inputs that are declared as -1 vary, which is what onnxruntime takes them for."""
+    for value in graph.inputs:
+        sizes = list(value.shape or ())
+        if any(isinstance(size, int) and size < 0 for size in sizes):
+            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])
+
+
+def _refuse_contradictions(model: ir.Model) -> None:
+    """Raise where an input of the graph or a declared value has another type or shape than its initializer."""
+    initializers = [v for graph in model.graphs() for v in graph.initializers.values()]
+    for value in initializers:
+        held = value.const_value
+        if held is None or not isinstance(value.type, ir.TensorType):
+            continue
+        sizes = None if value.shape is None else list(value.shape)
+        fits = sizes is None or len(sizes) == len(held.shape)
+        if fits and sizes is not None:
+            fits = all(not isinstance(n, int) or n == m for n, m in zip(sizes, held.shape, strict=True))
+        if not fits or value.dtype != held.dtype:
+            raise ModelError(
+                f"The graph declares {value.name!r} as {value.dtype}{value.shape}, but its initializer is "
+                f"{held.dtype}{held.shape}. Correct the declaration, among the inputs or in value_info, or remove it."
+            )
+
+
+def _refuse_reserved_names(model: ir.Model) -> None:
+    for value in values(model):
+        if (value.name or "").startswith(RESERVED):
+            raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")

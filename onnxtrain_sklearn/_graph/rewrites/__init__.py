@@ -1,1 +1,0 @@
-"""Rewriting rules by family of operators; :mod:`onnxtrain_sklearn._graph.rewrite` lists them."""

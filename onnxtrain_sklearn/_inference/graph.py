@@ -1,0 +1,263 @@
+"""The graph that predicts and is given away: label, probabilities and decisions after the trained graph.
+
+Labels and probabilities are computed by ONNX operators, in the conventions of skl2onnx (``label`` and
+``probabilities`` for classifiers), so an estimator and its exported file cannot disagree. Training-only operators are
+removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
+from .._graph.final_activation import as_rows
+from .._graph.trainable import TrainableModel, inference_form, swap_initializers
+from .._refusal import refusing
+from ..exceptions import ModelError
+from ..losses import apply_link, split_columns
+from .head import Head
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What a classifier's graph gives beside the label.
+
+    Attributes
+    ----------
+    zipmap : bool or "columns"
+        One output with a column per class, one with a dict per row, or one output per class.
+    raw_scores : bool
+        Whether it gives the decision function, a column per class, in place of probabilities.
+    per_class : bool
+        Whether scores that are not one for each class are refused.
+    """
+
+    zipmap: bool | str = False
+    raw_scores: bool = False
+    per_class: bool = False
+
+
+@refusing("The graph that predicts cannot be made")
+def inference_model(
+    model: TrainableModel,
+    weights: Mapping[str, np.ndarray],
+    head: Head,
+    *,
+    form: OutputOptions = OutputOptions(),
+    with_scores: bool = False,
+    in_double: bool = True,
+) -> ir.Model:
+    """Return the graph that predicts, with ``weights``.
+
+    ``with_scores`` adds the scores as the last output, and, unless ``in_double`` is False, computes probabilities from
+    them in float64: in float32 rows of different scores have equal probabilities, as there is no number between 1 and
+    1 - 6e-8.
+    """
+    result = inference_form(model.model)
+    graph = result.graph
+    swap_initializers(graph, weights)
+    outputs = {v.name: v for v in graph.outputs}
+    scores, final = outputs[model.scores], outputs[model.output]
+    graph.outputs.clear()
+    # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
+    own = final if model.link == head.link and not (model.log_output or model.normalised) else None
+    decision = final if model.link == "votes" else scores
+    if head.task == "regression":
+        prediction = final if model.link is None and head.link == "identity" else own
+        _add_output(op, "variable", apply_link(op, head.link, scores) if prediction is None else prediction, final)
+    else:
+        columns = _columns(op, decision)
+        label = _label(op, columns, head) if model.choice is None else _named(op, outputs[model.choice], head)
+        _add_output(op, "output_label" if form.zipmap else "label", label, None)
+        if with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores)):
+            op, columns, own = *_in_double(op, columns, head), None
+        for name, values in _values(op, columns, own, head, form).items():
+            _add_output(op, name, values, None)
+    if with_scores:
+        _add_output(op, "raw_scores", op.Identity(_columns(op, decision)), None)
+    common.RemoveUnusedNodesPass()(result)
+    infer_shapes(result)
+    multiply_by_columns(result)
+    for node in (node for node in graph if head.groups and node.op_type == "SequenceConstruct"):
+        node.outputs[0].type = ir.SequenceType(ir.TensorType(op.dtype))  # which inference takes away
+    if form.zipmap is True:
+        _zip(op, head)
+    return result
+
+
+def _columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    shape = op.shape(scores)
+    return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
+
+
+def _label(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+    if head.task == "multilabel":
+        return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
+    if isinstance(head.classes, list):
+        parts = split_columns(op, scores, head.groups)
+        return _named(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
+    if head.task == "binary":
+        index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
+    else:
+        index = op.ArgMax(scores, axis=1, keepdims=False)
+    return _named(op, index, head)
+
+
+def _named(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
+    """Return the labels of class indices, a column for each of several labels."""
+    if head.task == "multilabel":
+        return index
+    if isinstance(head.classes, list):
+        columns = split_columns(op, index, [1] * len(head.groups))
+        named = zip(_class_constants(head.classes), columns, strict=True)
+        return op.Concat(*(op.Gather(known, own) for known, own in named), axis=1)
+    assert head.classes is not None
+    return op.Gather(_class_constant(head.classes), index)
+
+
+def _class_constant(classes: np.ndarray) -> np.ndarray:
+    if classes.dtype.kind in "iub":
+        return classes.astype(np.int64)
+    if classes.dtype.kind == "f":
+        return classes.astype(np.float64)
+    if all(isinstance(c, str) for c in classes):
+        return np.array([str(c) for c in classes])
+    kind = type(classes[0]).__name__
+    raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
+
+
+def _class_constants(classes: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the classes of several labels as constants of one type."""
+    constants = [_class_constant(known) for known in classes]
+    kind = np.result_type(*constants) if all(known.dtype.kind in "if" for known in constants) else None
+    return constants if kind is None else [known.astype(kind) for known in constants]
+
+
+def _values(
+    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
+) -> dict[str, ir.Value]:
+    """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
+    name = "probabilities" if head.has_probabilities else "scores"
+    if head.groups:
+        return {name: _sequence(op, scores, head, form)}
+    if head.has_probabilities and not form.raw_scores:
+        values = _probabilities(op, scores, own, head)
+    else:
+        values = _decisions(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
+    if form.zipmap or form.per_class:
+        _require_column_per_class(op, values, head)
+    if form.zipmap != "columns":
+        return {name: values}
+    assert isinstance(head.classes, np.ndarray)
+    prefix = "i" if head.classes.dtype.kind in "iub" else "s"
+    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(_class_constant(head.classes))}
+
+
+def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) -> None:
+    shape, classes = op.shape(values), () if head.classes is None else head.classes
+    if head.task == "multiclass" and shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
+        raise ModelError(
+            f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} columns, "
+            f"one for each pair. Fit the model with decision_function_shape='ovr', or take to_onnx() as it is."
+        )
+
+
+def _activates(final: ir.Value, scores: ir.Value) -> bool:
+    """Whether ``final`` is nothing but the activation of the scores; what else a graph computes is left as it is."""
+    node = final.producer()
+    return node is not None and node.op_type in ("Sigmoid", "Softmax") and node.inputs[0] is scores
+
+
+def _in_double(op: GraphBuilder, scores: ir.Value, head: Head) -> tuple[GraphBuilder, ir.Value]:
+    """Return a builder for float64, and the scores in it; two classes of a softmax as 0 and their difference.
+
+    The decision function of two classes is that difference in the type of the graph: both rank rows alike.
+    """
+    groups = head.groups or (head.n_outputs,)
+    if head.link == "softmax" and 2 in groups:
+        parts = split_columns(op, scores, groups)
+        parts = [_relative(op, p) if n == 2 else p for p, n in zip(parts, groups, strict=True)]
+        scores = op.Concat(*parts, axis=1)
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="double", constant_nodes=True)
+    return double, double.Cast(scores, to=ir.DataType.DOUBLE)
+
+
+def _relative(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    return op.Sub(scores, op.Gather(scores, [0], axis=1))
+
+
+def _sequence(op: GraphBuilder, scores: ir.Value, head: Head, form: OutputOptions) -> ir.Value:
+    """Return the probabilities, or the scores, of each of several labels, in a sequence."""
+    if form.zipmap:
+        raise ModelError(f"zipmap={form.zipmap!r} is for one label a row, and here are {len(head.groups)}: leave it.")
+    parts = split_columns(op, scores, head.groups)
+    if head.has_probabilities and not form.raw_scores:
+        parts = [apply_link(op, head.link, part) for part in parts]
+    elif form.raw_scores:
+        parts = [_decisions_of_label(op, part, n, head) for part, n in zip(parts, head.groups, strict=True)]
+    return op.SequenceConstruct(*parts)
+
+
+def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, head: Head) -> ir.Value:
+    """Return the decision function of one label among several; the margins of two classes are -s and s."""
+    if classes != 2:
+        return scores
+    s = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+    s = s if head.has_probabilities else op.Mul(s, 0.5)
+    return op.Concat(op.Neg(s), s, axis=1)
+
+
+def _decisions(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+    """Return the decision function with a column per class: for two classes its negative and itself."""
+    if head.task == "multiclass" and head.n_outputs == 2:
+        scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+    elif head.task != "binary":
+        return op.Identity(scores)
+    return op.Concat(op.Neg(scores), scores, axis=1)
+
+
+def _zip(op: GraphBuilder, head: Head) -> None:
+    """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
+    assert isinstance(head.classes, np.ndarray)
+    labels = _class_constant(head.classes)
+    if labels.dtype.kind == "f":
+        if not (labels == np.rint(labels)).all():
+            raise ModelError(
+                f"zipmap=True: the keys of ONNX's dicts are integers or strings, the labels are {labels.tolist()}. "
+                f"Leave zipmap=False or take zipmap='columns'."
+            )
+        labels = labels.astype(np.int64)
+    keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
+    values = op.graph.outputs.pop()
+    numbers = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
+    _add_output(op, "output_probability", op.emit("ZipMap", numbers, domain="ai.onnx.ml", **keys)[0], None)
+
+
+def _probabilities(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:
+    """Return a column per class; ``own`` is the probability that the graph itself computes, or those of two classes."""
+    values = apply_link(op, head.link, scores) if own is None else _columns(op, own)
+    single = head.task == "binary" and (op.shape(values) or [1])[-1] != 2
+    return op.Concat(op.Sub(1.0, values), values, axis=1) if single else values
+
+
+def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:
+    """Make ``value`` an output; the user's own output keeps its name, others get ``name``."""
+    if value is not keep:
+        if value.producer() is None or value in op.graph.outputs:
+            value = op.Identity(value)
+        value.name = name if value.name == name or _vacated(op, name) else op.name(name)
+    op.graph.outputs.append(value)
+
+
+def _vacated(op: GraphBuilder, name: str) -> bool:
+    """Rename what bears ``name`` inside the graph; inputs and initializers keep theirs, and then the answer is no."""
+    for value in (v for node in ir.traversal.RecursiveGraphIterator(op.graph) for v in node.outputs if v.name == name):
+        value.name = op.name(name)
+    kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
+    return name not in kept

@@ -1,0 +1,40 @@
+"""What comes after the scores: task, link and labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..losses import Link, Task
+
+
+@dataclass(frozen=True)
+class Head:
+    """What comes after the scores.
+
+    Attributes
+    ----------
+    task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
+    link : str
+        The function from scores to predictions or probabilities.
+    n_outputs : int
+        Columns of the scores.
+    classes : ndarray, list of ndarray or None
+        Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
+    """
+
+    task: Task
+    link: Link
+    n_outputs: int
+    classes: np.ndarray | list[np.ndarray] | None = None
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Columns of the scores that belong to each of several labels."""
+        return tuple(map(len, self.classes)) if isinstance(self.classes, list) else ()
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the link of a classifier gives probabilities."""
+        return self.task != "regression" and self.link != "identity"

@@ -1,0 +1,82 @@
+"""The session that predicts: the inference graph over all rows of the data, a chunk at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .. import _runtime
+from .._data.columns import Column
+from .._graph.protobuf import to_proto
+from .._graph.trainable import initializers_to_inputs
+from .._training.parameters import FlatParameters
+from ..exceptions import ModelError
+
+CHUNK = 8192
+"""Rows predicted at a time: bounds the memory that activations take."""
+
+CHUNK_NUMBERS = 2**23
+"""Numbers of an input that are converted at a time: wide rows come in smaller chunks."""
+
+
+class Predictor:
+    """Run an inference graph over data, a chunk of rows at a time.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+    device : Device
+    session_options : mapping or None
+    live : FlatParameters, optional
+        Parameters that are read from their vector on every run, instead of from the graph: for scores in between.
+    width : int, default=1
+        Numbers of a row inside the graph, where they are more than those that it takes.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        device: _runtime.Device,
+        session_options: Mapping[str, Any] | None,
+        live: FlatParameters | None = None,
+        *,
+        width: int = 1,
+    ) -> None:
+        self._width = width
+        self._live = {} if live is None else live.views()
+        if self._live:
+            model = model.clone()
+            initializers_to_inputs(model.graph, list(self._live))
+        self.outputs = [v.name or "" for v in model.graph.outputs]
+        threads = _runtime.available_threads() if _is_large(model.graph) else 1
+        self._session = _runtime.create_session(
+            to_proto(model).SerializeToString(), device, threads=threads, options=session_options
+        )
+
+    def run(self, columns: Mapping[str, Column], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
+        """Return output number ``output`` for all rows of the data, or for the given ones."""
+        if rows is None:
+            rows = np.arange(len(next(iter(columns.values()))))
+        width = max(self._width, *(math.prod(column.shape[1:]) for column in columns.values()))
+        size = max(1, min(CHUNK, CHUNK_NUMBERS // width))
+        return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
+
+    def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
+        feeds = {name: column.rows(rows) for name, column in columns.items()}
+        found = _runtime.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
+        result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
+        if result.shape[:1] != (len(rows),):
+            found = f"{len(result)} output rows" if result.ndim else "a single number"
+            raise ModelError(
+                f"The graph gives {found} for {len(rows)} input rows; each input row must give one output row. Export "
+                f"the graph with a dynamic batch axis."
+            )
+        return result
+
+
+def _is_large(graph: ir.Graph) -> bool:
+    return sum(v.const_value.size for v in graph.initializers.values() if v.const_value is not None) > 500_000

@@ -1,0 +1,152 @@
+"""What a rewriting rule reads and emits with: one node on its way into operators of the default domain.
+
+A rule is a function of a :class:`Source` that returns one thunk per output of the node, in their order. Only the
+thunks of outputs that are in use are called; where one of these is missing, the node stays as it is. A number that may
+be trained is an initializer, made by :meth:`Source.parameter`. All others are ``Constant`` nodes, so that nobody takes
+them for weights. The operators of ai.onnx.ml compute in float32 whatever they are fed, and so does what replaces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from ..exceptions import UnsupportedOperatorError
+
+Thunk: TypeAlias = Callable[[], ir.Value]
+Rule: TypeAlias = "Callable[[Source], Sequence[Thunk | None]]"
+
+DOUBLE = int(ir.DataType.DOUBLE)
+FLOAT = int(ir.DataType.FLOAT)
+INT32 = int(ir.DataType.INT32)
+INT64 = int(ir.DataType.INT64)
+
+
+@dataclass(frozen=True)
+class Role:
+    """A parameter that a rule made, and where its numbers came from.
+
+    Attributes
+    ----------
+    name : str
+        The initializer in the rewritten graph: the family of the operator, a dot, the role.
+    operator : str
+        The operator that held the numbers, behind its domain.
+    node : str
+        Name of the node that held them.
+    role : str
+        What they are: "coef", "intercept", "leaf_values", ...
+    shape : tuple of int
+        Shape of the initializer.
+    places : numpy.ndarray or None
+        For leaf values, with an axis of 3 behind those of ``shape``: tree id, node id and target of each number, as
+        the node's attributes count them. None: the numbers stand in the order of the attribute.
+    """
+
+    name: str
+    operator: str
+    node: str
+    role: str
+    shape: tuple[int, ...]
+    places: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One node that is rewritten.
+
+    Attributes
+    ----------
+    op : GraphBuilder
+        Emits; its constants are nodes.
+    node : onnx_ir.Node
+    stem : str
+        Start of the names of the parameters.
+    roles : list of Role
+        The parameters made so far.
+    """
+
+    op: GraphBuilder
+    node: ir.Node
+    stem: str
+    roles: list[Role]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute of the node, or ``default``."""
+        return self.node.attributes[name].value if name in self.node.attributes else default
+
+    def floats(self, name: str) -> np.ndarray:
+        """Return a list of floats, empty where it is left out; given as a tensor, it keeps its type."""
+        tensor = self.attribute(f"{name}_as_tensor")
+        return np.array(self.attribute(name, ()), np.float32) if tensor is None else tensor.numpy().ravel()
+
+    def ints(self, name: str) -> np.ndarray:
+        """Return a list of integers, empty where it is left out."""
+        return np.array(self.attribute(name, ()), np.int64)
+
+    def labels(self, ints: str) -> np.ndarray:
+        """Return the class labels, strings or integers."""
+        strings = self.attribute("classlabels_strings", ())
+        return np.array(list(strings), dtype=object) if strings else self.ints(ints)
+
+    def parameter(self, role: str, array: np.ndarray, places: np.ndarray | None = None) -> ir.Value:
+        """Return a new initializer for numbers that may be trained."""
+        array = np.ascontiguousarray(array, np.float32)
+        name = f"{self.stem}.{role}"
+        self.roles.append(Role(name, operator(self.node), self.node.name or "", role, array.shape, places))
+        return self.op.parameter(name, array)
+
+    def input(self, index: int = 0) -> ir.Value:
+        """Return an input that the operator must have."""
+        value = self.node.inputs[index] if index < len(self.node.inputs) else None
+        return self.refuse(f"its input {index} is missing") if value is None else value
+
+    def float_input(self, index: int = 0) -> ir.Value:
+        """Return an input as float32."""
+        value = self.input(index)
+        return value if value.dtype is ir.DataType.FLOAT else self.op.Cast(value, to=FLOAT)
+
+    def matrix(self, index: int = 0) -> ir.Value:
+        """Return an input as float32, of one row per sample and one column per feature."""
+        self.need_rank(self.input(index), 2)
+        return self.float_input(index)
+
+    def need_rank(self, value: ir.Value, rank: int) -> None:
+        """Refuse a value that is known to have another number of axes."""
+        if value.shape is not None and len(value.shape) != rank:
+            self.refuse(f"its input {value.name!r} has {len(value.shape)} axes instead of {rank}")
+
+    def rank(self, value: ir.Value) -> int:
+        """Return the number of axes of a value."""
+        shape = self._shape(value)
+        if shape is None:
+            self.refuse(f"the number of axes of its input {value.name!r} is not known")
+        return len(shape)
+
+    def columns(self, index: int = 0) -> int | None:
+        """Return the number of features where it is known."""
+        last = (self._shape(self.input(index)) or [None])[-1]
+        return last if isinstance(last, int) else None
+
+    def _shape(self, value: ir.Value) -> Sequence[int | str | None] | None:
+        """Return a shape, which is inferred anew where nodes before it were rewritten."""
+        if value.shape is None:
+            self.op.graph.sort()
+        return self.op.shape(value)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise the error that names the node, the reason and the remedy."""
+        raise UnsupportedOperatorError(
+            f"Node {self.node.name!r} ({operator(self.node)}) has no form that can be trained: {reason}. Train an "
+            f"output before it, or convert the model with another setting of this step."
+        )
+
+
+def operator(node: ir.Node) -> str:
+    """Return the operator type behind its domain."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type

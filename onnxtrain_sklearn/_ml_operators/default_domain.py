@@ -1,0 +1,36 @@
+"""Rewriting rules: plain operators that converters write and one of the engines does not differentiate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from .context import Rule, Source, Thunk
+
+
+def _sum(r: Source) -> Sequence[Thunk]:
+    """Add two by two."""
+    return (lambda: functools.reduce(r.op.Add, [r.input(i) for i in range(len(r.node.inputs))]),)
+
+
+def _lp_normalization(r: Source) -> Sequence[Thunk]:
+    """X over its norm along an axis, or over 1 where that is zero."""
+    op, axes = r.op, [int(r.attribute("axis", -1))]
+
+    def normalized() -> ir.Value:
+        x = r.input()
+        if int(r.attribute("p", 2)) == 1:
+            size = op.ReduceSum(op.Abs(x), axes=axes, keepdims=True)
+            return op.Div(x, op.Where(op.Equal(size, 0.0), 1.0, size))
+        size = op.ReduceSum(op.Mul(x, x), axes=axes, keepdims=True)
+        return op.Div(x, op.Sqrt(op.Where(op.Equal(size, 0.0), 1.0, size)))
+
+    return (normalized,)
+
+
+RULES: dict[tuple[str, str], Rule] = {
+    ("", "LpNormalization"): _lp_normalization,
+    ("", "Sum"): _sum,
+}

@@ -1,0 +1,132 @@
+"""Rewriting rules: distances between the rows of two matrices, by an operator of onnxruntime or by a loop.
+
+The root of a distance that is zero has the gradient zero: nothing draws a point away from one that it lies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .context import Rule, Source, Thunk
+
+_ELEMENT_BY_ELEMENT = frozenset({"Abs", "Add", "Div", "Exp", "Identity", "Mul", "Neg", "Pow", "Sqrt", "Sub"})
+_REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
+
+
+def squared_distances(op: GraphBuilder, a: ir.Value, b: ir.Value, centre: np.ndarray | None = None) -> ir.Value:
+    """Return |a_i|² - 2 a_i·b_j + |b_j|², not below zero.
+
+    The differences lose what the squares have in common, so the rows are moved to ``centre`` first where that is known.
+    """
+    if centre is not None:
+        a, b = op.Sub(a, centre.astype(np.float32)), op.Sub(b, centre.astype(np.float32))
+    rows = op.ReduceSum(op.Mul(a, a), axes=[1], keepdims=True)
+    columns = op.Transpose(op.ReduceSum(op.Mul(b, b), axes=[1], keepdims=True), perm=[1, 0])
+    return op.Relu(op.Add(op.Sub(rows, op.Mul(op.Gemm(a, b, transB=1), 2.0)), columns))
+
+
+def _cdist(r: Source) -> Sequence[Thunk]:
+    metric = r.attribute("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        r.refuse(f"metric {metric!r} is neither 'euclidean' nor 'sqeuclidean'")
+
+    def distances() -> ir.Value:
+        constant = ir.convenience.get_const_tensor(r.input(1))
+        centre = None if constant is None else constant.numpy().mean(axis=0)
+        squared = squared_distances(r.op, r.matrix(0), r.matrix(1), centre)
+        return squared if metric == "sqeuclidean" else root(r.op, squared)
+
+    return (distances,)
+
+
+def root(op: GraphBuilder, squared: ir.Value) -> ir.Value:
+    """Return the square root of numbers that are not below zero, with the gradient zero at zero."""
+    apart = op.Greater(squared, 0.0)
+    return op.Where(apart, op.Sqrt(op.Where(apart, squared, 1.0)), 0.0)
+
+
+def _scan(r: Source) -> Sequence[Thunk | None]:
+    """A loop over the rows of one matrix that compares each with all rows of another: all pairs at once.
+
+    The body, in which the state is a matrix that never changes and the row is a vector, runs once on tensors of three
+    axes: rows of the loop, rows of the state, features. Any other loop is left as it is.
+    """
+    body = r.node.attributes["body"].as_graph()
+    if not _compares_rows(r, body):
+        return None, None
+    return r.input, lambda: _all_pairs(r, body)
+
+
+def _compares_rows(r: Source, body: ir.Graph) -> bool:
+    axes = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
+    if len(r.node.inputs) != 2 or len(r.node.outputs) != 2 or any(any(r.attribute(name, ())) for name in axes):
+        return False
+    state = body.outputs[0]
+    while (node := state.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        state = node.inputs[0]
+    return state is body.inputs[0] and all(_runs_on_three_axes(body, node) for node in body)
+
+
+def _runs_on_three_axes(body: ir.Graph, node: ir.Node) -> bool:
+    """Whether a node treats every element alike, a number beside them included, or reduces the features."""
+    if node.domain:
+        return False
+    if node.op_type in _ELEMENT_BY_ELEMENT:
+        return all(v is not None and _is_element_or_number(body, v) for v in node.inputs)
+    keeps = "keepdims" in node.attributes and node.attributes["keepdims"].as_int() == 0
+    return node.op_type in _REDUCTIONS and keeps and _axes(node) in ([1], [-1])
+
+
+def _is_element_or_number(body: ir.Graph, value: ir.Value) -> bool:
+    if value.name in body.initializers:
+        return value.const_value is not None and value.const_value.size == 1
+    node = value.producer()
+    return value in body.inputs or (node is not None and node.graph is body)
+
+
+def _axes(node: ir.Node) -> list[int]:
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
+    value = node.inputs[1] if len(node.inputs) > 1 else None
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return [] if tensor is None else tensor.numpy().tolist()
+
+
+def _all_pairs(r: Source, body: ir.Graph) -> ir.Value:
+    op = r.op
+    known: dict[ir.Value, ir.Value] = {
+        body.inputs[0]: op.Unsqueeze(r.input(0), axes=[0]),
+        body.inputs[1]: op.Unsqueeze(r.input(1), axes=[1]),
+    }
+    for node in body:
+        if node.op_type in _REDUCTIONS:
+            assert node.inputs[0] is not None
+            known[node.outputs[0]] = _reduced(op, node.op_type, known[node.inputs[0]])
+        else:
+            inputs = [_operand(known, v) for v in node.inputs]
+            known[node.outputs[0]] = op.emit(node.op_type, *inputs)[0]
+    return known[body.outputs[1]]
+
+
+def _reduced(op: GraphBuilder, operator: str, value: ir.Value) -> ir.Value:
+    if operator == "ReduceSumSquare":  # a product is differentiated by both engines
+        return op.ReduceSum(op.Mul(value, value), axes=[2], keepdims=False)
+    return op.emit(operator, value, axes=[2], keepdims=0)[0]
+
+
+def _operand(known: dict[ir.Value, ir.Value], value: ir.Value | None) -> ir.Value | np.ndarray:
+    assert value is not None
+    if value in known:
+        return known[value]
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+RULES: dict[tuple[str, str], Rule] = {
+    ("", "Scan"): _scan,
+    ("com.microsoft", "CDist"): _cdist,
+}

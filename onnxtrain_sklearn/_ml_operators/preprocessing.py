@@ -1,0 +1,246 @@
+"""Rewriting rules: what prepares features. Scalers, imputers, encoders, columns picked and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .context import FLOAT, INT32, INT64, Rule, Source, Thunk
+
+_TO_VECTOR = np.array([-1])
+
+
+def _scaler(r: Source) -> Sequence[Thunk]:
+    """(X - offset) * scale; numbers that are missing are left out where they are filled in later."""
+    offset, scale = r.floats("offset"), r.floats("scale")
+    _one_per_feature(r, offset, scale)
+
+    def of(x: ir.Value) -> ir.Value:
+        return r.op.Mul(r.op.Sub(x, r.parameter("offset", offset)), r.parameter("scale", scale))
+
+    def scaled() -> ir.Value:
+        x = r.matrix()
+        if not is_filled_later(r.node.outputs[0]):
+            return of(x)
+        gap, known = gaps_of(r.op, x)
+        return with_gaps(r.op, gap, of(known))
+
+    return (scaled,)
+
+
+def is_filled_later(value: ir.Value) -> bool:
+    """Whether something that depends on a value asks where numbers are missing."""
+    front, seen = [value], {value}
+    while front:
+        for node in {node for node, _ in front.pop().uses()}:
+            if node.op_type in ("IsNaN", "Imputer"):
+                return True
+            front += [v for v in node.outputs if v not in seen]
+            seen.update(node.outputs)
+    return False
+
+
+def gaps_of(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return where numbers are missing, and ``x`` with ones there: the slope of a gap is 0, and 0 * NaN is NaN."""
+    gap = op.IsNaN(x)
+    return gap, op.Where(gap, 1.0, x)
+
+
+def with_gaps(op: GraphBuilder, gap: ir.Value, x: ir.Value) -> ir.Value:
+    """Return ``x`` with numbers missing again."""
+    return op.Where(gap, np.array(np.nan, np.float32), x)
+
+
+def _normalizer(r: Source) -> Sequence[Thunk]:
+    """X over the norm of its row, or over 1 where that is zero: so is then its gradient's denominator."""
+    op, norm = r.op, r.attribute("norm", "MAX")
+    if norm not in ("MAX", "L1", "L2"):
+        r.refuse(f"norm {norm!r} is none of 'MAX', 'L1' and 'L2'")
+
+    def normalized() -> ir.Value:
+        x = r.matrix()
+        if norm == "L1" and _sums_to_one(x):
+            return x
+        if norm == "MAX":
+            size = op.ReduceMax(x, axes=[1], keepdims=True)
+        else:
+            size = op.ReduceSum(op.Abs(x) if norm == "L1" else op.Mul(x, x), axes=[1], keepdims=True)
+        size = op.Where(op.Equal(size, 0.0), 1.0, size)
+        return op.Div(x, op.Sqrt(size) if norm == "L2" else size)
+
+    return (normalized,)
+
+
+def _sums_to_one(x: ir.Value) -> bool:
+    """Whether ``x`` has the columns (sigmoid(-s), sigmoid(s)), or is a softmax over its rows."""
+    node = x.producer()
+    if node is None or node.domain or node.op_type not in ("Concat", "Softmax"):
+        return False
+    if node.op_type == "Softmax":
+        return True
+    other, p = (v.producer() if v is not None else None for v in (*node.inputs, None, None)[:2])
+    if other is None or p is None or {other.op_type, p.op_type} != {"Sigmoid"} or len(node.inputs) != 2:
+        return False
+    negative = other.inputs[0].producer() if other.inputs[0] is not None else None
+    return negative is not None and negative.op_type == "Neg" and negative.inputs[0] is p.inputs[0]
+
+
+def _imputer(r: Source) -> Sequence[Thunk | None]:
+    """The imputed value where X is the replaced one, else X."""
+    if r.input().dtype is not ir.DataType.FLOAT:
+        return (None,)
+    imputed, replaced = r.floats("imputed_value_floats"), np.float32(r.attribute("replaced_value_float", 0.0))
+    if not imputed.size:
+        r.refuse("it has no imputed_value_floats for its input of floats")
+    columns = r.columns()
+    if imputed.size > 1 and columns is None:
+        r.refuse("the number of its features is not known")
+    imputed = imputed if imputed.size == columns else imputed[:1]
+
+    def filled() -> ir.Value:
+        x = r.matrix()
+        missing = r.op.IsNaN(x) if np.isnan(replaced) else r.op.Equal(x, replaced)
+        return r.op.Where(missing, r.parameter("imputed", imputed), x)
+
+    return (filled,)
+
+
+def _binarizer(r: Source) -> Sequence[Thunk]:
+    """1 where X exceeds the threshold, else 0: no gradient passes."""
+    threshold = np.float32(r.attribute("threshold", 0.0))
+    return (lambda: r.op.Cast(r.op.Greater(r.float_input(), threshold), to=FLOAT),)
+
+
+def _one_hot_encoder(r: Source) -> Sequence[Thunk | None]:
+    """Numbers lose their fraction, as in onnxruntime; what is no category gives zeros, whatever ``zeros`` says.
+
+    An encoder of text stays: there is nothing to train before it, and what is no category may be an error.
+    """
+    if "cats_strings" in r.node.attributes:
+        return (None,)
+    categories = r.ints("cats_int64s")
+    if not categories.size:
+        r.refuse("it has no categories")
+
+    def encoded() -> ir.Value:
+        found = r.op.Cast(r.input(), to=INT64)
+        return r.op.Cast(r.op.Equal(r.op.Unsqueeze(found, axes=[-1]), _last_only(categories)), to=FLOAT)
+
+    return (encoded,)
+
+
+def _last_only(categories: np.ndarray) -> np.ndarray:
+    """Of equal categories the last one is meant: give the others a value that nothing has."""
+    later = [c in categories[i + 1 :] for i, c in enumerate(categories.tolist())]
+    return np.where(later, np.iinfo(np.int64).min, categories)
+
+
+def _array_feature_extractor(r: Source) -> Sequence[Thunk | None]:
+    """The columns of X with the given numbers; a vector counts as one row."""
+    if not _is_float(r.input()):
+        return (None,)
+
+    def extracted() -> ir.Value:
+        rank, columns = r.rank(r.input()), r.op.Reshape(r.input(1), _TO_VECTOR)
+        picked = r.op.Gather(r.input(), columns, axis=rank - 1)
+        return r.op.Unsqueeze(picked, axes=[0]) if rank == 1 else picked
+
+    return (extracted,)
+
+
+def _feature_vectorizer(r: Source) -> Sequence[Thunk]:
+    """The inputs side by side, each cut or filled up with zeros to its number of columns."""
+    sizes = r.ints("inputdimensions")
+    if len(sizes) != len(r.node.inputs):
+        r.refuse(f"it has {len(sizes)} inputdimensions for {len(r.node.inputs)} inputs")
+
+    def joined() -> ir.Value:
+        parts = [_fitted(r, i, int(size)) for i, size in enumerate(sizes)]
+        return parts[0] if len(parts) == 1 else r.op.Concat(*parts, axis=1)
+
+    return (joined,)
+
+
+def _fitted(r: Source, index: int, size: int) -> ir.Value:
+    x, columns = r.matrix(index), r.columns(index)
+    if columns is None:
+        return r.refuse(f"the number of columns of its input {index} is not known")
+    if columns > size:
+        return r.op.Slice(x, [0], [size], [1])
+    return r.op.Pad(x, np.array([0, 0, 0, size - columns])) if columns < size else x
+
+
+def _label_encoder(r: Source) -> Sequence[Thunk | None]:
+    """The value of the key that X is, or the default: rows of a vector that may be trained, as an embedding is."""
+    if not _is_float(r.node.outputs[0]):
+        return (None,)
+    keys, values = _listed(r, "keys"), _listed(r, "values")
+    if len(keys) != len(values) or not len(keys):
+        r.refuse(f"it has {len(keys)} keys for {len(values)} values")
+    tensor = r.attribute("default_tensor")
+    default = np.array([r.attribute("default_float", -0.0)]) if tensor is None else tensor.numpy().ravel()
+    _, first = np.unique(keys.astype(str), return_index=True)
+    first.sort()
+
+    def encoded() -> ir.Value:
+        table = r.op.Concat(r.parameter("values", values[first]), r.parameter("default", default), axis=0)
+        return r.op.Gather(table, _positions(r, r.input(), keys[first].tolist(), len(first)), axis=0)
+
+    return (encoded,)
+
+
+def _listed(r: Source, what: str) -> np.ndarray:
+    """Return the keys or values of a LabelEncoder, whatever type they are given in."""
+    tensor = r.attribute(f"{what}_tensor")
+    if tensor is not None:
+        return np.array(tensor.numpy().ravel(), dtype=None)
+    if f"{what}_floats" in r.node.attributes:
+        return r.floats(f"{what}_floats")
+    strings = r.attribute(f"{what}_strings", ())
+    return np.array(list(strings), dtype=object) if strings else r.ints(f"{what}_int64s")
+
+
+def _positions(r: Source, x: ir.Value, keys: Sequence[str] | Sequence[float], absent: int) -> ir.Value:
+    """Return the positions of the elements of ``x`` among distinct keys, ``absent`` for those that are not there."""
+    if isinstance(keys[0], str | bytes):  # ONNX compares no strings before opset 19: their encoder is left to it
+        found = r.op.emit(
+            "LabelEncoder", x, domain="ai.onnx.ml",
+            keys_strings=list(keys), values_int64s=list(range(len(keys))), default_int64=absent,
+        )[0]  # fmt: skip
+        found.dtype = ir.DataType.INT64
+        return found
+    listed = np.array(keys, (x.dtype or ir.DataType.FLOAT).numpy())
+    equal = r.op.Equal(r.op.Unsqueeze(x, axes=[-1]), listed)
+    if np.isnan(listed).any():
+        both = r.op.And(r.op.IsNaN(r.op.Unsqueeze(x, axes=[-1])), np.isnan(listed))
+        equal = r.op.Or(equal, both)
+    hit = r.op.Cast(equal, to=INT32)
+    position = r.op.ArgMax(hit, axis=-1, keepdims=False)
+    known = r.op.Greater(r.op.ReduceMax(hit, axes=[-1], keepdims=False), 0)
+    return r.op.Where(known, position, absent)
+
+
+def _one_per_feature(r: Source, *vectors: np.ndarray) -> None:
+    columns = r.columns()
+    for vector in vectors:
+        if vector.size not in (1, columns) and not (vector.size and columns is None):
+            r.refuse(f"it has {vector.size} numbers for {columns} features")
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+RULES: dict[tuple[str, str], Rule] = {
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): _array_feature_extractor,
+    ("ai.onnx.ml", "Binarizer"): _binarizer,
+    ("ai.onnx.ml", "FeatureVectorizer"): _feature_vectorizer,
+    ("ai.onnx.ml", "Imputer"): _imputer,
+    ("ai.onnx.ml", "LabelEncoder"): _label_encoder,
+    ("ai.onnx.ml", "Normalizer"): _normalizer,
+    ("ai.onnx.ml", "OneHotEncoder"): _one_hot_encoder,
+    ("ai.onnx.ml", "Scaler"): _scaler,
+}

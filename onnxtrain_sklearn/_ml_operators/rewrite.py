@@ -1,0 +1,169 @@
+"""Fitted models made trainable: operators of ai.onnx.ml and their helpers become operators of the default domain.
+
+The operators of domain ai.onnx.ml keep their numbers in attributes and have no gradient. Each rule of :data:`RULES`
+puts nodes of the default domain in the place of one such node, which give what onnxruntime gives for it and hold its
+numbers in initializers, so that they can be trained. An operator without a rule stays: where it is on the path of the
+gradient, the engines refuse it. Nothing here knows of scikit-learn: :class:`Rewritten` tells where each number came
+from, for those who do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .._graph.builder import GraphBuilder, infer_shapes
+from . import default_domain, distances, linear, preprocessing, svm, trees
+from .context import Role, Rule, Source
+
+RULES: dict[tuple[str, str], Rule] = {
+    **distances.RULES,
+    **preprocessing.RULES,
+    **linear.RULES,
+    **default_domain.RULES,
+    **svm.RULES,
+    **trees.RULES,
+}
+"""The rules by domain and operator."""
+
+STEMS = {
+    "LinearClassifier": "linear_classifier",
+    "SVMClassifier": "svm",
+    "SVMRegressor": "svm",
+    "TreeEnsemble": "trees",
+    "TreeEnsembleClassifier": "trees",
+    "TreeEnsembleRegressor": "trees",
+}
+"""Start of the names of parameters, where it is not the operator's name with underscores."""
+
+
+_FORMULA = re.compile(
+    r"(unity|negate|n_classes|num_classes|clf_length|exponent|prod_operand|mul_operand|half_scalar|est_weights_sum|"
+    r"symmetrix_weight|constant|zero_tensor|unit_float_tensor|const_[np]\d+|cst|eqp\w*cst|dec_\w*cst)\d*"
+)
+_ANY_NUMBER = re.compile(r"_[A-Z]\w*cst\d*$")
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A model whose operators can be trained.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        A model of its own; the given one is left as it is.
+    roles : tuple of Role
+        The parameters that the rules made, in the order of the graph.
+    """
+
+    model: ir.Model
+    roles: tuple[Role, ...]
+
+
+def rewrite(source: ir.Model) -> Rewritten:
+    """Return ``source`` with every operator that has a rule rewritten; it should be pruned to what is trained.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        A node that is in use has a setting without a form that can be trained.
+    """
+    model = source.clone()
+    graph, roles = model.graph, list[Role]()
+    if model.producer_name in ("skl2onnx", "OnnxMLTools"):
+        _fix_settings(graph, every_number=model.producer_name == "OnnxMLTools")
+    for node in list(graph):
+        rule = RULES.get((node.domain, node.op_type))
+        if rule is not None and any(_in_use(v) for v in node.outputs):
+            _replace(graph, node, rule, roles)
+    graph.sort()
+    common.IdentityEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    _infer_anew(model)
+    return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
+
+
+def _fix_settings(graph: ir.Graph, *, every_number: bool) -> None:
+    """Turn the numbers that converters write formulas with into Constant nodes: they are no weights.
+
+    onnxmltools has all weights in attributes, and formulas for ``every_number`` that is an initializer.
+    """
+    op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        if (every_number and tensor.size == 1) or _is_formula(name, tensor.numpy()):
+            ir.convenience.replace_all_uses_with(value, op.constant(tensor.numpy()))
+            del graph.initializers[name]
+    graph.sort()
+
+
+def _is_formula(name: str, array: np.ndarray) -> bool:
+    """Whether skl2onnx gives this name to numbers of a formula, or to any number and this is a whole one or a half."""
+    if _FORMULA.fullmatch(name):
+        return True
+    return array.size == 1 and bool(_ANY_NUMBER.search(name)) and float(2 * array.ravel()[0]).is_integer()
+
+
+def _infer_anew(model: ir.Model) -> None:
+    """Infer all shapes, and trust those declared only where there is nothing better: converters declare wrong ones.
+
+    A classifier of two classes, say, has one column of scores and declares two. Its gradient would be wrong.
+    """
+    declared = {v: v.shape for node in model.graph for v in node.outputs}
+    for value in declared:
+        value.shape = None
+    infer_shapes(model)
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else value.shape
+
+
+def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> None:
+    """Put what the rule emits in the place of a node, under its names."""
+    op = GraphBuilder(graph, prefix=node.name or node.op_type, constant_nodes=True)
+    thunks = rule(Source(op, node, _stem(graph, node), roles))
+    used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if _in_use(old)]
+    if any(thunk is None for _, thunk in used) or len(thunks) < len(node.outputs):
+        return
+    for old, thunk in used:
+        assert thunk is not None
+        _take_over(op, old, thunk())
+    graph.remove(node, safe=True)
+
+
+def _take_over(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand for ``old``, under its name where it has none that others know."""
+    producer = new.producer()
+    emitted = producer is not None and new.name == producer.name  # the builder names a node and its value alike
+    if old.is_graph_output() and not emitted:
+        new, emitted = op.Identity(new), True
+    name = old.name
+    if old.is_graph_output() and isinstance(old.type, ir.TensorType):
+        new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if emitted:
+        new.name, old.name = name, op.name("replaced")
+
+
+def _in_use(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _stem(graph: ir.Graph, node: ir.Node) -> str:
+    """Return a start for the names of the node's parameters that no initializer has yet."""
+    stem = STEMS.get(node.op_type) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.op_type).lower()
+    return _free(stem, (name.partition(".")[0] for name in graph.initializers))
+
+
+def _free(stem: str, taken: Iterable[str]) -> str:
+    known, candidate, count = set(taken), stem, 0
+    while candidate in known:
+        count += 1
+        candidate = f"{stem}_{count}"
+    return candidate

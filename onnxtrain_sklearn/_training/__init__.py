@@ -1,0 +1,1 @@
+"""Training: parameters, the loss graph, the steps on host and device, the loop."""

@@ -1,0 +1,109 @@
+"""Dropout with numbers that the host draws, so that training is the same on every engine, and goes on where it stopped.
+
+A kernel's random state lives and dies with its session: a pickled estimator would go on with other masks than it would
+have drawn itself. Here each Dropout in training mode becomes a product with a mask, made from uniform numbers that
+are an input of the graph; they depend on the seed and on how many were drawn before, both of which a pickle holds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.queries import constant, describe, dims, fixed, operand
+from ..exceptions import ModelError, UnsupportedOperatorError
+
+STEM = "onnxtrain/uniform"
+
+
+class UniformNumbers:
+    """The random inputs of one graph.
+
+    Parameters
+    ----------
+    inputs : sequence of onnx_ir.Value
+        As :func:`expose_dropout` returns them.
+    seed : int
+
+    Attributes
+    ----------
+    buffers : dict of str to ndarray
+        Float32 numbers in [0, 1), by input name.
+    """
+
+    def __init__(self, inputs: list[ir.Value], seed: int) -> None:
+        self._seed = seed
+        self.buffers = {v.name or "": np.zeros(_sizes(v), np.float32) for v in inputs}
+
+    def draw(self, count: int) -> None:
+        """Fill the buffers with the numbers of draw number ``count``."""
+        random = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, count]))
+        for buffer in self.buffers.values():
+            random.random(out=buffer, dtype=np.float32)
+
+
+def expose_dropout(model: ir.Model) -> list[ir.Value]:
+    """Put products with masks in place of Dropout in training mode, in place; return the new inputs of the graph."""
+    if model.graph.opset_imports[""] < 12:  # there it has no training mode
+        return []
+    dropouts = [node for node in model.graph.all_nodes() if _drops(node)]
+    op = GraphBuilder(model.graph, prefix="onnxtrain/dropout")
+    inputs = [_expose(op, node, f"{STEM}_{i}") for i, node in enumerate(dropouts)]
+    if inputs:
+        model.graph.sort()
+        infer_shapes(model)
+    return inputs
+
+
+def _drops(node: ir.Node) -> bool:
+    """Whether a node is a Dropout that can drop anything."""
+    mode = operand(node, 2)
+    if node.op_type != "Dropout" or node.domain or mode is None:
+        return False
+    known = constant(mode)
+    return known is None or bool(known)
+
+
+def _expose(op: GraphBuilder, node: ir.Node, name: str) -> ir.Value:
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    _require_shape(op.graph, node)
+    uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
+    op.graph.inputs.append(uniform)
+    op.dtype = x.dtype or ir.DataType.FLOAT
+    ratio = _ratio(op, node)
+    kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
+    factor = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
+    mode = operand(node, 2)
+    if mode is not None and constant(mode) is None:
+        factor, kept = op.Where(mode, factor, 1.0), op.Or(kept, op.Not(mode))
+    results = [op.Mul(x, factor), kept]
+    for old, new in zip(node.outputs, results, strict=False):
+        new.type, new.shape = old.type, y.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    op.graph.remove(node, safe=True)
+    return uniform
+
+
+def _require_shape(graph: ir.Graph, node: ir.Node) -> None:
+    """Refuse a node whose mask cannot have a buffer."""
+    if node.graph is not graph or not fixed(dims(node.inputs[0])):
+        reason = "it stands in a subgraph" if node.graph is not graph else "the shape of its input cannot be inferred"
+        raise UnsupportedOperatorError(
+            f"{describe(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
+            f"model in evaluation mode."
+        )
+
+
+def _sizes(value: ir.Value) -> list[int]:
+    return [d for d in dims(value) or [] if isinstance(d, int)]
+
+
+def _ratio(op: GraphBuilder, node: ir.Node) -> ir.Value:
+    given = operand(node, 1)
+    value = op.constant(np.array(0.5, op.dtype.numpy())) if given is None else given
+    known = constant(value)
+    if known is not None and not 0 <= known.item() < 1:
+        raise ModelError(f"{describe(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
+    return value

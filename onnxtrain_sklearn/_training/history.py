@@ -1,0 +1,132 @@
+"""What happened in training so far: it outlives a call, travels with a pickle, and changes an epoch at a time.
+
+An interrupt may come between any two lines. So what belongs together is set at once, by one update of a dict, and a
+curve never changes: a longer one takes its place. Both take the same time after a million epochs as after one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..schedules import Progress
+
+KEPT = 100_000
+"""Epochs that a curve keeps; of a longer history it holds the latest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Numbers of the latest epochs, in a buffer with room for more behind them."""
+
+    buffer: np.ndarray = field(default_factory=lambda: np.empty(0))
+    size: int = 0
+
+    def plus(self, value: float) -> Curve:
+        """Return the curve with one more number; it may use the same buffer."""
+        buffer, size = self.buffer, self.size
+        if size == len(buffer):
+            kept = self._kept()
+            buffer, size = np.empty(max(16, 2 * len(kept))), len(kept)
+            buffer[:size] = kept
+        buffer[size] = value
+        return Curve(buffer, size + 1)
+
+    def values(self) -> list[float]:
+        """Return the numbers kept, the latest last."""
+        return [float(value) for value in self._kept()]
+
+    def last(self) -> float:
+        """Return the latest number, NaN where there is none."""
+        return float(self.buffer[self.size - 1]) if self.size else math.nan
+
+    def _kept(self) -> np.ndarray:
+        return self.buffer[max(0, self.size - KEPT) : self.size]
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self._kept().copy()
+        return {"buffer": kept, "size": len(kept)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclass
+class History:
+    """What happened in training so far.
+
+    Attributes
+    ----------
+    losses : Curve
+        Mean loss over the rows of each epoch, the penalty included.
+    scores : Curve
+        Score of each epoch on the validation data, empty where there are none.
+    least_loss : float
+        Least of all losses.
+    best_loss, best_score : float
+        What improvement is measured from.
+    idle_epochs : int
+        Epochs in a row that did not improve by ``tol``.
+    early_stopping : bool
+        Whether it was scores that had to improve, in the latest call.
+    plan_told : bool
+        Whether it was said that a schedule is at its end.
+    last_finite : ndarray or None
+        The latest parameters seen to give a finite loss; not pickled.
+    best : ndarray or None
+        The parameters of ``best_score``; not pickled.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    losses: Curve = field(default_factory=Curve)
+    scores: Curve = field(default_factory=Curve)
+    least_loss: float = math.inf
+    best_loss: float = math.inf
+    best_score: float = -math.inf
+    idle_epochs: int = 0
+    early_stopping: bool = False
+    plan_told: bool = False
+    last_finite: np.ndarray | None = None
+    best: np.ndarray | None = None
+
+    @property
+    def loss_curve(self) -> list[float]:
+        """The losses kept."""
+        return self.losses.values()
+
+    @property
+    def validation_scores(self) -> list[float]:
+        """The scores kept."""
+        return self.scores.values()
+
+    def change(self, **values: Any) -> None:
+        """Set several attributes at once."""
+        self.__dict__.update(values)
+
+    def add_epoch(self, loss: float, score: float | None, *, rows: int, tol: float, parameters: np.ndarray) -> None:
+        """Take in an epoch over ``rows`` rows that ended with these ``parameters``, of which a copy is kept if best."""
+        progress, improved = self.progress, loss <= self.best_loss - tol
+        changed: dict[str, Any] = {}
+        if score is not None:
+            improved = score >= self.best_score + tol if self.early_stopping else improved
+            changed["scores"] = self.scores.plus(score)
+            if score > self.best_score:
+                changed |= {"best_score": score, "best": parameters.copy()}
+        self.change(
+            progress=replace(progress, epoch=progress.epoch + 1, samples=progress.samples + rows),
+            losses=self.losses.plus(loss),
+            least_loss=min(self.least_loss, loss),
+            best_loss=min(self.best_loss, loss),
+            idle_epochs=0 if improved else self.idle_epochs + 1,
+            **changed,
+        )
+
+    def add_plateau(self) -> None:
+        """Count a plateau, and idle epochs anew."""
+        self.change(idle_epochs=0, progress=replace(self.progress, plateaus=self.progress.plateaus + 1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "last_finite": None, "best": None}

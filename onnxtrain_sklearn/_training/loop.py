@@ -1,0 +1,263 @@
+"""The epoch loop in small steps: batches, learning rate, validation, early stopping, divergence.
+
+The trainer moves numbers between a training step, the batches and a schedule; it knows neither graph nor session nor
+estimator. What it learns is in :class:`~onnxtrain_sklearn._history.History`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from .._data.batches import Batches
+from ..exceptions import DivergenceError, warn
+from ..optimizers import LBFGS
+from ..schedules import Schedule
+from .device_step import DeviceStep
+from .history import History
+from .host_step import TrainingStep
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How long and how fast to train; the names are those of the estimators' parameters."""
+
+    learning_rate_init: float
+    schedule: Schedule
+    max_iter: int
+    tol: float
+    n_iter_no_change: float
+    early_stopping: bool
+    verbose: bool
+
+
+STARVED = 1e-3
+"""Factor of a schedule below which a step changes as good as nothing."""
+
+
+class Trainer:
+    """Train for some epochs.
+
+    Parameters
+    ----------
+    settings : TrainerSettings
+    step : TrainingStep
+    batches : Batches
+    history : History
+        Continued in place.
+    validate : callable () -> float, optional
+        Score of the current parameters on the validation data, higher is better.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        step: TrainingStep | DeviceStep,
+        batches: Batches,
+        history: History,
+        validate: Callable[[], float] | None = None,
+    ) -> None:
+        self._settings, self._step, self._batches, self._history = settings, step, batches, history
+        self._validate = validate
+        self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
+        self._last = self._buffer.copy()
+        if history.last_finite is None or history.last_finite.shape != self._buffer.shape:
+            history.last_finite = self._last
+        history.best = None
+        self._started = time.perf_counter()
+        self._rate: float | None = None
+
+    def fit(self) -> None:
+        """Train until ``max_iter`` epochs are done or nothing improves any more; warn where it was the former.
+
+        The plan that schedules see reaches to the end of these epochs, and improvement is judged anew, whatever was
+        trained before: on other data, or with another loss, what was best then says nothing.
+        """
+        optimizer, max_iter = self._step.settings.optimizer, self._settings.max_iter
+        self._begin(max_iter * self._batches.steps)
+        self._tell_of_the_end_of_the_plan()
+        ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())
+        self._keep_best()
+        if not ended and not self._settings.schedule.finished(self._history.progress):
+            warn(
+                f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
+                f"or relax tol.",
+                ConvergenceWarning,
+            )
+
+    def one_pass(self) -> None:
+        """Train for one epoch, for ``partial_fit``."""
+        progress = self._history.progress
+        if progress.total_steps is None:
+            progress.total_steps = self._settings.max_iter * self._batches.steps
+        self._history.change(early_stopping=False)
+        self._tell_of_the_end_of_the_plan()
+
+        def one_epoch() -> bool:
+            self._record(self._epoch())
+            return True
+
+        self._guarded(one_epoch)
+
+    def settle(self) -> None:
+        """Put what is trained into order after an interrupt: finite, and the best where scores decide."""
+        self._step.synchronize()
+        if not self._is_finite():
+            self._buffer[...] = self._history.last_finite
+        self._keep_best()
+
+    def _begin(self, steps: int) -> None:
+        history, progress = self._history, self._history.progress
+        early_stopping = self._settings.early_stopping
+        score = history.best_score
+        if early_stopping and self._validate is not None and progress.epoch:
+            score = self._validate()  # of the weights to start from, on these data
+        history.change(
+            progress=replace(progress, total_steps=progress.step + steps),
+            best_loss=math.inf,
+            best_score=-math.inf if math.isnan(score) else score,
+            best=self._last,
+            idle_epochs=0,
+            early_stopping=early_stopping,
+        )
+
+    def _keep_best(self) -> None:
+        history = self._history
+        if history.early_stopping and math.isfinite(history.best_score) and history.best is not None:
+            self._buffer[...] = history.best
+        history.best = None
+
+    def _tell_of_the_end_of_the_plan(self) -> None:
+        """Warn once where a schedule has come to its end, and what is trained from here on changes nothing."""
+        schedule, progress, rate = self._settings.schedule, self._history.progress, self._settings.learning_rate_init
+        if self._history.plan_told or not schedule.finished(progress) or schedule.factor(progress) >= STARVED:
+            return
+        self._history.plan_told = True
+        warn(
+            f"{schedule!r} was at its end when this call began, at step {progress.step}: the learning rate stays at "
+            f"{rate * schedule.factor(progress):.3g}, and training changes as good as nothing. Without total_steps the "
+            f"plan is max_iter epochs, of the last fit or of the first partial_fit. Give total_steps, the steps of all "
+            f"calls together, such as learning_rate=schedules.Cosine(total_steps=100_000).",
+        )
+
+    def _guarded(self, train: Callable[[], bool]) -> bool:
+        """Return what ``train`` does; an error takes the weights back by an epoch, an interrupt leaves them."""
+        try:
+            return train()
+        except DivergenceError:
+            self._buffer[...] = self._history.last_finite
+            raise
+        except Exception:
+            self._buffer[...] = self._last
+            raise
+
+    def _epochs(self) -> bool:
+        for _ in range(self._settings.max_iter):
+            self._record(self._epoch())
+            if self._idle() and self._plateau():
+                return True
+        return False
+
+    def _epoch(self) -> float:
+        """Go through the data once; return the mean loss."""
+        total = 0.0
+        self._last = self._buffer.copy()
+        for weight, loss in self._step.train(self._batches, self._next_rate):
+            total += weight * loss
+            if not math.isfinite(total):
+                break
+            self._history.last_finite = self._last
+        if not (math.isfinite(total) and self._is_finite()):
+            self._diverge()
+        return total / self._batches.weight
+
+    def _next_rate(self) -> float:
+        progress = self._history.progress
+        self._rate = self._settings.learning_rate_init * self._settings.schedule.factor(progress)
+        progress.step += 1
+        return self._rate
+
+    def _is_finite(self) -> bool:
+        """Whether weights and optimizer state are: a second moment that overflowed stops training without a sign."""
+        return all(bool(np.isfinite(vector).all()) for vector in (self._buffer, *self._step.state.slots.values()))
+
+    def _diverge(self) -> None:
+        """Forget the optimizer's state, which is spoilt, and raise; the weights are put back where it is caught."""
+        self._step.forget_state()
+        epoch = self._history.progress.epoch + 1
+        raise DivergenceError(
+            f"The loss, the weights, the optimizer's state or the predictions for validation became NaN or infinite in "
+            f"epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite "
+            f"loss were restored. "
+            f"Scale the inputs (StandardScaler), lower learning_rate_init, or set max_grad_norm=1.0.",
+            self._history.loss_curve,
+        )
+
+    def _record(self, loss: float) -> None:
+        score = None if self._validate is None else self._validate()
+        if score is not None and math.isnan(score):
+            self._diverge()
+        self._history.add_epoch(loss, score, rows=self._batches.n_rows, tol=self._settings.tol, parameters=self._buffer)
+        if self._settings.verbose:
+            self._report()
+
+    def _idle(self) -> bool:
+        return self._history.idle_epochs > self._settings.n_iter_no_change
+
+    def _plateau(self) -> bool:
+        """Let the schedule act on a plateau; return whether training ends there."""
+        self._history.add_plateau()
+        return self._settings.schedule.stops_at_plateau(self._history.progress, self._settings.learning_rate_init)
+
+    def _minimize(self, optimizer: LBFGS) -> bool:
+        """Minimize the loss of all rows, an iteration counting as an epoch; return whether no limit ended the search.
+
+        A line search that finds no lower loss is no reason to warn: in float32 that is how a minimum looks.
+        """
+        step, total_weight = self._step, self._batches.weight
+        assert isinstance(step, TrainingStep)
+        reached = self._vector.astype(np.float64)
+
+        def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:
+            self._vector[...] = vector
+            loss, gradient = 0.0, np.zeros(len(vector))
+            for weight in self._batches.fill(step.buffers):
+                loss += weight * step.gradients(total_weight)
+                gradient += weight * step.parameters.gradient
+            return loss / total_weight, gradient / total_weight
+
+        def after_iteration(vector: np.ndarray, loss: float) -> bool:
+            reached[...] = self._vector[...] = vector
+            if not (math.isfinite(loss) and np.isfinite(vector).all()):
+                self._diverge()
+            self._history.last_finite = self._last = self._buffer.copy()
+            self._record(loss)
+            return self._settings.early_stopping and self._idle()
+
+        settings = self._settings
+        try:
+            end = optimizer.minimize(
+                objective, reached, max_iter=settings.max_iter, tol=settings.tol, callback=after_iteration
+            )
+        finally:
+            self._vector[...] = reached
+        if not math.isfinite(end.loss):
+            self._diverge()
+        if not end.n_iter:
+            after_iteration(reached, end.loss)
+        self._history.idle_epochs = 0
+        return not end.limited
+
+    def _report(self) -> None:
+        history, epoch = self._history, self._history.progress.epoch
+        if epoch == 1:
+            print(f"{'epoch':>6} {'loss':>12} {'validation':>12} {'rate':>12} {'seconds':>9}")
+        score = f"{history.scores.last():12.6f}" if history.scores.size else f"{'':>12}"
+        rate = f"{'':>12}" if self._rate is None else f"{self._rate:12.3g}"
+        seconds = time.perf_counter() - self._started
+        print(f"{epoch:6d} {history.losses.last():12.6f} {score} {rate} {seconds:9.2f}")

@@ -1,0 +1,179 @@
+"""The graphs that a training step runs, beside the optimizer's: loss and penalty on top of a model.
+
+Nothing here runs a graph or holds data. The batch is of a fixed size, with target and row weights among the inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .. import _runtime
+from .._gradient.engine import differentiate
+from .._graph.builder import GraphBuilder
+from .._graph.queries import Dims, attribute, dims, operand
+from .._graph.trainable import TrainableModel, in_dtype, swap_initializers, with_batch
+from ..exceptions import ModelError
+from ..losses import Link, Loss, Task, append_loss, append_pairwise_loss, append_penalty
+from ..optimizers import BaseOptimizer
+
+PARALLEL_WORK = 4_000_000
+"""Multiply-adds of one forward pass from which on more than one thread pays; below, a second core would only spin."""
+
+TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
+PENALTY = "penalty"
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a training step is made of, beside the model and its parameters."""
+
+    loss: Loss
+    task: Task
+    link: Link
+    n_outputs: int
+    optimizer: BaseOptimizer
+    alpha: float
+    l1_ratio: float
+    max_grad_norm: float | None
+    engine: str
+    device: _runtime.Device
+    session_options: Mapping[str, Any] | None
+    seed: int
+    groups: tuple[int, ...] = ()
+
+
+def training_graph(
+    model: TrainableModel, settings: StepSettings, frozen: Mapping[str, np.ndarray], batch: int
+) -> ir.Model:
+    """Return the forward graph for ``batch`` rows with target and weights as inputs.
+
+    Its outputs are the loss and the next values of running statistics.
+    """
+    graph_model = with_batch(model.model, batch)
+    graph = graph_model.graph
+    swap_initializers(graph, frozen)
+    scores = next(v for v in graph.outputs if v.name == model.scores)
+    op = GraphBuilder(graph, dtype=ir_type(model.dtype), prefix="onnxtrain")
+    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype)
+    y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
+    sample_weight = ir.val(WEIGHT, ir_type(model.dtype), (batch,))
+    graph.inputs.extend([y, sample_weight])
+    columns = _as_columns(op, scores, batch, settings.n_outputs)
+    loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
+    loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
+    running_statistics = set(model.running_statistics.values())
+    moved = [v for node in graph for v in node.outputs if v.name in running_statistics]
+    graph.outputs.clear()
+    graph.outputs.extend([loss, *moved])
+    common.RemoveUnusedNodesPass()(graph_model)
+    return graph_model
+
+
+def _mean_loss(
+    op: GraphBuilder, settings: StepSettings, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, *, of_pairs: bool
+) -> ir.Value:
+    if settings.task == "multiclass" and of_pairs:
+        classes = n_classes_of(settings.n_outputs)
+        return append_pairwise_loss(
+            op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, n_classes=classes
+        )
+    if settings.task == "multiclass":
+        y = _one_hot(op, y, settings.n_outputs, op.dtype)
+    parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
+    return append_loss(op, settings.loss, **parts, link=settings.link, groups=settings.groups)
+
+
+def n_classes_of(pairs: int) -> int:
+    """Return the number of classes that make so many pairs."""
+    return (1 + math.isqrt(1 + 8 * pairs)) // 2
+
+
+def target_layout(task: Task, n_outputs: int, rows: int, dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of the target of ``rows`` rows: a class index, or a number for each score."""
+    if task == "multiclass":
+        return (rows,), np.dtype(np.int64)
+    return (rows, n_outputs), dtype
+
+
+def penalty_graph(size: int, dtype: np.dtype[Any], settings: StepSettings) -> ir.Model:
+    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, safe in place."""
+    kind = ir_type(dtype)
+    weights, strength = ir.val("weights", kind, (size,)), ir.val("strength", kind, ())
+    graph = ir.Graph([weights, strength], [], nodes=[], opset_imports={"": 18}, name="penalty")
+    op = GraphBuilder(graph, dtype=kind, prefix="penalty")
+    value = op.Mul(append_penalty(op, weights, alpha=settings.alpha, l1_ratio=settings.l1_ratio), strength)
+    value.name, value.dtype, value.shape = PENALTY, kind, ir.Shape([])
+    graph.outputs.append(value)
+    model = differentiate(ir.Model(graph, ir_version=8), ["weights"], PENALTY, settings.engine).model
+    slope = next(v for v in model.graph.outputs if v.name == "weights_grad")
+    gradients = ir.val("gradients", kind, (size,))
+    model.graph.inputs.append(gradients)
+    total = GraphBuilder(model.graph, dtype=kind, prefix="penalty").Add(gradients, slope)
+    total.name, total.dtype, total.shape = "new_gradients", kind, ir.Shape([size])
+    model.graph.outputs.remove(slope)
+    model.graph.outputs.append(total)
+    return model
+
+
+def as_float32(model: TrainableModel) -> TrainableModel:
+    """Return the float32 form of a float64 model."""
+    double, single = np.dtype(np.float64), np.dtype(np.float32)
+    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
+    return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
+
+
+def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
+    shape = op.shape(scores)
+    if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
+        raise ModelError(
+            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give "
+            f"one output row. Export the graph with a dynamic batch axis."
+        )
+    if shape == (batch, n_outputs):
+        return scores
+    return op.Reshape(scores, [batch, n_outputs])
+
+
+def _one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
+    classes = np.arange(n_classes, dtype=np.int64)
+    return op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype)
+
+
+def work(graph: ir.Graph) -> float:
+    """Return the multiply-adds of matrix products and convolutions in one pass, infinite where shapes are unknown."""
+    total = 0.0
+    for node in graph:
+        if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
+            total += _product(dims(node.outputs[0])) * _contracted(node)
+    return total
+
+
+def _contracted(node: ir.Node) -> float:
+    """Return the multiply-adds for one number of the output."""
+    sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
+    if node.op_type == "Conv":
+        return _product(sizes[1:])
+    return _product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
+
+
+def _product(sizes: Dims | None) -> float:
+    """Return the product of the sizes, infinite where one is not known."""
+    return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
+
+
+def ir_type(dtype: np.dtype[Any]) -> ir.DataType:
+    return ir.DataType.from_numpy(np.dtype(dtype))
+
+
+def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
+    """Return the shape of a graph input of ``shape`` for ``batch`` rows."""
+    if None in shape[1:]:
+        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
+    return (batch, *(int(d) for d in shape[1:] if d is not None))

@@ -1,0 +1,135 @@
+"""All trained parameters in one flat vector, their gradients in a second.
+
+A parameter is a view into the vectors: sessions read and write the views, optimizers work on the whole. Parameters of
+rank two and more come first, so that what a penalty applies to is one slice. Running statistics, which training moves
+without a gradient, follow behind the parameters, so that one copy holds all that training changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from ..exceptions import nearest
+
+
+def owned(array: np.ndarray) -> np.ndarray:
+    """Return ``array`` where it may be bound and trained in place, else a copy that may.
+
+    What was unpickled may be mapped from a file (``mmap_mode``, the workers of joblib), read only or not: sessions
+    would write through it, and end the process or change the file.
+    """
+    if type(array) is np.ndarray and array.flags.owndata and array.flags.carray:
+        return array
+    return np.array(array, order="C", subok=False)
+
+
+class FlatParameters:
+    """Named arrays that share one vector.
+
+    Parameters
+    ----------
+    weights : mapping of str to ndarray
+        Initial values; they are copied.
+    dtype : numpy.dtype
+        Type of the vectors.
+    running_statistics : mapping of str to ndarray, optional
+        Initial values of the running statistics.
+
+    Attributes
+    ----------
+    everything : ndarray of shape (P + M,)
+        The parameters and behind them the running statistics.
+    vector, gradient : ndarray of shape (P,)
+        The parameters, a view into ``buffer``, and their gradients.
+    names : tuple of str
+        The parameters, in the order of the vector.
+    running_statistics : tuple of str
+        The running statistics.
+    penalized : slice
+        The part of the vectors that holds parameters of rank >= 2.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, np.ndarray],
+        dtype: np.dtype[Any],
+        running_statistics: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        every = {**weights, **(running_statistics or {})}
+        self.names = tuple(sorted(weights, key=lambda name: weights[name].ndim < 2))
+        self.running_statistics = tuple(running_statistics or ())
+        order = self.names + self.running_statistics
+        self._shapes = {name: every[name].shape for name in order}
+        ends = np.cumsum([0, *(every[name].size for name in order)]).tolist()
+        self._spans = {name: slice(a, b) for name, a, b in zip(order, ends, ends[1:], strict=False)}
+        self.buffer = np.empty(ends[-1], dtype)
+        self.penalized = slice(0, int(sum(weights[n].size for n in self.names if weights[n].ndim >= 2)))
+        self._divide(ends[len(self.names)])
+        for name in order:
+            self.view(name)[...] = every[name]
+
+    def _divide(self, size: int) -> None:
+        self.vector = self.buffer[:size]
+        self.gradient = np.zeros_like(self.vector)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "vector": len(self.vector), "gradient": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.buffer = owned(self.buffer)
+        self._divide(state["vector"])
+
+    def span(self, name: str) -> slice:
+        """Return where the parameter or statistic ``name`` stands in ``buffer``."""
+        return self._spans[name]
+
+    def view(self, name: str) -> np.ndarray:
+        """Return the parameter or statistic ``name`` as a view."""
+        return self.buffer[self._spans[name]].reshape(self._shapes[name])
+
+    def gradient_view(self, name: str) -> np.ndarray:
+        """Return the gradient of ``name`` as a view into the vector of gradients."""
+        return self.gradient[self._spans[name]].reshape(self._shapes[name])
+
+    def views(self) -> dict[str, np.ndarray]:
+        """Return every parameter and statistic by name, as a view."""
+        return {name: self.view(name) for name in self.names + self.running_statistics}
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and statistic by name."""
+        return {name: view.copy() for name, view in self.views().items()}
+
+
+def select_trainable(
+    weights: Mapping[str, np.ndarray], trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool]
+) -> list[str]:
+    """Return the names that ``trainable`` selects: "all", names, glob patterns, or a predicate of name and array."""
+    if callable(trainable) and not isinstance(trainable, type):
+        chosen = [name for name, array in weights.items() if trainable(name, array.copy())]
+        if not chosen:
+            raise ValueError(f"trainable selects no parameter: the function returned False for {', '.join(weights)}.")
+        return chosen
+    if isinstance(trainable, str) and trainable == "all":
+        return list(weights)
+    if isinstance(trainable, type) or not isinstance(trainable, str | Iterable):
+        raise TypeError(f"trainable must be 'all', names or glob patterns, or a function, got {trainable!r}.")
+    patterns: list[Any] = [trainable] if isinstance(trainable, str) else list(trainable)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            kind = type(pattern).__name__
+            raise TypeError(f"trainable must hold names or glob patterns, got {pattern!r} of type {kind}.")
+        if not any(_matches(name, pattern) for name in weights):
+            raise ValueError(f"trainable={pattern!r} matches no parameter of the graph.{nearest(pattern, weights)}")
+    chosen = [name for name in weights if any(_matches(name, pattern) for pattern in patterns)]
+    if not chosen:
+        raise ValueError("trainable is an empty list: name at least one parameter, or 'all'.")
+    return chosen
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)

@@ -1,0 +1,72 @@
+"""Which parameters of a graph are trained: what the user selects, held to what can be trained at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from .._graph.constants import rounded
+from .._graph.trainable import TrainableModel
+from .._graph.weights import TRAINED_TYPES
+from ..exceptions import ModelError
+from .parameters import select_trainable
+
+
+def selected(source: TrainableModel, trainable: Any) -> tuple[TrainableModel, list[str]]:
+    """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters.
+
+    A constant that was not taken for a weight is one where it is named in full.
+    """
+    source = _with_named_constants(source, trainable)
+    weights = source.weights()
+    names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
+    everything = isinstance(trainable, str) and trainable == "all"
+    if source.quantized:
+        _require_floats(source, names, everything=everything)
+    if source.narrow and everything:
+        _refuse_narrow_floats(source)
+    return source, names
+
+
+def _with_named_constants(source: TrainableModel, trainable: Any) -> TrainableModel:
+    if callable(trainable) or not isinstance(trainable, str | Iterable):
+        return source
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    named = [name for name in patterns if isinstance(name, str) and name in source.constants]
+    initializers = source.model.graph.initializers
+    for name in named:
+        if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
+            raise ValueError(
+                f"trainable={name!r} names a constant that cannot be trained ({source.constants[name]}): it must be an "
+                f"initializer of type {source.dtype}, as the parameters are. Store it as one to train it."
+            )
+    if not named:
+        return source
+    roles = {**source.roles, **dict.fromkeys(named, "named in trainable")}
+    constants = {name: reason for name, reason in source.constants.items() if name not in named}
+    return replace(source, parameters=(*source.parameters, *named), roles=roles, constants=constants)
+
+
+def _refuse_narrow_floats(source: TrainableModel) -> None:
+    initializers = source.model.graph.initializers
+    narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in source.narrow[:3])
+    raise ModelError(
+        f"The graph has {len(source.narrow)} weight(s) of types that are not trained: {narrow}. Export the model in "
+        f"float32, or name the float32 parameters to train in trainable: the others stay as they are."
+    )
+
+
+def _require_floats(source: TrainableModel, names: list[str], *, everything: bool) -> None:
+    """Raise where weights would be left out, or get no gradient, as the graph rounds to integers."""
+    initializers = source.model.graph.initializers
+    free = [name for name in source.parameters if not rounded(initializers[name])]
+    holds_weights = any("QuantizeLinear" not in node for node in source.quantized)  # integers in products
+    if set(names) <= set(free) and not (everything and holds_weights):
+        return
+    behind = ", ".join(map(repr, free))
+    rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
+    raise ModelError(
+        f"The graph is quantized: {source.integer_nodes()}. Integer weights are not trained, and rounding has no "
+        f"gradient. Train the float model that it was made from and quantize the trained one again{rest}."
+    )
