@@ -85,7 +85,7 @@ def _parts(value: Any, seen: Seen) -> Iterator[Any]:
     else:
         yield from _pickled(value)
     if attributes := getattr(value, "__dict__", None):
-        yield sorted(attributes.items())
+        yield tuple((name, _content(attributes[name], seen)) for name in sorted(attributes))
 
 
 def _each(values: Any, seen: Seen) -> tuple[object, ...]:

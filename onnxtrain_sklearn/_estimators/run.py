@@ -258,7 +258,6 @@ def resume_run(
 ) -> Run:
     """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
     source, names = selected(source, trainable)
-    weights = {**source.weights(), **old.weights()}
     fixed = source.with_shapes(_shapes(columns)).with_frozen_statistics(names)
     run = replace(
         old,
@@ -271,7 +270,7 @@ def resume_run(
         predictors={},
     )
     if set(names) != set(run.parameters.names):
-        _choose(run, names, weights)
+        _choose(run, names, {**source.weights(), **old.weights()})
     return run
 
 

@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .._graph.constants import rounded
 from .._graph.trainable import TrainableModel
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
 from .parameters import select_trainable
+
+_UNREAD = np.empty(0)
 
 
 def selected(source: TrainableModel, trainable: Any) -> tuple[TrainableModel, list[str]]:
@@ -19,8 +23,8 @@ def selected(source: TrainableModel, trainable: Any) -> tuple[TrainableModel, li
     A constant that was not taken for a weight is one where it is named in full.
     """
     source = _with_named_constants(source, trainable)
-    weights = source.weights()
-    names = select_trainable({name: weights[name] for name in source.parameters}, trainable)
+    weights = source.weights() if callable(trainable) else {}  # nothing else looks at the numbers, which may be many
+    names = select_trainable({name: weights.get(name, _UNREAD) for name in source.parameters}, trainable)
     everything = isinstance(trainable, str) and trainable == "all"
     if source.quantized:
         _require_floats(source, names, everything=everything)
