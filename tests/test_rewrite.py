@@ -465,7 +465,16 @@ def number(c):
     return f"{CASES.index(c)}-{c.operator}"
 
 
-right = pytest.mark.parametrize("c", [c for c in CASES if not c.refused], ids=number)
+def covered(c, engine=None):
+    """Return the operator with its attributes, the words among their values, and the type of x."""
+    kind = c.feeds["x"].dtype if "x" in c.feeds else None
+    words = {(name, value) for name, value in c.attributes.items() if isinstance(value, str)}
+    return {(c.operator, engine, subject) for subject in (*c.attributes, *words, kind)}
+
+
+def right(test):
+    cases = pytest.mark.parametrize("c", [c for c in CASES if not c.refused], ids=number)
+    return pytest.mark.thinned(by=covered)(cases(test))
 
 
 def original(c):
@@ -536,6 +545,7 @@ def test_parameters_hold_the_numbers_of_the_attributes(c):
         assert role.name.endswith(f".{role.role}")
 
 
+@pytest.mark.proof(operators=lambda c, engine: c.operator)
 @pytest.mark.parametrize("engine", available_engines())
 @right
 def test_gradients_are_those_of_central_differences(c, engine):

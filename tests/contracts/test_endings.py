@@ -6,6 +6,7 @@ float64, takes the cross-entropy of these probabilities, and differentiates it b
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -265,6 +266,12 @@ def reference(task: str, name: str) -> dict[str, np.ndarray]:
     return slopes
 
 
+def covered(task, name, engine=None):
+    """Return the task, and the operators of an ending."""
+    return {task, *((engine, operator) for operator in re.findall(r"[A-Z]\w+(?= ?[<(])", TASKS[task][0][name][0]))}
+
+
+@pytest.mark.thinned(by=covered)
 @pytest.mark.parametrize(("task", "name"), CASES, ids=IDS)
 def test_the_untrained_estimator_predicts_what_the_graph_gives(task, name):
     with warnings.catch_warnings():
@@ -280,6 +287,8 @@ def test_the_untrained_estimator_predicts_what_the_graph_gives(task, name):
     assert_allclose(session.run(["probabilities"], {"X": X})[0][:, -expected.shape[1] :], expected, rtol=0, atol=3e-6)
 
 
+@pytest.mark.proof
+@pytest.mark.thinned(by=covered)
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize(("task", "name"), CASES, ids=IDS)
 def test_the_gradient_is_that_of_the_loss_of_the_graphs_own_output(task, name, engine):

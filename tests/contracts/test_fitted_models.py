@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.contracts import fitted
@@ -12,6 +14,14 @@ WRITTEN = fitted.read()
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of classes and attributes that will be dropped
 
 
+def classes(key):
+    """Return the classes that a setting is made of, and what its rows and targets are."""
+    setting = SETTINGS[key]
+    return {*re.findall(r"[A-Z]\w+(?=\()", setting.expression()), setting.group, setting.targets, setting.data}
+
+
+@pytest.mark.proof
+@pytest.mark.thinned(by=classes)
 @pytest.mark.parametrize("key", SETTINGS)
 def test_outcome_is_what_the_page_says(key):
     found, written = fitted.outcome(SETTINGS[key]), WRITTEN[key]

@@ -59,6 +59,7 @@ def reads(opset):
         return False
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("engine", available_engines())
 def test_gradients_are_the_slopes_of_the_graph(engine):
     seen = Counter()

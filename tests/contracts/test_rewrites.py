@@ -171,6 +171,7 @@ def test_values_are_those_of_the_converted_model(index):
         assert_same(np.asarray(expected), np.asarray(found))
 
 
+@pytest.mark.proof
 @every
 def test_every_parameter_has_its_gradient(index):
     _, X, _, stem, _ = CASES[index]
