@@ -29,7 +29,7 @@ class Step:
     def __init__(self, losses: list[float]) -> None:
         self.losses = iter(losses)
         vector = np.zeros(1, np.float32)
-        self.parameters = SimpleNamespace(vector=vector, everything=vector)
+        self.parameters = SimpleNamespace(vector=vector, buffer=vector)
         self.state = SimpleNamespace(slots={})
         self.settings = SimpleNamespace(optimizer=SGD())
         self.rates: list[float] = []
