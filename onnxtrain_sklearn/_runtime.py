@@ -256,6 +256,9 @@ def _check_lists(providers: Any, provider_options: Any) -> None:
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         if value is not None and not (is_list and all(isinstance(one, kind) for one in value)):
             raise TypeError(f"providers holds names, provider_options a dict for each; got {name}={value!r}.")
+    for name in (name for options in provider_options or () for name in options):
+        if not isinstance(name, str):
+            raise TypeError(f"provider_options maps names of options to their values; got {name!r} in place of a name.")
 
 
 def missing_providers(names: Sequence[str]) -> list[str]:
@@ -395,6 +398,8 @@ CHILD_SECONDS = 60
 
 
 def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"session_options maps names of options to their values; got {name!r} in place of a name.")
     if "." in name:
         settings.add_session_config_entry(name, str(value))
         return

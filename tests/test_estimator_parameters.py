@@ -107,6 +107,8 @@ WRONG = [
     ({"output": "scores", "model": MLP()}, "output='scores' names an output .* model is MLP"),
     ({"output": 0}, "output must be the name of an output .*, got int .0"),
     ({"validation_fraction": 7}, "validation_fraction == 7, must be < 1"),
+    ({"session_options": {1: 2}}, "session_options maps names of options to their values; got 1"),
+    ({"provider_options": [{1: 2}]}, "provider_options maps names of options to their values; got 1"),
     ({"session_options": 3}, "session_options must be a dict or None, got int"),
     ({"class_weight": "auto"}, "class_weight must be a dict .*, got str"),
     ({"class_weight": 3}, "class_weight must be a dict .*, got int"),

@@ -313,6 +313,25 @@ def test_labels_by_a_rule_of_their_own_are_refused():
 # Data
 
 
+def test_labels_are_one_for_each_row():
+    twice = [
+        helper.make_node("Constant", [], ["axis"], value_ints=[1]),
+        helper.make_node("Unsqueeze", ["own", "axis"], ["column"]),
+        helper.make_node("Concat", ["column", "column"], ["label"], axis=1),
+    ]
+    proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5], extra=twice)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("label", TensorProto.INT64, ["N", 2]))
+    X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
+    with pytest.raises(ModelError, match=r"returns an array of shape \(20, 2\) for 20 rows: .* one label"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, np.arange(20) % 2 * 2)
+
+
+def test_labels_are_no_output_to_train():
+    classifier = OrtGradientClassifier(linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5]), output="label")
+    with pytest.raises(ModelError, match=r"output='label' is of type .*; only floats are trained: name 'p'"):
+        classifier.fit([[0, 1]] * 4, [0, 2] * 2)
+
+
 def test_missing_values_go_where_the_file_takes_them():
     X, y = DATA["iris"]
     gaps = np.where(np.random.RandomState(0).uniform(size=X.shape) < 0.1, np.nan, X).astype(np.float32)

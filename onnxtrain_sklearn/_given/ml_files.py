@@ -200,7 +200,10 @@ def _trained_output(graph: ir.Graph, output: str | None) -> ir.Value:
     if output is not None:
         if output not in outputs:
             raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
-        return outputs[output]
+        if (chosen := outputs[output]) not in floats and floats:
+            names = " or ".join(repr(v.name) for v in floats)
+            raise ModelError(f"output={output!r} is of type {chosen.type}; only floats are trained: name {names}.")
+        return chosen
     if not floats:
         kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
         raise ModelError(f"No output of the graph is a tensor of floats, which alone can be trained: {kinds}.")
@@ -282,7 +285,15 @@ def _outputs(known: FittedFile, columns: Mapping[str, Column]) -> tuple[np.ndarr
     assert known.file is not None
     running = Predictor(known.file, _runtime.resolve_device(), None)
     label = None if known.label is None else running.run(columns, output=0)
-    return label, running.run(columns, output=len(running.outputs) - 1)
+    values = running.run(columns, output=len(running.outputs) - 1)
+    rows = len(next(iter(columns.values())))
+    for array, one in ((label, True), (values, False)):
+        if array is not None and (len(np.atleast_1d(array)) != rows or (one and array.size != rows)):
+            raise ModelError(
+                f"The ONNX file returns an array of shape {array.shape} for {rows} rows: each row must have "
+                f"{'one label' if one else 'values of its own'}."
+            )
+    return label, values.reshape(rows, -1)
 
 
 # Scores, rules and parameters

@@ -26,6 +26,7 @@ from .contrib.lowering import is_fused, lower
 from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
+from .reductions import apply_to_elements, over_no_axes
 from .survival import nodes_of, require_loadable, require_survivable
 from .versions import RENEWED_OPSET, readable, values
 
@@ -183,9 +184,22 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the operators of onnxruntime's optimizers in ONNX's own; some of them no checker knows."""
     opset = next(o.version for o in proto.opset_import if not o.domain)
+    proto = _without_empty_reductions(proto)
     if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
         return proto
     return ir.to_proto(lower(ir.from_proto(proto)))
+
+
+def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with other operators where reductions have no axes to reduce over."""
+    if not over_no_axes(proto.graph):
+        return proto
+    onnx.checker.check_model(proto)  # as it is given: what is replaced is not seen again
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in over_no_axes(result.graph):
+        apply_to_elements(node)
+    return result
 
 
 def _free_negative_sizes(graph: ir.Graph) -> None:

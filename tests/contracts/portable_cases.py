@@ -61,10 +61,16 @@ for name in "ReduceMax ReduceMin ReduceProd ReduceL1 ReduceSumSquare".split():
     for settings in ("", "axes = [1]", "axes = [0, -1], keepdims = 0", "keepdims = 0"):
         case(name, f"y = {name}<{settings}>(x)", x=CUBE, opsets=(11, 13, 17))
     case(name, f"y = {name}<keepdims = 0>(x, a)", x=CUBE, a=ints(1, 2), opsets=(18, 21))
+SINGLE = {"ReduceL1": "Abs(x)", "ReduceLogSum": "Log(x)", "ReduceSumSquare": "Mul(x, x)"}  # of single elements
+for name, single in (SINGLE | dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceProd"), "Identity(x)")).items():
+    everything = {"x": positive(2, 3) if name == "ReduceLogSum" else MATRIX, "reference": f"y = {single}"}
+    case(name, f"y = {name}<noop_with_empty_axes = 1>(x)", opsets=(18, 21), **everything)
+    case(name, f"y = {name}<noop_with_empty_axes = 1, keepdims = 0>(x, a)", a=ints(), **everything)
 for zeros in ([[1, 2, 0]], [[0, 2, 0]], [[1, 2, 3]]):
     case("ReduceProd", "y = ReduceProd<keepdims = 0>(x, a)", x=np.array(zeros, np.float32), a=ints(1))
 case("ReduceLogSum", "y = ReduceLogSum<axes = [1]>(x)", x=positive(2, 3, 4), opsets=(11, 17))
 case("ReduceLogSum", "y = ReduceLogSum<keepdims = 0>(x)", x=positive(2, 3, 4))
+case("ReduceLogSum", "y = ReduceLogSum<keepdims = 0>(x, a)", x=positive(2, 3, 4), a=ints(0, 2))
 for settings in ("", "exclusive = 1", "reverse = 1", "exclusive = 1, reverse = 1"):
     case("CumSum", f"y = CumSum<{settings}>(x, a)", x=CUBE, a=np.int64(1), opsets=(11, 18))
 for p in (1, 2):
@@ -72,16 +78,19 @@ for p in (1, 2):
 case("LpNormalization", "r = Relu(x) y = LpNormalization<axis = 1, p = 1>(r)", x=[[-1.0, -2.0], [1.0, 3.0]])
 case("RMSNormalization", "y = RMSNormalization(x, s)", x=CUBE, s=(4,), opsets=(23,))
 case("RMSNormalization", "y = RMSNormalization<axis = 1, epsilon = 0.1>(x, s)", x=CUBE, s=(3, 4), opsets=(23,))
+case("InstanceNormalization", "y = InstanceNormalization<epsilon = 0.5>(x, s, b)", x=IMAGE, s=(2,), b=(2,))
 case("InstanceNormalization", "y = InstanceNormalization(x, s, b)", x=IMAGE, s=(2,), b=(2,), opsets=(11, 18))
 case("GroupNormalization", "y = GroupNormalization<num_groups = 2>(x, s, b)", x=(2, 4, 3), s=(2,), b=(2,), opsets=(18,))
-case(
-    "GroupNormalization", "y = GroupNormalization<num_groups = 2>(x, s, b)",
-    x=(2, 4, 3), s=(4,), b=(4,), opsets=(21,),
-    reference="n = Constant<value_ints = [2, 2, 6]>() k = Shape(x) r = Reshape(x, n) a = Constant<value_ints = [2]>() "
-    "m = ReduceMean(r, a) c = Sub(r, m) q = Mul(c, c) v = ReduceMean(q, a) e = Constant<value_float = 0.00001>() "
-    "f = CastLike(e, x) w = Add(v, f) d = Sqrt(w) z = Div(c, d) t = Reshape(z, k) i = Constant<value_ints = [1]>() "
-    "u = Unsqueeze(s, i) j = Unsqueeze(b, i) l = Mul(t, u) y = Add(l, j)",
-)  # fmt: skip
+for settings, epsilon in (("", 0.00001), (", epsilon = 0.5", 0.5)):
+    case(
+        "GroupNormalization", f"y = GroupNormalization<num_groups = 2{settings}>(x, s, b)",
+        x=(2, 4, 3), s=(4,), b=(4,), opsets=(21,),
+        reference="n = Constant<value_ints = [2, 2, 6]>() k = Shape(x) r = Reshape(x, n) "
+        "a = Constant<value_ints = [2]>() m = ReduceMean(r, a) c = Sub(r, m) q = Mul(c, c) v = ReduceMean(q, a) "
+        f"e = Constant<value_float = {epsilon:.5f}>() "
+        "f = CastLike(e, x) w = Add(v, f) d = Sqrt(w) z = Div(c, d) t = Reshape(z, k) i = Constant<value_ints = [1]>() "
+        "u = Unsqueeze(s, i) j = Unsqueeze(b, i) l = Mul(t, u) y = Add(l, j)",
+    )  # fmt: skip
 STATISTICS = {"s": (2,), "b": (2,), "m": (2,), "v": positive(2)}
 case("BatchNormalization", "y = BatchNormalization(x, s, b, m, v)", x=IMAGE, opsets=(11, 14, 15, 18), **STATISTICS)
 case("BatchNormalization", "y = BatchNormalization<epsilon = 0.1>(x, s, b, m, v)", x=(*MATRIX[:1], 2), **STATISTICS)
@@ -122,7 +131,7 @@ for reduction in ("add", "mul", "max", "min"):  # several updates for one place
 case("ScatterElements", 'y = ScatterElements<reduction = "mul">(x, i, u)', **ZEROS, i=ints([0, 1], [0, 1], [0, 2]))
 case("ScatterND", 'y = ScatterND<reduction = "mul">(x, i, u)', **ZEROS, i=ints([0], [0], [1]))
 case("OneHot", "y = OneHot(i, d, x)", x=(2,), i=ints([0, 2], [-1, 5]), d=np.int64(3), opsets=(11, 18, 21))
-case("OneHot", "y = OneHot<axis = 0>(i, d, x)", x=(2,), i=ints(0, 2), d=np.int64(3))
+case("OneHot", "y = OneHot<axis = 0>(i, d, x)", x=(2,), i=ints(0, 1), d=np.int64(3))
 case(
     "OneHot",
     "a = Abs(x) j = Cast<to = 1>(a) v = Constant<value_floats = [0.5, 2.0]>() d = Constant<value_float = 3.0>() "
@@ -266,6 +275,8 @@ body = "y = MaxPool<kernel_shape = [2, 2], storage_order = 1, strides = [2, 2]>(
 case("MaxPool", body, x=IMAGE, opsets=(11, 13, 18, 22))
 case("MaxPool", "y, i = MaxPool<kernel_shape = [2, 2], storage_order = 1>(x)", x=IMAGE, opsets=(17, 18, 21))
 PLACES = ints([[[0, 3], [13, 11]], [[20, 22], [30, 28]]])
+body = "y = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2], pads = [1, 0, 0, 0]>(x, i)"
+case("MaxUnpool", body, x=(1, 2, 2, 2), i=ints([[[0, 3], [10, 8]], [[13, 14], [21, 23]]]), opsets=(13, 18, 22))
 SHAPED = {"x": (1, 2, 2, 2), "i": PLACES, "opsets": (13, 18, 22)}
 for inputs, extra in (
     ("x, i", {}),

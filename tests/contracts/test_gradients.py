@@ -327,7 +327,9 @@ for name in ("ReduceSum", "ReduceMean", "ReduceLogSumExp", "ReduceL2"):
                     x=CUBE, a=ints(*axes or ()), opsets=(opset,),
                     **{key: body.format(keep, "" if axes is None else ", a") for key, body in root.items()},
                 )  # fmt: skip
-    case(name, f"y = {name}<noop_with_empty_axes = 1>(x)", x=CUBE, refused="noop_with_empty_axes")
+    single = f"y = {'Abs' if name == 'ReduceL2' else 'Identity'}(x)"
+    case(name, f"y = {name}<noop_with_empty_axes = 1>(x)", x=CUBE, reference=single)
+    case(name, f"y = {name}<noop_with_empty_axes = 1, keepdims = 0>(x, a)", x=CUBE, a=ints(), reference=single)
 for name in ("ReduceSum", "ReduceMean", "ReduceLogSumExp"):
     case(name, f"y = {name}<keepdims = 0>(x)", x=())
     case(name, f"r = Reshape(x, s) y = {name}<keepdims = 0>(r, a)", x=(12,), s=ints(2, 3, 2), a=ints(1), fed=["s", "a"])

@@ -162,10 +162,6 @@ _ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
 )
-_NO_AXES = _wrong(
-    "noop_with_empty_axes fails without axes",
-    lambda p: operand(p.node, 1) is None and attribute(p.node, "noop_with_empty_axes", 0),
-)
 _REDUCED = "axes keepdims noop_with_empty_axes"
 _WINDOW = f"{PADDING} dilations kernel_shape pads strides"
 
@@ -176,7 +172,7 @@ PROVEN: dict[str, Proven] = {
     **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Known((), "axis")),
     **dict.fromkeys(("Gather", "GatherElements"), Known((), "axis", inputs=2)),
     **dict.fromkeys(("Max", "Min"), Known((_into_output,), inputs=ANY)),
-    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Known((_NO_AXES,), _REDUCED, inputs=2)),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Known((), _REDUCED, inputs=2)),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), Known((), "axes", inputs=2)),
     "AveragePool": Known(
         (
@@ -253,7 +249,7 @@ PROVEN: dict[str, Proven] = {
     "Pad": Known((_only_input("its constant value"),), "mode=constant", inputs=3),
     "Pow": Known((_only_input("its exponent"), _SCALAR), inputs=2),
     "ReduceL2": Known(
-        (_NO_AXES, _wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p))),
+        (_wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p)),),
         _REDUCED,
         inputs=2,
     ),

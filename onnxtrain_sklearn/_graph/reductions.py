@@ -1,0 +1,61 @@
+"""Reductions over no axes, put into the operators that they stand for when a graph is read.
+
+With ``noop_with_empty_axes`` a reduction without axes applies what it does to single elements: ReduceSumSquare squares
+them. Releases of onnxruntime before 1.21 fail on some of these nodes and return the input of others as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .survival import nodes_of
+
+ELEMENTWISE = {
+    "ReduceL1": "Abs",
+    "ReduceL2": "Abs",
+    "ReduceLogSum": "Log",
+    "ReduceSumSquare": "Mul",
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"),
+}
+"""What each reduction does to an element by itself."""
+
+
+def over_no_axes(graph: Any) -> list[Any]:
+    """Return the nodes of a GraphProto, and of its subgraphs, that reduce over no axes."""
+    candidates = [node for node in nodes_of(graph) if not node.domain and _keeps_all(node)]
+    empty = {*_empty_constants(graph)} if candidates else set()
+    return [node for node in candidates if node.input[1:2] in ([], [""]) or node.input[1] in empty]
+
+
+def apply_to_elements(node: Any) -> None:
+    """Turn a node that reduces over no axes into the operator that it stands for."""
+    node.op_type = ELEMENTWISE[node.op_type]
+    del node.attribute[:]
+    del node.input[1:]
+    if node.op_type == "Mul":
+        node.input.append(node.input[0])
+
+
+def _keeps_all(node: Any) -> bool:
+    attributes = {a.name: a for a in node.attribute}
+    given = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i
+    return node.op_type in ELEMENTWISE and bool(given) and not ("axes" in attributes and attributes["axes"].ints)
+
+
+def _empty_constants(graph: Any) -> Iterator[str]:
+    """Yield the names of initializers and constants without elements, those of subgraphs among them."""
+    yield from (tensor.name for tensor in graph.initializer if list(tensor.dims) == [0])
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and _is_empty(attribute):
+                yield from node.output
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _empty_constants(inner)
+
+
+def _is_empty(attribute: Any) -> bool:
+    """Whether the only attribute of a Constant holds no elements."""
+    return (attribute.name == "value" and list(attribute.t.dims) == [0]) or (
+        attribute.name == "value_ints" and not attribute.ints
+    )
