@@ -3,6 +3,7 @@
 from . import losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
+from ._estimators.earlier_modules import know_earlier_modules
 from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
 from ._gradient.engine import gradient_graph
@@ -12,6 +13,7 @@ from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 __version__ = "0.1.0"
 
+know_earlier_modules()
 register_converters()
 
 __all__ = [

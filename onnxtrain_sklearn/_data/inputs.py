@@ -63,6 +63,8 @@ class Inputs:
     Inputs(size: float64 (2, 2), age: int64 (2,))
     """
 
+    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+
     def __init__(self, data: Mapping[str, Any] | Any, columns: Mapping[str, str | Sequence[str]] | None = None) -> None:
         if columns is not None:
             data = {name: _selected(data, own) for name, own in columns.items()}

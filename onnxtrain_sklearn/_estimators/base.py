@@ -62,6 +62,7 @@ from .run import (
 )
 from .settings import batch_limit, require_own_kind, trainer_settings
 from .start import Start
+from .stored import plain, restored
 
 
 class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, ABC):
@@ -278,12 +279,17 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         check_is_fitted(self)
         return self._run.weights()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy holds: parameters, and what was fitted as plain data."""
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_run": plain(state["_run"])} if "_run" in state else state
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy; one that was fitted where there was more goes on with what there is here."""
         super().__setstate__(state)
-        run: Run | None = vars(self).get("_run")
-        if run is None:
+        if "_run" not in state:
             return
+        run = self._run = restored(state["_run"])
         if missing := _runtime.missing_providers(run.device.providers):
             self._go_on_with(f"on {missing[0]}", device="cpu", providers=None, provider_options=None)
             run.device = _runtime.resolve_device()

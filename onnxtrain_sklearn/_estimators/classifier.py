@@ -45,6 +45,7 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
 
 
 class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
+    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
     __doc__ = (
         "Train an ONNX graph for classification, by gradient descent on its own weights.\n"
         + PARAMETERS.format(

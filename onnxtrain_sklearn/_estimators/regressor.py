@@ -26,6 +26,7 @@ from .docstrings import ATTRIBUTES, PARAMETERS
 
 
 class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
+    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
     __doc__ = (
         "Train an ONNX graph for regression, by gradient descent on its own weights.\n"
         + PARAMETERS.format(

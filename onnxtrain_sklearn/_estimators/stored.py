@@ -1,0 +1,105 @@
+"""What pickles hold of a training run: plain data, in which classes stand under their names.
+
+No path of a private module is in a pickle, so that a module may move without an earlier pickle becoming unreadable.
+Where a class or an attribute gets another name, its earlier one is entered here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+PACKAGE = __name__.partition(".")[0]
+
+CLASSES: Mapping[str, str] = {
+    "Curve": "_training.history",
+    "Device": "_runtime",
+    "FittedFile": "_given.ml_files",
+    "FittedModel": "_fitted.model",
+    "FlatParameters": "_training.parameters",
+    "Head": "_inference.head",
+    "History": "_training.history",
+    "OptimizerState": "_training.host_step",
+    "Origin": "_fitted.provenance",
+    "Run": "_estimators.run",
+    "Start": "_estimators.start",
+    "Table": "_fitted.tables",
+    "TableColumn": "_fitted.tables",
+    "TablePipeline": "_fitted.table_graph",
+    "TensorSpec": "_graph.trainable",
+    "TrainableModel": "_graph.trainable",
+}
+"""The private classes whose objects a run holds, and the modules that they are in now."""
+
+EARLIER_CLASSES: Mapping[str, str] = {"Parts": "TablePipeline"}
+
+EARLIER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "FlatParameters": {"everything": "buffer", "moving": "running_statistics"},
+    "History": {"proven": "last_finite"},
+}
+"""By class: the earlier names of attributes, and those of now."""
+
+_KIND, _STATE = f"{PACKAGE} class", "state"
+
+
+class Earlier:
+    """Stands for a private class of an earlier version, by a subclass of its name: it holds the state of an object."""
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` with dicts in place of the objects of private classes; :func:`restored` is the inverse."""
+    return _plain(value, {})
+
+
+def _plain(value: Any, seen: dict[int, Any]) -> Any:
+    """``seen`` holds what was met before: what is shared stays shared."""
+    if id(value) in seen:
+        return seen[id(value)][1]
+    kind = type(value)
+    if f"{PACKAGE}.{CLASSES.get(kind.__name__)}" == kind.__module__:
+        result: dict[str, Any] = {_KIND: kind.__name__}
+        seen[id(value)] = value, result
+        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
+        result[_STATE] = {name: _plain(item, seen) for name, item in (state or {}).items()}
+        return result
+    if kind is dict:
+        return {key: _plain(item, seen) for key, item in value.items()}
+    return kind(_plain(item, seen) for item in value) if kind in (list, tuple) else value
+
+
+def restored(value: Any) -> Any:
+    """Return ``value`` with the objects that dicts stand for, or the stand-ins of an earlier version."""
+    return _restored(value, {})
+
+
+def _restored(value: Any, seen: dict[int, Any]) -> Any:
+    if id(value) in seen:
+        return seen[id(value)][1]
+    kind: Any = type(value)
+    if kind is dict and _KIND in value:
+        return _object(value, value[_KIND], value[_STATE], seen)
+    if isinstance(value, Earlier):
+        return _object(value, kind.__name__, vars(value), seen)
+    if kind is dict:
+        return {key: _restored(item, seen) for key, item in value.items()}
+    return kind(_restored(item, seen) for item in value) if kind in (list, tuple) else value
+
+
+def _object(value: Any, name: str, state: Mapping[str, Any], seen: dict[int, Any]) -> Any:
+    """Return the object that ``value`` stands for; its class has the name of now or an earlier one."""
+    name = EARLIER_CLASSES.get(name, name)
+    cls = getattr(importlib.import_module(f"{PACKAGE}.{CLASSES[name]}"), name)
+    result = cls.__new__(cls)
+    seen[id(value)] = value, result
+    _set_state(result, {key: _restored(item, seen) for key, item in state.items()})
+    return result
+
+
+def _set_state(result: Any, state: Mapping[str, Any]) -> None:
+    names = EARLIER_ATTRIBUTES.get(type(result).__name__, {})
+    state = {names.get(name, name): item for name, item in state.items()}
+    if hasattr(result, "__setstate__"):
+        result.__setstate__(state)
+    else:
+        vars(result).update(state)
