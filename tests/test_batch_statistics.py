@@ -159,14 +159,14 @@ def test_statistics_that_an_exporter_merged_are_told_apart():
     ("body", "opset", "weights", "reason"),
     [
         ("B, m1, v1, m2, v2 = BatchNormalization (X, s, b, m, v) Y = MatMul(B, W)", 13, "", "before opset 14"),
-        ("n = Neg(m) B, m1, v1 = BN (X, s, b, n, v) Y = MatMul(B, W)", 18, "", "no initializers"),
+        ("n = Neg(m) B, m1, v1 = BN (X, s, b, n, v) Y = MatMul(B, W)", 18, "", "not initializers"),
         ("B, m1, v1 = BN (X, s, b, m, v) C = Mul(B, v1) Y = MatMul(C, W)", 18, "", "nothing reads the last two"),
         (
             """B = If (yes) <then_branch = t () => (float[N, 3] p) { p, m1, v1 = BN (X, s, b, m, v) },
                             else_branch = u () => (float[N, 3] q) { q = Identity(X) }> Y = MatMul(B, W)""",
             18,
             ", bool yes = {1}",
-            "stands in a subgraph",
+            "is in a subgraph",
         ),
     ],
 )

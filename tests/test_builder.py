@@ -10,7 +10,9 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import _runtime
-from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes, is_float, reaching, reads
+from onnxtrain_sklearn._graph.builder import GraphBuilder
+from onnxtrain_sklearn._graph.queries import is_float, reaching, reads
+from onnxtrain_sklearn._graph.shapes import infer_shapes
 from onnxtrain_sklearn.exceptions import ModelError
 
 OPSETS = range(11, _runtime.limits().opset + 1)

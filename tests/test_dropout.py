@@ -8,8 +8,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._graph.builder import infer_shapes
 from onnxtrain_sklearn._graph.protobuf import to_proto
+from onnxtrain_sklearn._graph.shapes import infer_shapes
 from onnxtrain_sklearn._training.dropout import UniformNumbers, expose_dropout
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
@@ -88,7 +88,7 @@ def test_a_share_that_is_none_is_refused(ratio):
         (
             """y = If (mode) <then_branch = t () => (float[400, 3] a) { a = Dropout(x, r, yes) },
                              else_branch = u () => (float[400, 3] b) { b = Identity(x) }>""",
-            "it stands in a subgraph",
+            "it is in a subgraph",
         ),
     ],
 )  # fmt: skip

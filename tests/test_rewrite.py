@@ -18,8 +18,11 @@ import pytest
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph import protobuf as border
-from onnxtrain_sklearn._graph.builder import GraphBuilder, infer_shapes, is_float
-from onnxtrain_sklearn._graph.trainable import in_dtype, initializers_to_inputs
+from onnxtrain_sklearn._graph.builder import GraphBuilder
+from onnxtrain_sklearn._graph.edits import initializers_to_inputs
+from onnxtrain_sklearn._graph.precision import in_dtype
+from onnxtrain_sklearn._graph.queries import is_float
+from onnxtrain_sklearn._graph.shapes import infer_shapes
 from onnxtrain_sklearn._graph.weights import parameters_of
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError

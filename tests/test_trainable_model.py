@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._graph import trainable as border
+from onnxtrain_sklearn._graph import edits, inference_form, precision, shapes
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
@@ -165,7 +165,7 @@ def test_in_dtype_changes_every_double():
     weights = "double[3, 1] W = {1, -2, 3}, double[3, 3] V = {1, 0, 0, 0, 1, 0, 0, 0, 1}, bool yes = {1}"
     proto = model(DOUBLES, x="double[N, 3] X", y="double[N, 1] Y", weights=weights)
     source = load(proto)
-    single = to_proto(border.in_dtype(source, ir.DataType.FLOAT))
+    single = to_proto(precision.in_dtype(source, ir.DataType.FLOAT))
     onnx.checker.check_model(single, full_check=True)
     X = rows()
     expected = evaluate(proto, X=X.astype(np.float64))[0]
@@ -182,7 +182,7 @@ def test_in_dtype_reaches_initializers_of_subgraphs():
     proto = model(body, x="double[N, 3] X", y="double[N, 1] Y", weights=weights)
     inner = proto.graph.node[0].attribute[1].g
     inner.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 1)), "k"))
-    single = to_proto(border.in_dtype(load(proto), ir.DataType.FLOAT))
+    single = to_proto(precision.in_dtype(load(proto), ir.DataType.FLOAT))
     np.testing.assert_allclose(evaluate(single, X=rows())[0], rows().sum(axis=1, keepdims=True), rtol=0, atol=1e-5)
 
 
@@ -214,19 +214,19 @@ def test_weights_are_copies():
 
 def test_with_batch_fixes_the_rows_of_a_clone():
     found = trainable("H = MatMul(X, W) Y = Sigmoid(H)")
-    fixed = border.with_batch(found.model, 7)
+    fixed = shapes.with_batch(found.model, 7)
     assert [tuple(v.shape) for v in [*fixed.graph.inputs, *fixed.graph.outputs]] == [(7, 3), (7, 1), (7, 1)]
     assert found.model.graph.inputs[0].shape[0] != 7
-    again = border.with_batch(fixed, 5)
+    again = shapes.with_batch(fixed, 5)
     assert [tuple(v.shape) for node in again.graph for v in node.outputs] == [(5, 1), (5, 1)]
 
 
 def test_initializers_become_inputs():
     found = trainable()
-    border.swap_initializers(found.model.graph, {"W": np.ones((3, 1), np.float32)})
+    edits.swap_initializers(found.model.graph, {"W": np.ones((3, 1), np.float32)})
     sums = rows().sum(axis=1, keepdims=True)
     np.testing.assert_allclose(evaluate(to_proto(found.model), X=rows())[0], sums, rtol=0, atol=1e-6)
-    border.initializers_to_inputs(found.model.graph, ["W"])
+    edits.initializers_to_inputs(found.model.graph, ["W"])
     result = evaluate(to_proto(found.model), X=rows(), W=np.zeros((3, 1), np.float32))[0]
     np.testing.assert_array_equal(result, np.zeros((8, 1)))
 
@@ -247,7 +247,7 @@ def test_initializers_become_inputs():
 )
 def test_inference_form_has_no_dropout(body):
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
-    proto = to_proto(border.inference_form(found.model))
+    proto = to_proto(inference_form.inference_form(found.model))
     assert "Dropout" not in {node.op_type for node in load(proto).graph.all_nodes()}
     assert "Dropout" in {node.op_type for node in found.model.graph.all_nodes()}
     assert [value.name for value in proto.graph.output] == ["Y"]
@@ -258,7 +258,7 @@ def test_used_mask_has_no_inference_form():
     body = "D, mask = Dropout(X, r, yes) M = Cast <to = 1> (mask) E = Mul(D, M) Y = MatMul(E, W)"
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
     with pytest.raises(ModelError, match="mask of Dropout node 'Dropout_0' is used"):
-        border.inference_form(found.model)
+        inference_form.inference_form(found.model)
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 18, 21, 22, 26])

@@ -19,8 +19,9 @@ import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
 from .._fitted.tables import Table
-from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
+from .._graph.shapes import infer_shapes
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
 from .._refusal import reason

@@ -26,7 +26,7 @@ from sklearn.svm import SVC, NuSVC
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from .._graph.builder import infer_shapes
+from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, trainable_model
 from .._ml_operators.rewrite import Rewritten, rewrite
 from ..exceptions import ModelError, UnsupportedOperatorError

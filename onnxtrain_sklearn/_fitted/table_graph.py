@@ -14,8 +14,10 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._graph.builder import GraphBuilder, infer_shapes, reads
+from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
+from .._graph.queries import reads
+from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of
 
 

@@ -21,7 +21,9 @@ from .._fitted.decision_rules import CHOICE, PAIRS, add_output, number_classes
 from .._fitted.equivalence import sample_rows
 from .._fitted.model import FittedModel
 from .._fitted.scores import drop_needless_norms, normalise_leaves, show_scores
-from .._graph.builder import GraphBuilder, infer_shapes, is_float
+from .._graph.builder import GraphBuilder
+from .._graph.queries import is_float
+from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._inference.predictor import Predictor
 from .._ml_operators.context import Role

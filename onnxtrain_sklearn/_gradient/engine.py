@@ -16,12 +16,14 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from .. import _runtime
-from .._graph.builder import GraphBuilder, infer_declared, is_float, multiply_by_columns
+from .._graph.builder import GraphBuilder
 from .._graph.contrib.lowering import lower
+from .._graph.edits import multiply_by_columns
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
 from .._graph.protobuf import checked
-from .._graph.queries import dims
+from .._graph.queries import dims, is_float
+from .._graph.shapes import infer_declared
 from .._graph.survival import require_loadable, require_result_loads
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .._graph.builder import is_float, reads
+from .._graph.queries import is_float, reads
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,17 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx.defs
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from ..exceptions import ModelError
+from .shapes import infer_shapes
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
 
-_NO_TENSORS = frozenset(
-    "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
-)
-_TREES, _LISTS = frozenset({"TreeEnsembleClassifier", "TreeEnsembleRegressor"}), ("nodes_", "class_", "target_")
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
 
 
@@ -240,118 +235,7 @@ def _identity(attribute: object) -> object:
     return id(attribute) if isinstance(attribute, ir.Graph) else attribute
 
 
-def infer_shapes(model: ir.Model) -> ir.Model:
-    """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX's inference gets."""
-    with _without_nodes_of_trees(model.graph):
-        ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
-    for node in model.graph.all_nodes():
-        if node.op_type in _NO_TENSORS and not node.domain:
-            for value in node.outputs:  # the pass takes them for tensors
-                value.type = value.shape = None
-    return model
-
-
-@contextmanager
-def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
-    """Take the long lists from ensembles of trees for a while: the pass copies them there and back, and asks none."""
-    kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
-    for node, attributes in kept:
-        for name, _ in attributes:
-            if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
-                del node.attributes[name]
-    try:
-        yield
-    finally:
-        for node, attributes in kept:
-            node.attributes.clear()
-            node.attributes.update(attributes)
-
-
-def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
-    """Infer anew what the file declares of computed values, in place: where the two contradict, the file is wrong."""
-    declared = {v: v.shape for node in model.graph.all_nodes() for v in node.outputs if v.shape is not None}
-    for value in declared:
-        value.shape = None
-    infer(model)
-    given = {d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
-    for value, shape in declared.items():
-        value.shape = shape if value.shape is None else _merged(value.shape, shape, given)
-    return model
-
-
-def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
-    """Return what was inferred, and of what was declared the sizes that were not, unless the two contradict.
-
-    A size that is ``given`` by an input is inferred.
-    """
-    pairs = list(zip(inferred, declared, strict=False))
-    if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
-        return inferred
-    return ir.Shape([a if isinstance(a, int) or a.value in given else b for a, b in pairs])
-
-
-def is_float(value: ir.Value) -> bool:
-    """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
-    return value.dtype is None or value.dtype.is_floating_point()
-
-
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """Return an integer attribute of a node, or what it is where it is left out."""
-    return node.attributes[name].as_int() if name in node.attributes else default
-
-
-def reaching(output: ir.Value) -> set[str]:
-    """Return the names of the values that ``output`` depends on through floating-point values, its own included."""
-    front, seen = [output], set()
-    while front:
-        value = front.pop()
-        if value.name and value.name not in seen and is_float(value):
-            seen.add(value.name)
-            node = value.producer()
-            front += reads(node) if node is not None else []
-    return seen
-
-
-def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values that ``node`` reads, and those that its subgraphs do."""
-    yield from (x for x in node.inputs if x is not None)
-    for attribute in node.attributes.values():
-        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
-        for graph in attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else graphs:
-            yield from graph.outputs
-            for inner in graph:
-                yield from reads(inner)
-
-
 def _names(graph: ir.Graph) -> Names:
     nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
     values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
     return Names({v.name for v in values if v.name} | {node.name for node in nodes if node.name})
-
-
-def multiply_by_columns(model: ir.Model) -> ir.Model:
-    """Multiply by a column where a product is with a vector, in place; ranks must have been inferred.
-
-    onnxruntime fuses a transposition with the product behind it, and what it then computes for a vector is wrong.
-    """
-    graph = model.graph
-    op = GraphBuilder(graph, prefix="by_column", constant_nodes=True)
-    found = [node for node in graph if node.op_type == "MatMul" and not node.domain and _is_by_vector(node)]
-    for node in found:
-        first, second = node.inputs
-        assert second is not None
-        result = op.Squeeze(op.MatMul(first, op.Unsqueeze(second, axes=[1])), axes=[-1])
-        old = node.outputs[0]
-        result.type, result.shape = old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-        result.name, old.name = old.name, None
-    if found:
-        graph.sort()
-        infer_shapes(model)
-    return model
-
-
-def _is_by_vector(node: ir.Node) -> bool:
-    first, second = (None if value is None or value.shape is None else len(value.shape) for value in node.inputs)
-    return second == 1 and first != 1

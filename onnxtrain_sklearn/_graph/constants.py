@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from .builder import reaching, reads
+from .queries import reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from .builder import GraphBuilder, int_attribute
+from .builder import GraphBuilder
+from .queries import int_attribute
 
 NARROW = 1e-4
 """Bounds as near as this to 0 and 1 are there to keep logarithms finite: they are no part of the model."""

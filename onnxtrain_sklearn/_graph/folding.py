@@ -18,7 +18,8 @@ import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 
-from .builder import GraphBuilder, infer_shapes
+from .builder import GraphBuilder
+from .shapes import infer_shapes
 
 Known: TypeAlias = "dict[ir.Value, np.ndarray]"
 """Integers and booleans of a value, in arrays of objects."""

@@ -21,14 +21,15 @@ import onnx_ir.passes.common as common
 from .. import _runtime
 from .._refusal import refusing
 from ..exceptions import ModelError
-from .builder import infer_declared
 from .contrib.lowering import is_fused, lower
 from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
+from .queries import values
 from .reductions import apply_to_elements, over_no_axes
+from .shapes import infer_declared
 from .survival import nodes_of, require_loadable, require_survivable
-from .versions import RENEWED_OPSET, readable, values
+from .versions import RENEWED_OPSET, readable
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"

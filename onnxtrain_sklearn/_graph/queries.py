@@ -1,7 +1,8 @@
-"""Questions about nodes and values of a graph: operator, opset, attributes, inputs, constants, dimensions."""
+"""Queries of a graph: a node's operator, opset, attributes and inputs; a value's constant, type, shape and origin."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,13 +38,13 @@ def operand(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def constant(value: ir.Value) -> np.ndarray | None:
-    """Return what ``value`` always is, None where it can change from run to run."""
+    """Return the array of a constant, None where ``value`` is computed or given from run to run."""
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
 def dims(value: ir.Value | None) -> Dims | None:
-    """Return the dimensions of ``value``: numbers, names given by the model, and None for those that are not known."""
+    """Return the dimensions of ``value``: numbers, names that the model gives, None for unknown ones; None: no rank."""
     if value is None or value.shape is None:
         return None
     sizes = [d if isinstance(d, int) else d.value for d in value.shape]
@@ -53,3 +54,43 @@ def dims(value: ir.Value | None) -> Dims | None:
 def fixed(sizes: Dims | None) -> bool:
     """Whether every dimension is a number."""
     return sizes is not None and all(isinstance(d, int) for d in sizes)
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """Return an integer attribute of a node, or ``default`` where it is left out."""
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def reaching(output: ir.Value) -> set[str]:
+    """Return the names of the values that ``output`` depends on through floating-point values, its own included."""
+    front, seen = [output], set()
+    while front:
+        value = front.pop()
+        if value.name and value.name not in seen and is_float(value):
+            seen.add(value.name)
+            node = value.producer()
+            front += reads(node) if node is not None else []
+    return seen
+
+
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that ``node`` and its subgraphs read."""
+    yield from (x for x in node.inputs if x is not None)
+    for attribute in node.attributes.values():
+        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
+        for graph in attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else graphs:
+            yield from graph.outputs
+            for inner in graph:
+                yield from reads(inner)
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """Yield the values of the graph and of its subgraphs."""
+    for graph in model.graphs():
+        yield from (*graph.inputs, *graph.initializers.values())
+        yield from (v for node in graph for v in node.outputs)

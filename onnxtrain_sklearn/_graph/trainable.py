@@ -16,14 +16,17 @@ import onnx_ir.passes.common as common
 
 from .. import _runtime
 from .._refusal import refusing
-from ..exceptions import ModelError, UnsupportedOperatorError, nearest
-from .builder import GraphBuilder, infer_shapes, int_attribute, is_float
+from ..exceptions import ModelError, nearest
+from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
+from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .final_activation import activation_of, scores_of
+from .queries import is_float
 from .ranges import range_of
 from .roles import Verdict
-from .versions import readable, values
-from .weights import TRAINED_TYPES, array_of, common_dtype, listing, parameters_of, statistics_of
+from .shapes import free_batch_axis, infer_anew, infer_shapes
+from .versions import readable
+from .weights import array_of, common_dtype, listing, parameters_of, statistics_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class TrainableModel:
     @property
     def running_statistics(self) -> dict[str, str]:
         """The running statistics that training changes: name of each, and of the value that is its next one."""
-        nodes = [node for node in self.model.graph if _normalises_by_batch(node)]
+        nodes = [node for node in self.model.graph if normalizes_by_batch(node)]
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
@@ -131,11 +134,11 @@ class TrainableModel:
         def stays(node: ir.Node) -> bool:
             return not any(x is not None and x.name in trained for x in node.inputs[1:3])
 
-        if not any(_normalises_by_batch(node) and stays(node) for node in self.model.graph):
+        if not any(normalizes_by_batch(node) and stays(node) for node in self.model.graph):
             return self
         model = self.model.clone()
-        for node in [n for n in model.graph if _normalises_by_batch(n) and stays(n)]:
-            _normalise_by_running_statistics(node)
+        for node in [n for n in model.graph if normalizes_by_batch(n) and stays(n)]:
+            use_running_statistics(node)
         return replace(self, model=model)
 
     def integer_nodes(self) -> str:
@@ -166,9 +169,8 @@ class TrainableModel:
         model = self.model.clone()
         for value in model.graph.inputs:
             value.shape = ir.Shape([ir.SymbolicDim("N"), *shapes[value.name or ""]])
-        _forget_shapes(model.graph)
         inputs = tuple(replace(spec, shape=(None, *shapes[spec.name])) for spec in self.inputs)
-        return replace(self, model=infer_shapes(model), inputs=inputs)
+        return replace(self, model=infer_anew(model), inputs=inputs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
@@ -195,7 +197,7 @@ def trainable_model(
     function made of them.
     """
     model = source.clone()
-    _free_batch_axis(model)
+    free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
         store_weights(graph)
@@ -211,7 +213,7 @@ def trainable_model(
         graph.inputs.remove(value)
     if not graph.inputs:
         raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
-    _prepare_batch_statistics(graph)
+    separate_running_statistics(graph)
     judged = verdicts(graph, scores) if foreign else {}
     parameters = _weights_among(graph, judged) if foreign else parameters_of(graph, scores)
     if not parameters:
@@ -251,112 +253,6 @@ def _weights_among(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
 
 
-def alone(source: ir.Model, output: str) -> ir.Model:
-    """Return the inference form of ``source`` with one output."""
-    model = inference_form(source)
-    _free_batch_axis(model)
-    graph = model.graph
-    graph.outputs[:] = [v for v in graph.outputs if v.name == output]
-    common.RemoveUnusedNodesPass()(model)
-    for value in [v for v in graph.inputs if not v.uses()]:
-        graph.inputs.remove(value)
-    return model
-
-
-def with_batch(model: ir.Model, batch: int) -> ir.Model:
-    """Return a clone whose inputs have ``batch`` rows, its shapes inferred anew."""
-    fixed = model.clone()
-    for value in fixed.graph.inputs:
-        if value.shape is not None and len(value.shape):
-            value.shape = ir.Shape([batch, *list(value.shape)[1:]])
-    _forget_shapes(fixed.graph)
-    return infer_shapes(fixed)
-
-
-def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
-    """Replace the values of initializers by name, in place."""
-    for name, array in weights.items():
-        graph.initializers[name].const_value = ir.tensor(np.asarray(array, order="C"), name=name)
-
-
-def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
-    """Turn initializers into graph inputs, in place, so that a session reads them from memory that we own."""
-    for name in names:
-        value = graph.initializers.pop(name)
-        value.const_value = None
-        graph.inputs.append(value)
-
-
-def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
-    """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
-    clone = model.clone()
-    for value in values(clone):
-        if value.dtype in TRAINED_TYPES and not _is_single(value.producer()):
-            value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
-        if value.const_value is not None and value.const_value.dtype in TRAINED_TYPES:
-            array = array_of(value).astype(TRAINED_TYPES[dtype])
-            value.const_value = ir.tensor(array, name=value.name)
-    for node in clone.graph.all_nodes():
-        _attributes_in_dtype(node, dtype)
-    return clone
-
-
-def inference_form(model: ir.Model) -> ir.Model:
-    """Return a clone for inference: Dropout passes its input on, BatchNormalization takes its running statistics."""
-    clone = model.clone()
-    for node in list(clone.graph.all_nodes()):
-        if node.op_type == "Dropout" and not node.domain:
-            _pass_on(node)
-        elif _normalises_by_batch(node):
-            _normalise_by_running_statistics(node)
-    return clone
-
-
-def _pass_on(node: ir.Node) -> None:
-    source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
-    assert source is not None
-    assert graph is not None
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
-        raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
-    if dropped in graph.outputs:
-        identity = ir.node("Identity", [source], name=f"{node.name}/identity")
-        graph.insert_before(node, identity)
-        identity.outputs[0].name, source = dropped.name, identity.outputs[0]
-        graph.outputs[graph.outputs.index(dropped)] = source
-        source.type, source.shape, dropped.name = dropped.type, dropped.shape, None
-    ir.convenience.replace_all_uses_with(dropped, source)
-    graph.remove(node, safe=True)
-
-
-def _normalises_by_batch(node: ir.Node) -> bool:
-    """Whether a node takes the statistics of each batch; before opset 14 that is told by its further outputs."""
-    is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
-    return is_batch_norm and bool(int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
-
-
-def _normalise_by_running_statistics(node: ir.Node) -> None:
-    node.attributes.pop("training_mode", None)
-    node.resize_outputs(1)
-
-
-def _free_batch_axis(model: ir.Model) -> None:
-    """Let the first axis of every input vary: exporters often fix it to the batch that they traced."""
-    fixed = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) and isinstance(v.shape[0], int)]
-    if not fixed:
-        return
-    for value in fixed:
-        assert value.shape is not None
-        value.shape = ir.Shape([ir.SymbolicDim("N"), *list(value.shape)[1:]])
-    _forget_shapes(model.graph)
-    infer_shapes(model)
-
-
-def _forget_shapes(graph: ir.Graph) -> None:
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            value.shape = None
-
-
 def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Graph, ir.Value], list[str]]) -> ir.Value:
     outputs = {v.name or "": v for v in graph.outputs}
     if output is not None:
@@ -381,59 +277,9 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
     )
 
 
-def _prepare_batch_statistics(graph: ir.Graph) -> None:
-    """Give each BatchNormalization in training mode running statistics of its own: exporters merge equal ones."""
-    seen: set[ir.Value] = set()
-    for node in [n for n in graph.all_nodes() if _normalises_by_batch(n)]:
-        _require_running_statistics(graph, node)
-        for i in (3, 4):
-            x = node.inputs[i]
-            if x in seen:
-                assert x is not None
-                name = f"{x.name}/{node.name}"
-                own = ir.Value(name=name, type=x.type, shape=x.shape, const_value=ir.tensor(array_of(x), name=name))
-                graph.initializers.add(own)
-                node.replace_input_with(i, own)
-            elif x is not None:
-                seen.add(x)
-
-
-def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
-    statistics, updated = node.inputs[3:5], node.outputs[1:]
-    reason = ""
-    if node.graph is not graph:
-        reason = "it stands in a subgraph"
-    elif graph.opset_imports[""] < 14:
-        reason = "before opset 14 it has no form that is trained"
-    elif any(x is None or x.name not in graph.initializers for x in statistics):
-        reason = "its running statistics are no initializers"
-    elif len(updated) != 2 or any(not v.name or v.uses() or v.is_graph_output() for v in updated):
-        reason = "it must have three outputs, of which nothing reads the last two"
-    if reason:
-        raise UnsupportedOperatorError(
-            f"Node {node.name!r} (BatchNormalization) is in training mode and cannot be trained: {reason}. Export the "
-            f"model in evaluation mode (in PyTorch: model.eval())."
-        )
-
-
 def spec_of(value: ir.Value) -> TensorSpec:
     """Return name, type and shape of a graph input, whose first axis is the batch."""
     if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None or not len(value.shape):
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
-
-
-def _is_single(node: ir.Node | None) -> bool:
-    """Whether a node returns float32 whatever it is fed, as do the operators of ai.onnx.ml before version 5."""
-    return node is not None and node.domain == "ai.onnx.ml" and node.op_type != "TreeEnsemble"
-
-
-def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
-    for key in ("to", "dtype", "output_datatype"):
-        if key in node.attributes and node.attributes[key].value in TRAINED_TYPES:
-            node.attributes[key] = ir.AttrInt64(key, dtype.value)
-    for attribute in list(node.attributes.values()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in TRAINED_TYPES:
-            array = attribute.value.numpy().astype(TRAINED_TYPES[dtype])
-            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))

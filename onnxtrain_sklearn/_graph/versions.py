@@ -5,8 +5,6 @@ The rest is converted by ONNX's converter, or refused: a graph is never read by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 import onnx.checker
 import onnx.version_converter
@@ -15,7 +13,8 @@ import onnx_ir as ir
 from .. import _runtime
 from .._refusal import reason
 from ..exceptions import ModelError
-from .builder import infer_shapes
+from .queries import values
+from .shapes import infer_shapes
 
 MIN_OPSET, MAX_OPSET = 11, 26
 """The opsets that the gradients are checked with; later ones bring operators further settings (28: SpaceToDepth)."""
@@ -108,13 +107,6 @@ def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
             f"version {newest}, the newest that {limits.runtime} reads, lacks."
         )
     model.ir_version = newest
-
-
-def values(model: ir.Model) -> Iterator[ir.Value]:
-    """Yield the values of the graph and of its subgraphs."""
-    for graph in model.graphs():
-        yield from (*graph.inputs, *graph.initializers.values())
-        yield from (v for node in graph for v in node.outputs)
 
 
 def _name_nodes(graph: ir.Graph) -> None:

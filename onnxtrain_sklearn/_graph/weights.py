@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError
-from .builder import reaching
+from .queries import reaching
 
 TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),

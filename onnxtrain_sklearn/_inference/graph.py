@@ -14,9 +14,12 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._graph.builder import GraphBuilder, infer_shapes, multiply_by_columns
+from .._graph.builder import GraphBuilder
+from .._graph.edits import multiply_by_columns, swap_initializers
 from .._graph.final_activation import as_rows
-from .._graph.trainable import TrainableModel, inference_form, swap_initializers
+from .._graph.inference_form import inference_form
+from .._graph.shapes import infer_shapes
+from .._graph.trainable import TrainableModel
 from .._refusal import refusing
 from ..exceptions import ModelError
 from ..losses import apply_link, split_columns

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from .. import _runtime
 from .._data.columns import Column
+from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
-from .._graph.trainable import initializers_to_inputs
 from .._training.parameters import FlatParameters
 from ..exceptions import ModelError
 

@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.builder import GraphBuilder
+from .._graph.shapes import infer_over_declared
 from . import default_domain, distances, linear, preprocessing, svm, trees
 from .context import Role, Rule, Source
 
@@ -84,7 +85,7 @@ def rewrite(source: ir.Model) -> Rewritten:
     graph.sort()
     common.IdentityEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
-    _infer_anew(model)
+    infer_over_declared(model)  # converters declare wrong shapes, two columns of scores where there is one, say
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
 
 
@@ -109,19 +110,6 @@ def _is_formula(name: str, array: np.ndarray) -> bool:
     if _FORMULA.fullmatch(name):
         return True
     return array.size == 1 and bool(_ANY_NUMBER.search(name)) and float(2 * array.ravel()[0]).is_integer()
-
-
-def _infer_anew(model: ir.Model) -> None:
-    """Infer all shapes, and trust those declared only where there is nothing better: converters declare wrong ones.
-
-    A classifier of two classes, say, has one column of scores and declares two. Its gradient would be wrong.
-    """
-    declared = {v: v.shape for node in model.graph for v in node.outputs}
-    for value in declared:
-        value.shape = None
-    infer_shapes(model)
-    for value, shape in declared.items():
-        value.shape = shape if value.shape is None else value.shape
 
 
 def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> None:

@@ -18,8 +18,9 @@ from .. import _runtime
 from .._data.batches import BatchBuffers, Batches
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
+from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
-from .._graph.trainable import TrainableModel, initializers_to_inputs
+from .._graph.trainable import TrainableModel
 from .._runtime import Array, DeviceArray
 from ..optimizers import Optimizer, clip_graph, update_graph
 from .dropout import UniformNumbers, expose_dropout

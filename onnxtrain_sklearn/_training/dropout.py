@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder, infer_shapes
+from .._graph.builder import GraphBuilder
 from .._graph.queries import constant, describe, dims, fixed, operand
+from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, UnsupportedOperatorError
 
 STEM = "onnxtrain/uniform"
@@ -89,7 +90,7 @@ def _expose(op: GraphBuilder, node: ir.Node, name: str) -> ir.Value:
 def _require_shape(graph: ir.Graph, node: ir.Node) -> None:
     """Refuse a node whose mask cannot have a buffer."""
     if node.graph is not graph or not fixed(dims(node.inputs[0])):
-        reason = "it stands in a subgraph" if node.graph is not graph else "the shape of its input cannot be inferred"
+        reason = "it is in a subgraph" if node.graph is not graph else "the shape of its input cannot be inferred"
         raise UnsupportedOperatorError(
             f"{describe(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
             f"model in evaluation mode."

@@ -18,8 +18,9 @@ import onnx_ir as ir
 from .. import _runtime
 from .._data.batches import BatchBuffers, Batches
 from .._gradient.engine import differentiate
+from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
-from .._graph.trainable import TrainableModel, initializers_to_inputs
+from .._graph.trainable import TrainableModel
 from ..optimizers import PIECE, Optimizer, clip_graph, update_graph
 from .dropout import UniformNumbers, expose_dropout
 from .loss_graph import (

@@ -17,8 +17,11 @@ import onnx_ir.passes.common as common
 from .. import _runtime
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
+from .._graph.edits import swap_initializers
+from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
-from .._graph.trainable import TrainableModel, in_dtype, swap_initializers, with_batch
+from .._graph.shapes import with_batch
+from .._graph.trainable import TrainableModel
 from ..exceptions import ModelError
 from ..losses import Link, Loss, Task, append_loss, append_pairwise_loss, append_penalty
 from ..optimizers import BaseOptimizer

@@ -21,8 +21,8 @@ from onnx import helper, numpy_helper
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.contrib.lowering import FIRST_OPSETS, FORMS, lower
+from onnxtrain_sklearn._graph.precision import in_dtype
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.trainable import in_dtype
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 CONTRIB = "com.microsoft"

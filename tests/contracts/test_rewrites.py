@@ -55,7 +55,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import protobuf as border
-from onnxtrain_sklearn._graph.builder import is_float
+from onnxtrain_sklearn._graph.queries import is_float
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
 from tests.test_rewrite import assert_gradients, assert_same, run, run_proto
 

@@ -17,9 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from ... import _runtime
-from ..._graph.builder import is_float
 from ..._graph.contrib.lowering import refusal
-from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, kind, operand, opset
+from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Known
 from ..._refusal import refusing
 from ...exceptions import UnsupportedOperatorError

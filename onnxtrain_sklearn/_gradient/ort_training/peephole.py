@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from ..._graph.builder import GraphBuilder, infer_shapes
+from ..._graph.builder import GraphBuilder
 from ..._graph.queries import attribute, constant, dims, kind, operand
+from ..._graph.shapes import infer_shapes
 
 Form = Callable[[GraphBuilder, ir.Node], "ir.Value | None"]
 

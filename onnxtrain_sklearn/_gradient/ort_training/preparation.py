@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..._graph.builder import GraphBuilder, infer_shapes, is_float
-from ..._graph.queries import attribute, constant, dims, fixed, kind, operand
+from ..._graph.builder import GraphBuilder
+from ..._graph.queries import attribute, constant, dims, fixed, is_float, kind, operand
+from ..._graph.shapes import infer_shapes
 from ...exceptions import ModelError
 from ..path import Passage, path
 

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from ..._graph.builder import GraphBuilder, infer_shapes, is_float, reads
-from ..._graph.queries import constant, dims, kind, operand
+from ..._graph.builder import GraphBuilder
+from ..._graph.queries import constant, dims, is_float, kind, operand, reads
+from ..._graph.shapes import infer_shapes
 from ..._graph.supported import ANY, Known
 from ..path import Passage, dependent, passages
 from .context import Slopes, unsupported, zeros_like

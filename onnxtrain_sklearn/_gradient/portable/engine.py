@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import _runtime
-from ..._graph.builder import GraphBuilder, infer_shapes, is_float
+from ..._graph.builder import GraphBuilder
 from ..._graph.contrib.lowering import refusal
-from ..._graph.queries import describe, kind
+from ..._graph.queries import describe, is_float, kind
+from ..._graph.shapes import infer_shapes
 from ..._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
 from ..._refusal import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError

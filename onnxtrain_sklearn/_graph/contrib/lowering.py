@@ -11,8 +11,9 @@ import re
 
 import onnx_ir as ir
 
-from ..builder import GraphBuilder, is_float
+from ..builder import GraphBuilder
 from ..folding import Follower
+from ..queries import is_float
 from . import activations, attention, normalization, products
 from .context import Form, Fused, Refused
 

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
-from ...._graph.builder import GraphBuilder, infer_shapes, is_float
-from ...._graph.queries import kind
+from ...._graph.builder import GraphBuilder
+from ...._graph.queries import is_float, kind
+from ...._graph.shapes import infer_shapes
 from ...path import Passage, passages
 from ..context import Lowering, require, require_types
 from ..control_flow import inner_builder

@@ -1,0 +1,49 @@
+"""The inference form of a graph: Dropout and BatchNormalization as they are when the model predicts."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from ..exceptions import ModelError
+from .batch_statistics import normalizes_by_batch, use_running_statistics
+from .shapes import free_batch_axis
+
+
+def alone(source: ir.Model, output: str) -> ir.Model:
+    """Return the inference form of ``source`` with one output."""
+    model = inference_form(source)
+    free_batch_axis(model)
+    graph = model.graph
+    graph.outputs[:] = [v for v in graph.outputs if v.name == output]
+    common.RemoveUnusedNodesPass()(model)
+    for value in [v for v in graph.inputs if not v.uses()]:
+        graph.inputs.remove(value)
+    return model
+
+
+def inference_form(model: ir.Model) -> ir.Model:
+    """Return a clone for inference: no Dropout, and running statistics in BatchNormalization."""
+    clone = model.clone()
+    for node in list(clone.graph.all_nodes()):
+        if node.op_type == "Dropout" and not node.domain:
+            _pass_on(node)
+        elif normalizes_by_batch(node):
+            use_running_statistics(node)
+    return clone
+
+
+def _pass_on(node: ir.Node) -> None:
+    source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
+    assert source is not None
+    assert graph is not None
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
+        raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
+    if dropped in graph.outputs:
+        identity = ir.node("Identity", [source], name=f"{node.name}/identity")
+        graph.insert_before(node, identity)
+        identity.outputs[0].name, source = dropped.name, identity.outputs[0]
+        graph.outputs[graph.outputs.index(dropped)] = source
+        source.type, source.shape, dropped.name = dropped.type, dropped.shape, None
+    ir.convenience.replace_all_uses_with(dropped, source)
+    graph.remove(node, safe=True)

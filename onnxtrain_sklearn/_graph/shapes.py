@@ -1,0 +1,109 @@
+"""Shape inference: ONNX's own, over a whole model, with or without what the model declares.
+
+All functions but :func:`with_batch` change the model that they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import onnx_ir.passes.common
+
+_NO_TENSORS = frozenset(
+    "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
+)
+_TREES = frozenset({"TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+_LISTS = ("nodes_", "class_", "target_")
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
+    with _without_nodes_of_trees(model.graph):
+        ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    for node in model.graph.all_nodes():
+        if node.op_type in _NO_TENSORS and not node.domain:
+            for value in node.outputs:  # the pass takes them for tensors
+                value.type = value.shape = None
+    return model
+
+
+def infer_anew(model: ir.Model) -> ir.Model:
+    """Infer all shapes from those of the inputs, in place; what the model declares of computed values is forgotten."""
+    forget_shapes(model.graph)
+    return infer_shapes(model)
+
+
+def infer_over_declared(model: ir.Model) -> ir.Model:
+    """Infer all shapes, in place; a declared shape is used only where none can be inferred."""
+    declared = forget_shapes(model.graph)
+    infer_shapes(model)
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else value.shape
+    return model
+
+
+@contextmanager
+def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
+    """Remove the long lists of tree ensembles for a while: the pass copies them twice and needs none of them."""
+    kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
+    for node, attributes in kept:
+        for name, _ in attributes:
+            if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
+                del node.attributes[name]
+    try:
+        yield
+    finally:
+        for node, attributes in kept:
+            node.attributes.clear()
+            node.attributes.update(attributes)
+
+
+def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
+    """Infer all shapes, in place, and keep the sizes that only the model declares, unless they contradict the rest."""
+    declared = forget_shapes(model.graph)
+    infer(model)
+    given = {d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else _merged(value.shape, shape, given)
+    return model
+
+
+def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
+    """Return the inferred shape, with declared sizes where none was inferred and the two do not contradict.
+
+    A size that is ``given``, the name of an input's dimension, counts as inferred.
+    """
+    pairs = list(zip(inferred, declared, strict=False))
+    if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        return inferred
+    return ir.Shape([a if isinstance(a, int) or a.value in given else b for a, b in pairs])
+
+
+def with_batch(model: ir.Model, batch: int) -> ir.Model:
+    """Return a clone whose inputs have ``batch`` rows, its shapes inferred anew."""
+    fixed = model.clone()
+    for value in fixed.graph.inputs:
+        if value.shape is not None and len(value.shape):
+            value.shape = ir.Shape([batch, *list(value.shape)[1:]])
+    return infer_anew(fixed)
+
+
+def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Remove the shapes of all computed values, those of subgraphs included, in place; return them."""
+    declared = {v: v.shape for node in graph.all_nodes() for v in node.outputs if v.shape is not None}
+    for value in declared:
+        value.shape = None
+    return declared
+
+
+def free_batch_axis(model: ir.Model) -> None:
+    """Let the first axis of every input vary: exporters often fix it to the batch that they traced."""
+    fixed = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) and isinstance(v.shape[0], int)]
+    if not fixed:
+        return
+    for value in fixed:
+        assert value.shape is not None
+        value.shape = ir.Shape([ir.SymbolicDim("N"), *list(value.shape)[1:]])
+    infer_anew(model)
