@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import pickle
 import random
+import re
 import traceback
 import warnings
 from dataclasses import dataclass, field
@@ -142,7 +143,11 @@ def _reduce(graph: onnx.GraphProto) -> None:
 
 
 def _runs(model: onnx.ModelProto) -> bool:
-    """Whether onnxruntime loads a graph, and runs it on ones."""
+    """Whether onnxruntime loads a graph, and runs it on ones.
+
+    A dimension of a drawn graph is called after its size, as N3 is, which others of the graph must fit: some kernels do
+    not look whether they do.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -156,7 +161,12 @@ def _runs(model: onnx.ModelProto) -> bool:
 
 def _ones(value: Any) -> np.ndarray:
     kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(bool)": bool}
-    return np.ones([d if isinstance(d, int) else 2 for d in value.shape], kinds[value.type])
+    return np.ones([d if isinstance(d, int) else _size(d) for d in value.shape], kinds[value.type])
+
+
+def _size(name: str | None) -> int:
+    digits = re.search(r"\d+$", name or "")
+    return min(int(digits[0]), 9) if digits else 2
 
 
 def _train(one: Case) -> str:

@@ -29,7 +29,7 @@ def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _require_labels(r: Reverse) -> None:
-    """Refuse labels that are not one for each row of scores: kernels do not look, and one label would be broadcast."""
+    """Refuse labels that cannot be one for each row of scores: not all kernels look."""
     scores, labels = dims(r.x()), dims(r.x(1))
     if scores is None or labels is None:
         return
@@ -40,7 +40,7 @@ def _require_labels(r: Reverse) -> None:
 
 
 def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
-    return rows == labels or not isinstance(labels, int) or (labels != 1 and not isinstance(rows, int))
+    return rows == labels or not (isinstance(rows, int) and isinstance(labels, int))
 
 
 def _told(sizes: Dims) -> str:
