@@ -228,7 +228,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 def resolve_device(
     device: str = "cpu",
     providers: Sequence[str] | None = None,
-    provider_options: Sequence[Mapping[str, Any]] | None = None,
+    provider_options: Sequence[Mapping[str, object]] | None = None,
 ) -> Device:
     """Return the execution providers for a device name, or check those that are named; never falls back."""
     kind, _, index = str(device).partition(":")
@@ -251,10 +251,13 @@ def resolve_device(
     return Device(str(device), tuple(names), tuple(options))
 
 
-def _check_lists(providers: Any, provider_options: Any) -> None:
+def _check_lists(providers: object, provider_options: Sequence[Mapping[str, object]] | None) -> None:
     for name, value, kind in (("providers", providers, str), ("provider_options", provider_options, Mapping)):
-        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        if value is not None and not (is_list and all(isinstance(one, kind) for one in value)):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            wrong = not all(isinstance(one, kind) for one in value)
+        else:
+            wrong = value is not None
+        if wrong:
             raise TypeError(f"providers holds names, provider_options a dict for each; got {name}={value!r}.")
     for name in (name for options in provider_options or () for name in options):
         if not isinstance(name, str):
@@ -296,6 +299,8 @@ def available_threads() -> int:
     return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
 
 
+Session: TypeAlias = "onnxruntime.InferenceSession"
+
 _sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 _forks = 0
 
@@ -323,7 +328,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def create_session(
-    model: bytes, device: Device, *, threads: int = 1, options: Mapping[str, Any] | None = None
+    model: bytes, device: Device, *, threads: int = 1, options: Mapping[str, object] | None = None
 ) -> onnxruntime.InferenceSession:
     """Return a session for ``model`` on ``device``; ``options`` override the defaults by name of the option."""
     settings = onnxruntime.SessionOptions()
@@ -350,7 +355,7 @@ THREADS = 64
 """Threads that a session may have on any machine; a thousand take onnxruntime half a minute, 5000 do not end."""
 
 
-def _bounded_threads(name: str, value: Any) -> Any:
+def _bounded_threads(name: str, value: object) -> object:
     """Return a number of threads, that of the cores where ``value`` is more than any machine like this has use for."""
     cores = os.cpu_count() or 1
     if not isinstance(value, int) or value <= max(THREADS, cores):
@@ -397,7 +402,7 @@ CHILD_SECONDS = 60
 """Time that a graph may take to load in a process of its own."""
 
 
-def _set_option(settings: onnxruntime.SessionOptions, name: str, value: Any) -> None:
+def _set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"session_options maps names of options to their values; got {name!r} in place of a name.")
     if "." in name:
@@ -430,7 +435,7 @@ def _not_loaded(error: Exception) -> ModelError:
     return ModelError(f"onnxruntime {version()} cannot load the graph: {reason(error)}.")
 
 
-def run_session(session: Any, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
+def run_session(session: Session, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
     """Return outputs of a session by name; what fails in it is a ModelError."""
     try:
         return list(session.run(outputs, feeds))

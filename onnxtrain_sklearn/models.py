@@ -7,11 +7,12 @@ the loss brings its own. Random numbers are drawn here, from ``random_state``, a
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx
@@ -173,7 +174,25 @@ MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
 """The builders that the package brings."""
 
 
-def is_builder(model: Any) -> bool:
+class Builder(Protocol):
+    """What the estimators ask of a builder."""
+
+    def build(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = ...
+    ) -> onnx.ModelProto: ...
+
+
+class HasParameters(Protocol):
+    """An estimator of scikit-learn, in what it is told by."""
+
+    def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
+
+
+ModelSource: TypeAlias = "onnx.ModelProto | bytes | str | os.PathLike[str] | Builder | HasParameters | None"
+"""What the estimators take as ``model``: a graph, where it is, a builder, or a fitted estimator of scikit-learn."""
+
+
+def is_builder(model: object) -> TypeGuard[Builder]:
     """Whether ``model`` makes a graph sized to the data."""
     return not isinstance(model, type) and callable(getattr(model, "build", None))
 

@@ -139,7 +139,7 @@ class InverseScaling(Schedule):
         self.power = power
 
     def factor(self, progress: Progress) -> float:
-        return 1.0 / (progress.samples + 1) ** self.power
+        return float(1.0 / (progress.samples + 1) ** self.power)
 
 
 class Adaptive(Schedule):
@@ -441,7 +441,7 @@ def resolve_schedule(schedule: str | Schedule) -> Schedule:
     return schedule
 
 
-def _as_rate(value: Any) -> str:
+def _as_rate(value: object) -> str:
     return f" The rate itself is learning_rate_init={value!r}." if isinstance(value, Real) else ""
 
 

@@ -28,7 +28,7 @@ from .._graph.survival import require_loadable, require_result_loads
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from .ort_training import engine as ort
-from .path import path, reads
+from .path import path
 from .portable import engine as portable
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]

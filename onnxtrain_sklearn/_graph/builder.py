@@ -8,8 +8,8 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import onnx.defs
@@ -19,6 +19,8 @@ from ..exceptions import ModelError
 from .shapes import infer_shapes
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
+Setting: TypeAlias = "Operand | str | Sequence[str] | ir.TensorProtocol | ir.Graph"
+"""What a keyword of an emitted operator holds: an attribute, or an input by its name."""
 
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
 
@@ -89,13 +91,13 @@ class GraphBuilder:
         return lambda *inputs, **keywords: self.emit(op_type, *inputs, **keywords)[0]
 
     def emit(
-        self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Any
+        self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Setting
     ) -> Sequence[ir.Value]:
         """Append one node and return its outputs; the form for several outputs and for other domains."""
         keywords = {key: value for key, value in keywords.items() if value is not None}
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
-            values, attributes = [self.value(x) for x in inputs], keywords
+            values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
         else:
             values, attributes = self._fit_schema(op_type, list(inputs), keywords)
         known = {} if domain else self._types(op_type, values, attributes)
@@ -159,14 +161,14 @@ class GraphBuilder:
         return self.taken.free(f"{self._prefix}/{stem}")
 
     def _fit_schema(
-        self, op_type: str, inputs: list[Operand], keywords: dict[str, Any]
+        self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
     ) -> tuple[list[ir.Value | None], dict[str, Any]]:
         schema = self._schema(op_type)
         formal = [p.name for p in schema.inputs]
         for key in [k for k in keywords if k in formal and k not in schema.attributes]:
             position = formal.index(key)
             inputs += [None] * (position + 1 - len(inputs))
-            inputs[position] = keywords.pop(key)
+            inputs[position] = cast("Operand", keywords.pop(key))
         unknown = [key for key in keywords if key not in schema.attributes]
         if unknown:
             raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
@@ -183,11 +185,11 @@ class GraphBuilder:
         return (values[0].dtype or self.dtype) if values else None
 
     def _types(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any]
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
     ) -> dict[int, ir.DataType]:
         """Return the element types of the outputs, by position, that the schema tells without inference."""
         if op_type == "Cast":
-            return {0: ir.DataType(int(attributes["to"]))}
+            return {0: ir.DataType(cast("int", attributes["to"]))}
         schema = self._schema(op_type)
         kinds = [p.type_str for p in schema.inputs]
         kinds += kinds[-1:] * (len(inputs) - len(kinds))
@@ -223,7 +225,7 @@ def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
     return ir.tensor(array, name=name)
 
 
-def _hashable(attributes: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _hashable(attributes: Mapping[str, Setting]) -> tuple[tuple[str, str], ...]:
     return tuple((key, repr(_identity(a))) for key, a in sorted(attributes.items()))
 
 

@@ -92,7 +92,7 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
             graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
-def _require_readable(tensors: list[Any], folder: str) -> None:
+def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
     """Raise ModelError where places in files beside the model are wrong, or more bytes than may be read."""
     ranges: dict[str, set[tuple[int, int]]] = {}
     for tensor in tensors:
@@ -112,12 +112,12 @@ def _require_readable(tensors: list[Any], folder: str) -> None:
     _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
 
 
-def _itemsize(tensor: Any) -> float:
+def _itemsize(tensor: onnx.TensorProto) -> float:
     with refusing(_misplaced_text(tensor, "its type is none that can be kept there")):
         return float(ir.DataType(tensor.data_type).itemsize)
 
 
-def _number(tensor: Any, place: dict[str, str], key: str) -> int | None:
+def _number(tensor: onnx.TensorProto, place: dict[str, str], key: str) -> int | None:
     text = place.get(key)
     if text is None:
         return None
@@ -136,9 +136,9 @@ def _require_apart(ranges: list[tuple[int, int]]) -> None:
             )
 
 
-def _misplaced(tensor: Any, what: str) -> ModelError:
+def _misplaced(tensor: onnx.TensorProto, what: str) -> ModelError:
     return ModelError(f"{_misplaced_text(tensor, what)}.")
 
 
-def _misplaced_text(tensor: Any, what: str) -> str:
+def _misplaced_text(tensor: onnx.TensorProto, what: str) -> str:
     return f"The weight {tensor.name!r} that is kept in a file beside the model cannot be read: {what}"

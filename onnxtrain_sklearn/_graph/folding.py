@@ -21,6 +21,9 @@ import onnx_ir as ir
 from .builder import GraphBuilder
 from .shapes import infer_shapes
 
+Size: TypeAlias = "int | str | None"
+"""A number, a name, or nothing that is known."""
+
 Known: TypeAlias = "dict[ir.Value, np.ndarray]"
 """Integers and booleans of a value, in arrays of objects."""
 
@@ -142,7 +145,7 @@ def _shape_by_known(node: ir.Node, known: Known) -> None:
     wanted = known.get(_input(node, _SHAPED[node.op_type]))  # type: ignore[arg-type]
     if wanted is None or wanted.ndim != 1:
         return
-    sizes: list[Any] | None = list(wanted)
+    sizes: list[Size] | None = list(wanted)
     if node.op_type == "Reshape":
         sizes = _reshaped(_sizes(node.inputs[0]), wanted, _attribute(node, "allowzero", 0))
     elif node.op_type == "Expand":
@@ -155,7 +158,7 @@ _SHAPED = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 """Operators whose output has the shape that an input holds: its position."""
 
 
-def _reshaped(given: list[Any] | None, wanted: np.ndarray, allowzero: int) -> list[Any]:
+def _reshaped(given: list[Size] | None, wanted: np.ndarray, allowzero: int) -> list[Size]:
     """Return the sizes of Reshape's output: 0 keeps a size, -1 is what remains."""
     sizes = list(wanted)
     for i, size in enumerate(sizes):
@@ -166,7 +169,7 @@ def _reshaped(given: list[Any] | None, wanted: np.ndarray, allowzero: int) -> li
     return sizes
 
 
-def _remaining(given: list[Any] | None, others: list[Any]) -> int | str | None:
+def _remaining(given: list[Size] | None, others: list[Size]) -> int | str | None:
     """Return the size that is left of ``given`` beside ``others``; equal names cancel each other out."""
     if given is None or None in given or None in others:
         return None
@@ -180,11 +183,11 @@ def _remaining(given: list[Any] | None, others: list[Any]) -> int | str | None:
     return _product(given) // rest if rest else None
 
 
-def _product(sizes: Sequence[Any]) -> int:
-    return math.prod(d for d in sizes if not isinstance(d, str))
+def _product(sizes: Sequence[Size]) -> int:
+    return math.prod(d for d in sizes if d is not None and not isinstance(d, str))
 
 
-def _expanded(given: list[Any] | None, wanted: list[Any]) -> list[Any] | None:
+def _expanded(given: list[Size] | None, wanted: list[Size]) -> list[Size] | None:
     if given is None:
         return None
     rank = max(len(given), len(wanted))
@@ -192,7 +195,7 @@ def _expanded(given: list[Any] | None, wanted: list[Any]) -> list[Any] | None:
     return [b if a == 1 else a if b in (1, a) or isinstance(a, int) else None for a, b in pairs]
 
 
-def _sizes(value: ir.Value | None) -> list[Any] | None:
+def _sizes(value: ir.Value | None) -> list[Size] | None:
     """Return numbers, names and None; names that inference invented are not the same everywhere."""
     if value is None or value.shape is None:
         return None
@@ -204,7 +207,7 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+def _attribute(node: ir.Node, name: str, default: object) -> Any:
     return node.attributes[name].value if name in node.attributes else default
 
 
@@ -257,19 +260,19 @@ def _size(node: ir.Node, _: Arrays) -> np.ndarray | None:
     sizes = _sizes(node.inputs[0])
     if sizes is None or not all(isinstance(d, int) for d in sizes):
         return None
-    return np.array(math.prod(sizes), object)
+    return np.array(_product(sizes), object)
 
 
-def _objects(items: Sequence[Any]) -> np.ndarray:
+def _objects(items: Sequence[object]) -> np.ndarray:
     array = np.empty(len(items), object)
     array[:] = items
     return array
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node, Arrays], np.ndarray]:
+def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays], np.ndarray]:
     """Return the operator on elements, None where one of them is not a number."""
 
-    def one(*elements: Any) -> Any:
+    def one(*elements: object) -> object:
         return None if any(e is None or isinstance(e, str) for e in elements) else function(*elements)
 
     def apply(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -279,7 +282,7 @@ def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node, Arrays], np
     return apply
 
 
-def _product_of(a: Any, b: Any) -> Any:
+def _product_of(a: Size, b: Size) -> Size:
     """Multiply; a name times one is that name."""
     if isinstance(a, str) or isinstance(b, str):
         return a if b == 1 else b if a == 1 else None
@@ -308,7 +311,7 @@ def _gather(node: ir.Node, arrays: Arrays) -> np.ndarray:
 
 
 def _concat(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return np.concatenate(arrays, axis=_attribute(node, "axis", 0))
+    return np.asarray(np.concatenate(arrays, axis=_attribute(node, "axis", 0)))
 
 
 def _axes(node: ir.Node, arrays: Arrays) -> tuple[int, ...] | None:
@@ -317,7 +320,7 @@ def _axes(node: ir.Node, arrays: Arrays) -> tuple[int, ...] | None:
 
 
 def _unsqueeze(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return np.expand_dims(arrays[0], _axes(node, arrays) or ())
+    return np.asarray(np.expand_dims(arrays[0], _axes(node, arrays) or ()))
 
 
 def _squeeze(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -332,13 +335,13 @@ def _slice(node: ir.Node, arrays: Arrays) -> np.ndarray:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         backwards_to_front = step < 0 and end < -x.shape[axis]
         where[axis] = slice(int(start), None if backwards_to_front else int(end), int(step))
-    return x[tuple(where)]
+    return np.asarray(x[tuple(where)])
 
 
 def _reshape(node: ir.Node, arrays: Arrays) -> np.ndarray:
     x, shape = arrays
     sizes = [x.shape[i] if d == 0 and not _attribute(node, "allowzero", 0) else int(d) for i, d in enumerate(shape)]
-    return x.reshape(sizes)
+    return np.asarray(x.reshape(sizes))
 
 
 def _filled(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -352,7 +355,7 @@ def _filled(node: ir.Node, arrays: Arrays) -> np.ndarray:
 def _expand(node: ir.Node, arrays: Arrays) -> np.ndarray:
     x, shape = arrays[0], tuple(int(d) for d in arrays[1])
     _require_few(x.shape, shape)
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape)).copy()
+    return np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, shape)))
 
 
 def _range(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -365,14 +368,14 @@ def _range(node: ir.Node, arrays: Arrays) -> np.ndarray:
 def _reduce_product(node: ir.Node, arrays: Arrays) -> np.ndarray:
     axes = _axes(node, arrays)
     if axes is None and _attribute(node, "noop_with_empty_axes", 0):
-        return arrays[0]
+        return _same(node, arrays)
     if not _complete(arrays[0]):
         raise TypeError
     return np.asarray(arrays[0].prod(axis=axes, keepdims=bool(_attribute(node, "keepdims", 1))), object)
 
 
 def _same(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return arrays[0]
+    return np.asarray(arrays[0])
 
 
 def _cast(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -387,7 +390,7 @@ def _named(array: np.ndarray) -> bool:
 def _where(node: ir.Node, arrays: Arrays) -> np.ndarray:
     """Choose by a condition that is known; the element that is not taken need not be."""
 
-    def one(condition: Any, a: Any, b: Any) -> Any:
+    def one(condition: object, a: object, b: object) -> object:
         return None if condition is None else a if condition else b
 
     _require_few(*(a.shape for a in arrays))

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from ..exceptions import ModelError, nearest
@@ -113,7 +113,7 @@ def exceeded(what: str, name: str) -> ModelError:
     )
 
 
-def require_within_limits(proto: Any) -> None:
+def require_within_limits(proto: onnx.ModelProto) -> None:
     """Raise ModelError where a ModelProto is larger than the limits, or where its functions never end."""
     _Count(proto).model(proto)
 
@@ -121,14 +121,14 @@ def require_within_limits(proto: Any) -> None:
 class _Count:
     """Counts nodes and bytes of messages; nothing in them is believed."""
 
-    def __init__(self, proto: Any) -> None:
+    def __init__(self, proto: onnx.ModelProto) -> None:
         self.limits = current()
         self.functions = {(f.domain, f.name): f for f in proto.functions}
         self.costs: dict[tuple[str, str], tuple[int, int]] = {}
         self.open: list[tuple[str, str]] = []
         self.bytes = 0
 
-    def model(self, proto: Any) -> None:
+    def model(self, proto: onnx.ModelProto) -> None:
         self.graph(proto.graph, 0)
         for key in self.functions:  # those that nothing calls too
             self.function(key, 0)
@@ -136,14 +136,14 @@ class _Count:
             self.graph(info.initialization, 0)
             self.graph(info.algorithm, 0)
 
-    def graph(self, graph: Any, depth: int) -> tuple[int, int]:
+    def graph(self, graph: onnx.GraphProto, depth: int) -> tuple[int, int]:
         """Return the nodes of a graph, and how deep its subgraphs are; likewise below."""
         self.tensors(graph.initializer)
         for sparse in graph.sparse_initializer:
             self.tensors([sparse.values, sparse.indices])
         return self.nodes(graph.node, depth)
 
-    def nodes(self, nodes: Iterable[Any], depth: int) -> tuple[int, int]:
+    def nodes(self, nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int]:
         if depth > self.limits.nesting:
             raise exceeded(f"The model has graphs or functions nested {depth} deep", "nesting")
         total, height = 0, 0
@@ -159,7 +159,7 @@ class _Count:
             raise exceeded(f"The model has graphs or functions nested {depth + height} deep", "nesting")
         return total, height
 
-    def attribute(self, attribute: Any, depth: int) -> tuple[int, int]:
+    def attribute(self, attribute: onnx.AttributeProto, depth: int) -> tuple[int, int]:
         if attribute.HasField("t"):
             self.tensors([attribute.t])
         self.tensors(attribute.tensors)
@@ -177,7 +177,7 @@ class _Count:
             self.open.pop()
         return self.costs[key]
 
-    def tensors(self, tensors: Iterable[Any]) -> None:
+    def tensors(self, tensors: Iterable[onnx.TensorProto]) -> None:
         for tensor in tensors:
             dims = list(tensor.dims)
             if len(dims) > self.limits.axes:

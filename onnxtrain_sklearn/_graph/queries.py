@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +27,7 @@ def opset(node: ir.Node) -> int:
     return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
 
 
-def attribute(node: ir.Node, name: str, default: Any) -> Any:
+def attribute(node: ir.Node, name: str, default: object) -> Any:
     """Return the value of an attribute; ONNX's default is the caller's to know."""
     return node.attributes[name].value if name in node.attributes else default
 
@@ -51,7 +51,7 @@ def dims(value: ir.Value | None) -> Dims | None:
     return [None if isinstance(d, str) and d.startswith("unk__") else d for d in sizes]
 
 
-def fixed(sizes: Dims | None) -> bool:
+def fixed(sizes: Sequence[object] | None) -> TypeGuard[list[int]]:
     """Whether every dimension is a number."""
     return sizes is not None and all(isinstance(d, int) for d in sizes)
 

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import onnx.defs
 import onnx_ir as ir
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 ANY = maxsize
 """For operators that take or return as many values as they are given."""
@@ -25,7 +25,7 @@ PADDING = "auto_pad=NOTSET|SAME_LOWER|SAME_UPPER|VALID"
 
 
 @dataclass(frozen=True)
-class Known(Generic[T]):
+class Known(Generic[T_co]):
     """A rule of an operator, and how much of the operator it knows.
 
     Attributes
@@ -39,7 +39,7 @@ class Known(Generic[T]):
         How many outputs, counted from the first, a gradient may come in at.
     """
 
-    rule: T
+    rule: T_co
     attributes: str = ""
     inputs: int = 1
     outputs: int = 1

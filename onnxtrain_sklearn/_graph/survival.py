@@ -21,7 +21,7 @@ from ..exceptions import ModelError
 from .limits import current
 
 
-def require_survivable(proto: Any) -> None:
+def require_survivable(proto: onnx.ModelProto) -> None:
     """Raise ModelError for the first node of a ModelProto, or of its subgraphs and functions, that is one of these."""
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         settings = {a.name: a.i for a in node.attribute}
@@ -44,7 +44,7 @@ def require_loadable(model: ir.Model) -> None:
             ) from error
 
 
-def require_result_loads(result: Any, source: Any) -> None:
+def require_result_loads(result: onnx.ModelProto, source: onnx.ModelProto) -> None:
     """Raise ModelError where onnxruntime loads the ModelProto ``source`` and not what became of it.
 
     Inference sees more of a gradient graph than of the given one, and the runtime then refuses a node of it that is not
@@ -60,7 +60,7 @@ def require_result_loads(result: Any, source: Any) -> None:
         ) from error
 
 
-def nodes_of(graph: Any) -> Iterator[Any]:
+def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a GraphProto or FunctionProto, those of its subgraphs included."""
     for node in graph.node:
         yield node
@@ -69,7 +69,7 @@ def nodes_of(graph: Any) -> Iterator[Any]:
                 yield from nodes_of(subgraph)
 
 
-def _axis(node: Any, settings: dict[str, int]) -> str | None:
+def _axis(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     """LayerNormalization adds one to its axis, which for the largest integer overflows."""
     most, axis = current().axes, settings.get("axis", 0)
     return None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
@@ -104,17 +104,17 @@ def _fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
     )
 
 
-def _batch_dims(node: Any, settings: dict[str, int]) -> str | None:
+def _batch_dims(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     count = settings.get("batch_dims", 0)
     return f"batch_dims={count} must not be negative" if count < 0 else None
 
 
-def _num_outputs(node: Any, settings: dict[str, int]) -> str | None:
+def _num_outputs(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     count = settings.get("num_outputs", len(node.output))
     return f"num_outputs={count}, but it has {len(node.output)} outputs" if count < len(node.output) else None
 
 
-def _machines(node: Any, settings: dict[str, int]) -> str | None:
+def _machines(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     """The kernel reads its lists by what others of them say, and does not look how long they are."""
     lists = {a.name: list(a.ints) or list(a.floats) or list(a.strings) for a in node.attribute}
     size = {name: len(values) for name, values in lists.items()}
@@ -132,7 +132,7 @@ def _machines(node: Any, settings: dict[str, int]) -> str | None:
     return f"{wrong[0]} has {size.get(wrong[0], 0)} numbers, which does not fit the others" if wrong else None
 
 
-def _regression(node: Any, settings: dict[str, int]) -> str | None:
+def _regression(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     size = {a.name: len(a.floats) for a in node.attribute}
     count, coefficients = settings.get("n_supports", 0), size.get("coefficients", 0)
     if not count:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -175,8 +175,8 @@ class TrainableModel:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        model = readable(onnx.load_model_from_string(state["model"]), _runtime.limits())
+    def __setstate__(self, state: dict[str, object]) -> None:
+        model = readable(onnx.load_model_from_string(cast("bytes", state["model"])), _runtime.limits())
         self.__dict__.update(state, model=model)
 
 

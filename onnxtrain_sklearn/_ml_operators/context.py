@@ -76,7 +76,7 @@ class Source:
     stem: str
     roles: list[Role]
 
-    def attribute(self, name: str, default: Any = None) -> Any:
+    def attribute(self, name: str, default: object = None) -> Any:
         """Return an attribute of the node, or ``default``."""
         return self.node.attributes[name].value if name in self.node.attributes else default
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -208,7 +209,7 @@ def _positions(r: Source, x: ir.Value, keys: Sequence[str] | Sequence[float], ab
     if isinstance(keys[0], str | bytes):  # ONNX compares no strings before opset 19: their encoder is left to it
         found = r.op.emit(
             "LabelEncoder", x, domain="ai.onnx.ml",
-            keys_strings=list(keys), values_int64s=list(range(len(keys))), default_int64=absent,
+            keys_strings=list(cast("Sequence[str]", keys)), values_int64s=list(range(len(keys))), default_int64=absent,
         )[0]  # fmt: skip
         found.dtype = ir.DataType.INT64
         return found

@@ -7,13 +7,12 @@ trap. What it cannot bring into such a form it leaves as it is, for the engine t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
-from ..._graph.queries import attribute, constant, dims, fixed, is_float, kind, operand
+from ..._graph.queries import Dims, attribute, constant, dims, fixed, is_float, kind, operand
 from ..._graph.shapes import infer_shapes
 from ...exceptions import ModelError
 from ..path import Passage, path
@@ -198,14 +197,14 @@ def _explicit_pads(op: GraphBuilder, passage: Passage) -> None:
     node, mode = passage.node, attribute(passage.node, "auto_pad", "NOTSET")
     sizes = (dims(node.inputs[0]) or [])[2:]
     kernel = list(attribute(node, "kernel_shape", None) or (dims(operand(node, 1)) or [])[2:])
-    if mode.startswith("SAME") and kernel and fixed([*sizes, *kernel]):
+    if mode.startswith("SAME") and kernel and fixed(sizes) and fixed(kernel):
         totals = [max(total, 0) for total in _same_pads(node, sizes, kernel)]
         small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
         node.attributes["auto_pad"] = ir.AttrString("auto_pad", "NOTSET")
         node.attributes["pads"] = ir.AttrInt64s("pads", small + large if mode == "SAME_UPPER" else large + small)
 
 
-def _same_pads(node: ir.Node, sizes: Sequence[Any], kernel: Sequence[Any]) -> list[int]:
+def _same_pads(node: ir.Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
     strides, dilations = (attribute(node, name, [1] * len(kernel)) for name in ("strides", "dilations"))
     return [
         (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size
@@ -263,5 +262,5 @@ def _like(value: ir.Value, model: ir.Value) -> ir.Value:
     return value
 
 
-def _same(a: list[Any] | None, b: list[Any] | None) -> bool:
+def _same(a: Dims | None, b: Dims | None) -> bool:
     return a is not None and a == b and None not in a

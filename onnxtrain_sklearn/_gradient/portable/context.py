@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ..._graph.builder import GraphBuilder, Operand
+from ..._graph.builder import GraphBuilder, Operand, Setting
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, operand, opset
 from ..._graph.supported import Known
 from ...exceptions import UnsupportedOperatorError
@@ -98,7 +98,7 @@ class Reverse:
         """Whether an optional input is given."""
         return operand(self.node, index) is not None
 
-    def attribute(self, name: str, default: Any) -> Any:
+    def attribute(self, name: str, default: object) -> Any:
         """Return an attribute of the node."""
         return attribute(self.node, name, default)
 
@@ -121,7 +121,7 @@ class Reverse:
         """Raise the error that names the node, the reason and the remedy."""
         raise unsupported(self.node, reason)
 
-    def again(self, *inputs: Operand, outputs: int = 1, **changes: Any) -> ir.Value:
+    def again(self, *inputs: Operand, outputs: int = 1, **changes: Setting) -> ir.Value:
         """Emit the node's operator once more, with its attributes, on other inputs; return the first output."""
         attributes = {name: a.value for name, a in self.node.attributes.items()} | changes
         return self.op.emit(self.node.op_type, *inputs, outputs=outputs, **attributes)[0]
@@ -138,7 +138,7 @@ def require_types(passage: Passage) -> None:
         raise unsupported(passage.node, reason)
 
 
-def require(known: Known[Any], node: ir.Node, through: Collection[int] = ()) -> None:
+def require(known: Known[object], node: ir.Node, through: Collection[int] = ()) -> None:
     """Refuse a node that has more set than its rule knows, or a gradient ``through`` outputs that it does not."""
     reason = known.unknown(node) or known.missing(node, through)
     if reason:

@@ -43,7 +43,7 @@ class Fused:
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value is not None and bool(value.uses() or value.is_graph_output())
 
-    def attribute(self, name: str, default: Any = None) -> Any:
+    def attribute(self, name: str, default: object = None) -> Any:
         """Return an attribute of the node."""
         return self.node.attributes[name].value if name in self.node.attributes else default
 

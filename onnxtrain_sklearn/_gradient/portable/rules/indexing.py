@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -71,8 +71,11 @@ def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
     return of_data, None, of_updates
 
 
-def _put(r: Reverse, base: ir.Value, updates: ir.Value, **changes: Any) -> ir.Value:
-    return r.again(base, r.x(1), updates, **changes)
+def _put(r: Reverse, base: ir.Value, updates: ir.Value, reduction: str | None = None) -> ir.Value:
+    """Scatter as the node does, or by another reduction."""
+    if reduction is None:
+        return r.again(base, r.x(1), updates)
+    return r.again(base, r.x(1), updates, reduction=reduction)
 
 
 def _replaced(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:

@@ -1,0 +1,8 @@
+from typing import Any
+
+from typing_extensions import TypeIs
+
+from onnxtrain_sklearn._typing import SparseLike
+
+def issparse(x: object) -> TypeIs[SparseLike]: ...
+def __getattr__(name: str) -> Any: ...
