@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from sklearn.utils import check_array
 
 from .._graph.trainable import TensorSpec
+from .._typing import DType, MatrixLike, SparseLike
 from .rounding import warn_of_rounding
 
 COPY_LIMIT = 2**28
@@ -25,10 +26,11 @@ PIECE = 2**20
 """Elements of the pieces in which large data are looked through."""
 
 
-def dimensions(X: Any) -> int:
+def dimensions(X: MatrixLike) -> int:
     """Return the number of axes of what may be a dense array; 0: it is none, as its rows differ in length."""
+    data: Any = X
     try:
-        return 0 if sp.issparse(X) else int(np.ndim(X))
+        return 0 if sp.issparse(X) else int(np.ndim(data))
     except ValueError:
         return 0
 
@@ -36,9 +38,9 @@ def dimensions(X: Any) -> int:
 class Column:
     """One input of the graph: rows of it can be gathered into a buffer."""
 
-    def __init__(self, data: Any, dtype: np.dtype[Any]) -> None:
+    def __init__(self, data: np.ndarray | SparseLike, dtype: DType) -> None:
         self._sparse = sp.issparse(data)
-        self._data = data.tocsr() if self._sparse else _converted(data, dtype)
+        self._data: Any = data.tocsr() if sp.issparse(data) else _converted(data, dtype)
         self._dtype = dtype
         # ndarray.take copies all of an array that is not contiguous
         self._direct = not self._sparse and self._data.dtype == dtype and self._data.flags.carray
@@ -46,7 +48,7 @@ class Column:
     def __len__(self) -> int:
         return int(self._data.shape[0])
 
-    def of_type(self, dtype: np.dtype[Any]) -> Column:
+    def of_type(self, dtype: DType) -> Column:
         """Return the same data for an input of another type."""
         return self if dtype == self._dtype else Column(self._data, dtype)
 
@@ -91,7 +93,7 @@ class Column:
             out[...] = self.rows(rows).reshape(out.shape)
 
 
-def _converted(data: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:
     """Return ``data`` contiguous and in ``dtype``, unless it is mapped from a file or the copy would be large."""
     if _is_mapped(data) or data.size * dtype.itemsize > COPY_LIMIT:
         return np.asarray(data)
@@ -100,7 +102,7 @@ def _converted(data: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 @contextmanager
-def _no_overflow(dtype: np.dtype[Any]) -> Iterator[None]:
+def _no_overflow(dtype: DType) -> Iterator[None]:
     with np.errstate(over="raise"):
         try:
             yield
@@ -108,13 +110,13 @@ def _no_overflow(dtype: np.dtype[Any]) -> Iterator[None]:
             raise ValueError(f"Input contains a value too large for {dtype}, the type of the graph's input.") from None
 
 
-def _is_mapped(data: Any) -> bool:
+def _is_mapped(data: object) -> bool:
     while data is not None and not isinstance(data, np.memmap):
         data = getattr(data, "base", None)
     return data is not None
 
 
-def dict_columns(X: Mapping[str, Any], specs: Sequence[TensorSpec] | None) -> dict[str, Column]:
+def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) -> dict[str, Column]:
     """Return a dict of arrays as the inputs of a graph, checked for names, lengths and shapes."""
     if specs is None:
         raise TypeError("A dict of inputs needs a graph that names them: give model=... an ONNX graph.")
@@ -133,20 +135,20 @@ def dict_columns(X: Mapping[str, Any], specs: Sequence[TensorSpec] | None) -> di
     return columns
 
 
-def shaped(array: Any, spec: TensorSpec) -> Any:
+def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | SparseLike:
     """Return ``array`` in the shape of a graph input; rows that were flattened are given their shape back."""
     wanted, got = spec.shape[1:], tuple(array.shape[1:])
+    result: np.ndarray | SparseLike
     if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
         result = array
     elif None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got) and not sp.issparse(array):
-        result = array.reshape(len(array), *wanted)
+        result = array.reshape(len(array), *(w or 0 for w in wanted))
     else:
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
         row = tuple("?" if w is None else w for w in wanted)
         raise ValueError(f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.")
     if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
-        values: Any = result
-        _require_exact(values.data if sp.issparse(result) else values, spec)
+        _require_exact(result.data if sp.issparse(result) else result, spec)
     return result
 
 

@@ -7,14 +7,17 @@ a shape in rows and is indexed by rows, which is all that splits, searches and p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from .._graph.trainable import TensorSpec
+from .._typing import FrameLike, MatrixLike, SparseLike
 from .columns import Column, dict_columns, dimensions, shaped
 from .rounding import warn_of_rounded_columns
 
@@ -65,7 +68,9 @@ class Inputs:
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
-    def __init__(self, data: Mapping[str, Any] | Any, columns: Mapping[str, str | Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, data: Mapping[str, MatrixLike] | FrameLike, columns: Mapping[str, str | Sequence[str]] | None = None
+    ) -> None:
         if columns is not None:
             data = {name: _selected(data, own) for name, own in columns.items()}
         if not isinstance(data, Mapping) or sp.issparse(data):
@@ -91,7 +96,7 @@ class Inputs:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         """Return the array of an input by its name, or some rows of all inputs; of one row a dict."""
         if isinstance(key, str):
             return self.arrays[key]
@@ -104,7 +109,7 @@ class Inputs:
         rows_of = key if isinstance(key, slice) else np.asarray(key)
         return Inputs({name: rows[rows_of] for name, rows in self.arrays.items()})
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise TypeError(
             f"{self!r} holds several arrays and is none: it is X for a graph with these inputs, alone or behind steps "
             f"of a pipeline that leave it as it is."
@@ -114,8 +119,8 @@ class Inputs:
         return f"Inputs({', '.join(f'{name}: {a.dtype} {a.shape}' for name, a in self.arrays.items())})"
 
 
-def _selected(frame: Any, columns: str | Sequence[str]) -> Any:
-    if not hasattr(frame, "columns"):
+def _selected(frame: object, columns: str | Sequence[str]) -> Any:
+    if not is_frame(frame):
         raise TypeError(f"columns= selects columns of a data frame, got {type(frame).__name__}.")
     missing = [c for c in ([columns] if isinstance(columns, str) else columns) if c not in list(frame.columns)]
     if missing:
@@ -123,20 +128,25 @@ def _selected(frame: Any, columns: str | Sequence[str]) -> Any:
     return frame[columns if isinstance(columns, str) else list(columns)]
 
 
-def _array(name: str, rows: Any) -> Any:
+def _array(name: str, rows: object) -> Any:
     array = rows.tocsr() if sp.issparse(rows) else np.asarray(rows)
     if not array.ndim:
         raise ValueError(f"The input {name!r} must have a row for each sample, got a single {type(rows).__name__}.")
     return array
 
 
-def has_several_inputs(X: Any) -> bool:
+def is_frame(X: object) -> TypeGuard[FrameLike]:
+    """Whether ``X`` is a data frame."""
+    return hasattr(X, "columns")
+
+
+def has_several_inputs(X: object) -> TypeGuard[Inputs | Mapping[str, ArrayLike | SparseLike]]:
     """Whether ``X`` holds arrays by input name; a sparse matrix by keys is a dict too."""
     return isinstance(X, Inputs | Mapping) and not sp.issparse(X)
 
 
 def input_columns(
-    estimator: Any, X: Any, specs: Sequence[TensorSpec] | None, *, reset: bool, gaps: bool = False
+    estimator: BaseEstimator, X: MatrixLike, specs: Sequence[TensorSpec] | None, *, reset: bool, gaps: bool = False
 ) -> dict[str, Column]:
     """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built.
 
@@ -144,12 +154,12 @@ def input_columns(
     """
     if isinstance(X, Inputs):
         X = X.arrays
-    elif specs is not None and len(specs) > 1 and hasattr(X, "columns"):
+    elif specs is not None and len(specs) > 1 and is_frame(X):
         if reset or hasattr(estimator, "feature_names_in_"):  # the columns name their inputs
             validate_data(estimator, X, reset=reset, skip_check_array=True)
         X = frame_arrays(X, [spec.name for spec in specs])
     if has_several_inputs(X):
-        return dict_columns(X, specs)
+        return dict_columns(X.arrays if isinstance(X, Inputs) else X, specs)
     if specs is not None and len(specs) > 1:
         raise TypeError(
             f"The graph has {len(specs)} inputs: {', '.join(repr(s.name) for s in specs)}. Give X as a dict of arrays "
@@ -162,7 +172,7 @@ def input_columns(
     return {spec.name: Column(shaped(array, spec), spec.dtype)}
 
 
-def _validated(estimator: Any, X: Any, rank: int, reset: bool, gaps: bool) -> Any:
+def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, gaps: bool) -> Any:
     rows = None
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
@@ -172,7 +182,7 @@ def _validated(estimator: Any, X: Any, rank: int, reset: bool, gaps: bool) -> An
     return array if rows is None else array.reshape(rows)
 
 
-def frame_arrays(frame: Any, inputs: Sequence[str]) -> dict[str, np.ndarray]:
+def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the columns of a data frame as arrays by input name.
 
     An input takes the column of its name, or the columns that begin with its name and a separator; those that end in
@@ -189,15 +199,15 @@ def frame_arrays(frame: Any, inputs: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: _joined(frame, name, _ordered(name, columns)) for name, columns in parts.items()}
 
 
-def _owners(column: Any, inputs: Sequence[str]) -> list[str]:
-    name = column[0] if isinstance(column, tuple) else column  # of a frame with several levels of columns
-    if name in inputs:
+def _owners(column: Hashable, inputs: Sequence[str]) -> list[str]:
+    name: object = column[0] if isinstance(column, tuple) else column  # of a frame with several levels of columns
+    if isinstance(name, str) and name in inputs:
         return [name]
     starts = {i: tuple(f"{i}{separator}" for separator in SEPARATORS) for i in inputs}
     return [i for i in inputs if isinstance(name, str) and name.startswith(starts[i])]
 
 
-def _problem(owners: Mapping[Any, list[str]], parts: Mapping[str, list[Any]]) -> str:
+def _problem(owners: Mapping[Hashable, list[str]], parts: Mapping[str, list[Hashable]]) -> str:
     for column, own in owners.items():
         if len(own) != 1:
             return f"column {column!r} belongs to {f'{own[0]!r} and {own[1]!r}' if own else 'none of them'}"
@@ -207,14 +217,14 @@ def _problem(owners: Mapping[Any, list[str]], parts: Mapping[str, list[Any]]) ->
     return ""
 
 
-def _ordered(name: str, columns: list[Any]) -> list[Any]:
+def _ordered(name: str, columns: list[Hashable]) -> list[Hashable]:
     rests = [c[len(name) :].lstrip("".join(SEPARATORS)) if isinstance(c, str) else "" for c in columns]
     if not all(rest.isdecimal() for rest in rests):
         return columns
     return [column for _, column in sorted(zip(map(int, rests), columns, strict=True))]
 
 
-def _joined(frame: Any, name: str, columns: list[Any]) -> np.ndarray:
+def _joined(frame: FrameLike, name: str, columns: list[Hashable]) -> np.ndarray:
     """Return the column of an input as a vector, or several as a matrix; cells that are arrays are stacked."""
     array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
     if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):
@@ -225,7 +235,7 @@ def _joined(frame: Any, name: str, columns: list[Any]) -> np.ndarray:
     return array
 
 
-def prediction_type(X: Any) -> type[np.floating[Any]]:
+def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:
     """Return the type of the predictions for ``X``: as everywhere in scikit-learn, float32 stays what it is."""
     X = X.arrays if isinstance(X, Inputs) else X
     first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X

@@ -6,20 +6,21 @@ Identifiers, time stamps and prices in cents are such numbers. Rounded, differen
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import ArrayLike
 
+from .._typing import DType, MatrixLike, SparseLike
 from ..exceptions import OnnxTrainWarning
 
 
-def warn_of_rounding(data: Any, dtype: np.dtype[Any], name: str) -> None:
+def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> None:
     """Warn where ``data`` are integers and one of them is another number in the float type ``dtype``."""
     values = data.data if sp.issparse(data) else np.asarray(data)
     if dtype.kind != "f" or values.dtype.kind not in "iu" or not values.size:
         return
-    limit = 2 ** (np.finfo(dtype).nmant + 1)
+    limit = 2 ** (int(np.finfo(str(dtype)).nmant) + 1)
     if -limit <= int(values.min()) and int(values.max()) <= limit:
         return
     with np.errstate(invalid="ignore"):
@@ -36,7 +37,7 @@ def warn_of_rounding(data: Any, dtype: np.dtype[Any], name: str) -> None:
         )
 
 
-def warn_of_rounded_columns(X: Any, array: Any, dtype: np.dtype[Any]) -> None:
+def warn_of_rounded_columns(X: MatrixLike, array: ArrayLike | SparseLike, dtype: DType) -> None:
     """Warn of the columns of a data frame by their names, in which integers may stand beside floats; else of arrays."""
     if not (hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "iloc")):
         warn_of_rounding(array, dtype, "X")

@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import ArrayLike
 from sklearn.utils import assert_all_finite, check_array, column_or_1d
 from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight
 
+from .._typing import ClassWeight, SparseLike
 from ..losses import Task
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -53,7 +55,7 @@ class Targets:
         return self.values if self.task in ("binary", "multiclass") else None
 
 
-def regression_targets(y: Any) -> Targets:
+def regression_targets(y: ArrayLike) -> Targets:
     """Return numbers, a column per output."""
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y"))
     if array.ndim == 2 and array.shape[1] == 1:
@@ -69,7 +71,7 @@ def regression_targets(y: Any) -> Targets:
     return Targets(columns.astype(np.float64), "regression", columns.shape[1])
 
 
-def class_targets(y: Any, classes: Classes) -> Targets:
+def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
     if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
         y = y.toarray()
@@ -93,15 +95,17 @@ def class_targets(y: Any, classes: Classes) -> Targets:
     return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
 
 
-def sorted_classes(classes: Any) -> np.ndarray | list[np.ndarray]:
+def sorted_classes(classes: ArrayLike) -> np.ndarray | list[np.ndarray]:
     """Return the classes that a user names without repetition, in order; of each of several labels a row."""
-    several = isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes)
-    return [np.unique(known) for known in classes] if several else np.unique(_flat(classes))
+    if isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes):
+        return [np.unique(known) for known in classes]
+    return np.unique(_flat(classes))
 
 
-def require_sorted(classes: Any, known: np.ndarray | list[np.ndarray]) -> None:
+def require_sorted(classes: ArrayLike | None, known: np.ndarray | list[np.ndarray]) -> None:
     """Raise where the classes for the columns of a given graph come in another order than that of their columns."""
-    for given, own in zip(classes, known, strict=True) if isinstance(known, list) else [(_flat(classes), known)]:
+    several: Any = classes
+    for given, own in zip(several, known, strict=True) if isinstance(known, list) else [(_flat(several), known)]:
         if list(given) != own.tolist():
             raise ValueError(
                 f"classes must be sorted and without repetition where the graph is given: its scores are those of "
@@ -109,15 +113,15 @@ def require_sorted(classes: Any, known: np.ndarray | list[np.ndarray]) -> None:
             )
 
 
-def _flat(classes: Any) -> np.ndarray:
-    is_list = np.iterable(classes) and not isinstance(classes, str)
-    array = np.asarray(list(classes) if is_list else classes)
+def _flat(classes: ArrayLike) -> np.ndarray:
+    given: Any = classes
+    array = np.asarray(list(given) if np.iterable(given) and not isinstance(given, str) else given)
     if array.ndim != 1:
         raise ValueError(f"classes must be a list of labels, got {classes!r}.")
     return array
 
 
-def require_labels(y: Any, classes: Any, *, classifies: bool) -> None:
+def require_labels(y: ArrayLike, classes: ArrayLike | None, *, classifies: bool) -> None:
     """Raise at the first of several passes where nothing says which labels later ones will bring."""
     if classifies and classes is None and type_of_target(y) != "multilabel-indicator":
         raise ValueError(
@@ -158,7 +162,7 @@ def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
     return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
 
 
-def _indicators(y: Any, classes: Classes) -> Targets:
+def _indicators(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
     if not np.isin(values, (0, 1)).all():
         raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {np.unique(values).tolist()} in y.")
@@ -167,7 +171,7 @@ def _indicators(y: Any, classes: Classes) -> Targets:
     return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
 
 
-def row_weights(sample_weight: Any, targets: Targets, class_weight: Any) -> np.ndarray | None:
+def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight: ClassWeight) -> np.ndarray | None:
     """Return the weight of every row, None where all are one; class weights are multiplied in."""
     if sample_weight is None and class_weight is None:
         return None
@@ -182,7 +186,7 @@ def row_weights(sample_weight: Any, targets: Targets, class_weight: Any) -> np.n
     return weights
 
 
-def _class_weights(class_weight: Any, targets: Targets, weights: np.ndarray) -> np.ndarray:
+def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndarray) -> np.ndarray:
     """Return the weight that its class gives to every row; "balanced" counts a row as often as it weighs."""
     if targets.task == "multilabel":
         rows = compute_sample_weight(class_weight, targets.values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -41,7 +40,7 @@ class Predictor:
         self,
         model: ir.Model,
         device: _runtime.Device,
-        session_options: Mapping[str, Any] | None,
+        session_options: Mapping[str, object] | None,
         live: FlatParameters | None = None,
         *,
         width: int = 1,

@@ -50,7 +50,7 @@ class Curve:
         kept = self._kept().copy()
         return {"buffer": kept, "size": len(kept)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
 
@@ -102,7 +102,7 @@ class History:
         """The scores kept."""
         return self.scores.values()
 
-    def change(self, **values: Any) -> None:
+    def change(self, **values: object) -> None:
         """Set several attributes at once."""
         self.__dict__.update(values)
 

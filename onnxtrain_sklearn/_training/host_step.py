@@ -49,7 +49,7 @@ class OptimizerState:
     slots: dict[str, np.ndarray] = field(default_factory=dict)
     draws: int = 0
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self.slots = {name: owned(slot) for name, slot in self.slots.items()}
 
@@ -156,10 +156,10 @@ class TrainingStep:
         for statistic, moved in current.moved:
             statistic[...] = moved
         if self._penalty is None:
-            return current.loss.item()
+            return float(current.loss.item())
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
         self._penalty.run()
-        return current.loss.item() + self._penalty_value.item()
+        return float(current.loss.item() + self._penalty_value.item())
 
     def synchronize(self) -> None:
         """Bring the host's copy of what is trained up to date: here it is the one that is trained."""
@@ -222,7 +222,7 @@ class TrainingStep:
         size = PIECE if graph.elementwise and len(vector) > 2 * PIECE else len(vector)
         return [self._update_binding(session, slice(i, i + size)) for i in range(0, len(vector), size)]
 
-    def _update_binding(self, session: Any, piece: slice) -> _runtime.Binding:
+    def _update_binding(self, session: _runtime.Session, piece: slice) -> _runtime.Binding:
         vectors = {"parameters": self.parameters.vector[piece]}
         vectors |= {name: slot[piece] for name, slot in self.state.slots.items()}
         inputs = vectors | {"gradients": self.parameters.gradient[piece]} | self._scalars

@@ -98,14 +98,14 @@ def n_classes_of(pairs: int) -> int:
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
-def target_layout(task: Task, n_outputs: int, rows: int, dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def target_layout(task: Task, n_outputs: int, rows: int, dtype: DType) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the target of ``rows`` rows: a class index, or a number for each score."""
     if task == "multiclass":
         return (rows,), np.dtype(np.int64)
     return (rows, n_outputs), dtype
 
 
-def penalty_graph(size: int, dtype: np.dtype[Any], settings: StepSettings) -> ir.Model:
+def penalty_graph(size: int, dtype: DType, settings: StepSettings) -> ir.Model:
     """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, safe in place."""
     kind = ir_type(dtype)
     weights, strength = ir.val("weights", kind, (size,)), ir.val("strength", kind, ())
@@ -171,7 +171,7 @@ def _product(sizes: Dims | None) -> float:
     return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
 
 
-def ir_type(dtype: np.dtype[Any]) -> ir.DataType:
+def ir_type(dtype: DType) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(dtype))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from .._typing import DType
 from ..exceptions import nearest
 
 
@@ -56,7 +57,7 @@ class FlatParameters:
     def __init__(
         self,
         weights: Mapping[str, np.ndarray],
-        dtype: np.dtype[Any],
+        dtype: DType,
         running_statistics: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         every = {**weights, **(running_statistics or {})}
@@ -79,10 +80,10 @@ class FlatParameters:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "vector": len(self.vector), "gradient": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self.buffer = owned(self.buffer)
-        self._divide(state["vector"])
+        self._divide(cast("int", state["vector"]))
 
     def span(self, name: str) -> slice:
         """Return where the parameter or statistic ``name`` stands in ``buffer``."""
@@ -105,9 +106,10 @@ class FlatParameters:
         return {name: view.copy() for name, view in self.views().items()}
 
 
-def select_trainable(
-    weights: Mapping[str, np.ndarray], trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool]
-) -> list[str]:
+Trainable: TypeAlias = "str | Sequence[str] | Callable[[str, np.ndarray], bool]"
+
+
+def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) -> list[str]:
     """Return the names that ``trainable`` selects: "all", names, glob patterns, or a predicate of name and array."""
     if callable(trainable) and not isinstance(trainable, type):
         chosen = [name for name, array in weights.items() if trainable(name, array.copy())]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +11,12 @@ from .._graph.constants import rounded
 from .._graph.trainable import TrainableModel
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
-from .parameters import select_trainable
+from .parameters import Trainable, select_trainable
 
 _UNREAD = np.empty(0)
 
 
-def selected(source: TrainableModel, trainable: Any) -> tuple[TrainableModel, list[str]]:
+def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
     """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters.
 
     A constant that was not taken for a weight is one where it is named in full.
@@ -33,7 +32,7 @@ def selected(source: TrainableModel, trainable: Any) -> tuple[TrainableModel, li
     return source, names
 
 
-def _with_named_constants(source: TrainableModel, trainable: Any) -> TrainableModel:
+def _with_named_constants(source: TrainableModel, trainable: Trainable) -> TrainableModel:
     if callable(trainable) or not isinstance(trainable, str | Iterable):
         return source
     patterns = [trainable] if isinstance(trainable, str) else list(trainable)
