@@ -10,10 +10,10 @@ import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sklearn.base import is_classifier
 
+from .._typing import Estimator
 from ..exceptions import ModelError
 
 _CONVERTERS = {
@@ -29,7 +29,7 @@ _OPTIONS = {"zipmap": [True, False, "columns"], "nocl": [True, False]}
 _LOCK = threading.RLock()
 
 
-def library_of(estimator: Any) -> str | None:
+def library_of(estimator: Estimator) -> str | None:
     """Return the package that an estimator's trees come from, where it is one of these two."""
     for kind in type(estimator).__mro__:
         package = kind.__module__.partition(".")[0]
@@ -39,7 +39,7 @@ def library_of(estimator: Any) -> str | None:
 
 
 @contextmanager
-def converters_of_boosters(parts: Iterable[Any]) -> Iterator[None]:
+def converters_of_boosters(parts: Iterable[Estimator]) -> Iterator[None]:
     """Register what is needed to convert ``parts`` and is not registered, as long as the context lasts."""
     from skl2onnx._supported_operators import sklearn_operator_name_map
 
@@ -57,7 +57,7 @@ def converters_of_boosters(parts: Iterable[Any]) -> Iterator[None]:
                 _forget(kind)
 
 
-def _register(part: Any) -> None:
+def _register(part: Estimator) -> None:
     import skl2onnx
     from skl2onnx.common import shape_calculator as shapes
 
@@ -74,17 +74,18 @@ def _register(part: Any) -> None:
     )
 
 
-def _converter(part: Any) -> Callable[..., None]:
+def _converter(part: Estimator) -> Callable[..., None]:
     library = library_of(part)
     assert library is not None
     module, _, function = _CONVERTERS[library].partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
+        found: Callable[..., None] = getattr(importlib.import_module(module), function)
     except ImportError as error:
         raise ModelError(
             f"skl2onnx has no converter for {type(part).__name__}. Install onnxmltools, whose converter is then used "
             f"(pip install onnxmltools), or register another one with skl2onnx.update_registered_converter."
         ) from error
+    return found
 
 
 def _forget(kind: type) -> None:
@@ -115,7 +116,7 @@ _OBJECTIVES = {
 """Objectives of regressors, and the loss that each is here; the squared error stands for all others."""
 
 
-def loss_of_booster(estimator: Any) -> str:
+def loss_of_booster(estimator: Estimator) -> str:
     """Return what a regressor minimises."""
     objective = getattr(estimator, "objective_", None) or getattr(estimator, "objective", None)
     return _OBJECTIVES.get(str(objective), "squared_error")

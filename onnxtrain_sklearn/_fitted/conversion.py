@@ -24,6 +24,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from .._graph.protobuf import load, to_proto
+from .._typing import Container, Estimator, Operator, Scope
 from ..exceptions import ModelError
 from .boosters import converters_of_boosters
 from .converters.context import ParameterSource
@@ -47,7 +48,9 @@ class ConversionRecord:
     known: tuple[ParameterSource, ...] = ()
 
 
-def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tuple[ir.Model, list[ConversionRecord]]:
+def converted(
+    estimator: Estimator, columns: Mapping[str, bool] | None = None
+) -> tuple[ir.Model, list[ConversionRecord]]:
     """Return a fitted model as a graph, and what each converter added to it.
 
     The graph takes one matrix of numbers; or, given ``columns``, one input for each of them by its name, of text where
@@ -94,7 +97,7 @@ def converted(estimator: Any, columns: Mapping[str, bool] | None = None) -> tupl
     return model, watched
 
 
-def _with_counted_classes(estimator: Any) -> Any:
+def _with_counted_classes(estimator: Estimator) -> Any:
     """Return a model that ends in an estimator an output with numbers for classes: skl2onnx mixes no types of them."""
     if isinstance(estimator, MultiOutputClassifier):
         estimator = copy.copy(estimator)
@@ -105,7 +108,7 @@ def _with_counted_classes(estimator: Any) -> Any:
     return estimator
 
 
-def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
+def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
     """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 
@@ -120,7 +123,7 @@ def _inputs(estimator: Any, columns: Mapping[str, bool] | None) -> list[tuple[st
     return [("X", FloatTensorType([None, estimator.n_features_in_]))]
 
 
-def _options(estimator: Any) -> dict[int, dict[str, Any]]:
+def _options(estimator: Estimator) -> dict[int, dict[str, Any]]:
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common._registration import get_converter
 
@@ -131,7 +134,7 @@ def _options(estimator: Any) -> dict[int, dict[str, Any]]:
     return {id(last): {"zipmap": False} if "zipmap" in known else {}}
 
 
-def _convertible(estimator: Any) -> Any:
+def _convertible(estimator: Estimator) -> Any:
     """Return an estimator with the settings of the same meaning that skl2onnx knows.
 
     It imputes text only where that is missing by a text of its own, and takes no rare categories for a reason to let
@@ -147,7 +150,7 @@ def _convertible(estimator: Any) -> Any:
     return twin
 
 
-def _parts(root: Any) -> Iterator[Any]:
+def _parts(root: Estimator) -> Iterator[Any]:
     """Yield the estimators within ``root``, itself included."""
     for _, part in walk(root):
         yield part
@@ -173,7 +176,7 @@ def _stamped(model: ir.Model) -> ir.Model:
 def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[ConversionRecord]) -> Callable[..., None]:
     """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
 
-    def converted(scope: Any, operator: Any, container: Any) -> None:
+    def converted(scope: Scope, operator: Operator, container: Container) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
         estimator = operator.raw_operator
         container.add_node = lambda *names, **attributes: add_node(
@@ -199,7 +202,7 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Conver
     return converted
 
 
-def _without_booleans(value: Any) -> Any:
+def _without_booleans(value: object) -> object:
     if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
         return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
     if isinstance(value, np.ndarray) and value.dtype == bool:

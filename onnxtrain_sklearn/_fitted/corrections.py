@@ -25,20 +25,21 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from .. import _runtime
 from .._graph.builder import GraphBuilder
 from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
+from .._typing import Estimator
 from ..exceptions import ModelError
 from .converters.transformed_target import divides_by_zero
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
 
-def repair(graph: ir.Graph, estimator: Any, names: frozenset[str]) -> None:
+def repair(graph: ir.Graph, estimator: Estimator, names: frozenset[str]) -> None:
     """Put right the nodes of these names, which the converter of ``estimator`` made."""
     for kind, function in REPAIRS.items():
         if isinstance(estimator, kind):
             function(graph, estimator, [node for node in graph if node.name in names])
 
 
-def _two_classes_of_discriminants(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _two_classes_of_discriminants(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """The probability of the second of two classes is the sigmoid of the score s, not the softmax of (-s, s)."""
     for node in nodes:
         if node.op_type == "LinearClassifier" and len(estimator.classes_) == 2 and _transform(node) != "NONE":
@@ -49,7 +50,7 @@ def _transform(node: ir.Node) -> str:
     return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
 
 
-def _no_start_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _no_start_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Boosting that starts from zero: the one number that stands for the starts of all classes is left out."""
     for node in [node for node in nodes if "base_values" in node.attributes]:
         start = np.asarray(node.attributes["base_values"].as_floats())
@@ -57,7 +58,7 @@ def _no_start_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node])
             node.attributes.pop("base_values")
 
 
-def _missing_values_of_trees(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _missing_values_of_trees(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Trees that have learned on which side missing values belong send them there: skl2onnx says on no side."""
     trees = [tree.tree_ for tree in np.ravel(np.array(getattr(estimator, "estimators_", [estimator]), dtype=object))]
     for node in [node for node in nodes if "nodes_treeids" in node.attributes]:
@@ -67,7 +68,7 @@ def _missing_values_of_trees(graph: ir.Graph, estimator: Any, nodes: list[ir.Nod
         node.attributes[name] = ir.AttrInt64s(name, tracks)
 
 
-def _categories_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _categories_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Splits by categories have no form that skl2onnx writes."""
     if any(tree.nodes["is_categorical"].any() for stage in estimator._predictors for tree in stage):
         raise ModelError(
@@ -76,7 +77,7 @@ def _categories_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node
         )
 
 
-def _log_link_of_boosting(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _log_link_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Trees that were fitted to the logarithm of the mean predict its exponential."""
     if estimator.loss not in ("poisson", "gamma"):
         return
@@ -99,7 +100,7 @@ def _put_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value]
     op.graph.sort()
 
 
-def _outputs_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _outputs_of_perceptrons(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Several outputs stay in their row: skl2onnx puts them into one column."""
     op = GraphBuilder(graph, prefix="outputs", constant_nodes=True)
     for node in [node for node in nodes if node.op_type == "Reshape" and estimator.n_outputs_ > 1]:
@@ -108,7 +109,7 @@ def _outputs_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node
     graph.sort()
 
 
-def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Two labels a row are no two classes: skl2onnx puts what is left to one beside their probabilities."""
     if not estimator._label_binarizer.y_type_.startswith("multilabel"):
         return
@@ -118,7 +119,7 @@ def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Any, nodes: list[ir.N
             ir.convenience.replace_all_uses_with(joined, own, replace_graph_outputs=True)
 
 
-def _targets_of_neighbours(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _targets_of_neighbours(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """The targets that are averaged are held in float32, as all that is trained."""
     for node in nodes:
         table = node.inputs[0] if node.op_type == "ArrayFeatureExtractor" else None
@@ -135,7 +136,7 @@ def _declare_float(node: ir.Node) -> None:
             _declare_float(user)
 
 
-def _sums_of_processes(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _sums_of_processes(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """The kernel times ``alpha_`` is summed in float64, as its terms almost cancel."""
     op = GraphBuilder(graph, prefix="sum", constant_nodes=True)
     for node in [node for node in nodes if node.op_type == "MatMul"]:
@@ -152,7 +153,7 @@ def _sums_of_processes(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) ->
     graph.sort()
 
 
-def _power_transform(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _power_transform(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
 
     A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
@@ -184,7 +185,7 @@ def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
     return [v for v, maker in makers.items() if maker is None or maker.op_type != "Constant"], outside
 
 
-def _leave_gaps_out(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _leave_gaps_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Numbers that are missing, and filled in by a later step, have no part in what nodes compute of the others."""
     given, made = _ends(nodes)
     if len(given) != 1 or len(made) != 1 or not is_filled_later(made[0]):
@@ -208,7 +209,7 @@ def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.V
     return op.Sub(beyond_one(above, power), beyond_one(below, op.Sub(2.0, power)))
 
 
-def _words_of_texts(graph: ir.Graph, estimator: Any, nodes: list[ir.Node]) -> None:
+def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
     locale = _runtime.text_locale()
     for node in nodes:

@@ -21,6 +21,7 @@ from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.svm import SVC, NuSVC
 
 from .._graph.builder import GraphBuilder
+from .._typing import Estimator
 from ..exceptions import ModelError
 from .conversion import ConversionRecord
 from .converters.context import EPSILON
@@ -30,7 +31,7 @@ PAIRS, CHOICE = "pairs", "choice"
 """Names of the outputs that hold the scores of pairs of classes, and the index of the class that is chosen."""
 
 
-def keep_votes(graph: ir.Graph, estimator: Any, watched: list[ConversionRecord]) -> None:
+def keep_votes(graph: ir.Graph, estimator: Estimator, watched: list[ConversionRecord]) -> None:
     """Make outputs of what a graph with operators of ai.onnx.ml chooses by votes, in place.
 
     The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
@@ -45,7 +46,9 @@ def keep_votes(graph: ir.Graph, estimator: Any, watched: list[ConversionRecord])
         _keep_largest_margin(graph, last, watched)
 
 
-def _keep_votes_of_machine(graph: ir.Graph, machine: Any, watched: list[ConversionRecord], *, decides: bool) -> None:
+def _keep_votes_of_machine(
+    graph: ir.Graph, machine: Estimator, watched: list[ConversionRecord], *, decides: bool
+) -> None:
     node = _node_of(graph, machine, watched)
     op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
     with_probabilities = hasattr(machine, "predict_proba")
@@ -64,12 +67,12 @@ def _keep_largest_margin(graph: ir.Graph, classifier: SGDClassifier, watched: Se
         add_output(graph, CHOICE, op.ArgMax(margin, axis=1, keepdims=False))
 
 
-def _node_of(graph: ir.Graph, machine: Any, watched: Sequence[ConversionRecord]) -> ir.Node:
+def _node_of(graph: ir.Graph, machine: Estimator, watched: Sequence[ConversionRecord]) -> ir.Node:
     made = next(one for one in watched if one.estimator is machine)
     return next(node for node in graph if node.op_type == "SVMClassifier" and node.name in made.nodes)
 
 
-def chosen_index(graph: ir.Graph, machine: Any, watched: Sequence[ConversionRecord]) -> ir.Value:
+def chosen_index(graph: ir.Graph, machine: Estimator, watched: Sequence[ConversionRecord]) -> ir.Value:
     """Return the index of the class that a support vector machine chooses by votes."""
     return number_classes(_node_of(graph, machine, watched), len(machine.classes_))
 
@@ -104,7 +107,7 @@ def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
 # Thresholds
 
 
-def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
+def keep_threshold(graph: ir.Graph, estimator: Estimator) -> None:
     """Make an output of the class that is chosen where the probability, or the decision function, reaches a threshold.
 
     The first output of the graph is the one or the other, of one column or of two.
@@ -132,7 +135,7 @@ def keep_threshold(graph: ir.Graph, estimator: Any) -> None:
     add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))
 
 
-def threshold_rule(estimator: Any) -> Any:
+def threshold_rule(estimator: Estimator) -> Any:
     """Return what chooses the labels at a threshold, or None."""
     while True:
         if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
@@ -149,7 +152,7 @@ def threshold_rule(estimator: Any) -> Any:
             return None
 
 
-def threshold(rule: Any) -> tuple[float, int, bool]:
+def threshold(rule: Estimator) -> tuple[float, int, bool]:
     """Return the threshold, the index of the class beyond it, and whether it is one of probabilities."""
     methods = rule._get_response_method()
     methods = [methods] if isinstance(methods, str) else methods

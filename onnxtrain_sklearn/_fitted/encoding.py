@@ -7,16 +7,18 @@ host and some rows at a time, before they are trained on. What it gives is kept 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from .. import _runtime
 from .._data.columns import COPY_LIMIT, Column
 from .._graph.trainable import TensorSpec
+from .._typing import MatrixLike, SparseLike
 from ..exceptions import ModelError
 from .model import FittedModel
 from .tables import Table
@@ -28,7 +30,7 @@ Columns = dict[str, Column]
 Specs = tuple[TensorSpec, ...] | None
 
 
-def table_columns(estimator: Any, X: Any, table: Table) -> Columns:
+def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> Columns:
     """Return the columns of a table as the inputs of the graph that predicts, checked as scikit-learn checks them."""
     if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
         raise TypeError(f"The fitted model takes a data frame or an array, got a {type(X).__name__}.")
@@ -76,5 +78,6 @@ def _compact(piece: np.ndarray, n_rows: int) -> Any:
     return sp.csr_matrix(piece) if piece.ndim == 2 and is_large else piece
 
 
-def _stacked(pieces: tuple[Any, ...]) -> Any:
-    return sp.vstack(pieces, format="csr") if sp.issparse(pieces[0]) else np.concatenate(pieces)
+def _stacked(pieces: Sequence[np.ndarray | SparseLike]) -> Any:
+    dense = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    return np.concatenate(dense) if dense else sp.vstack(pieces, format="csr")

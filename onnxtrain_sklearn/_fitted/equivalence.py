@@ -15,6 +15,7 @@ from sklearn.multioutput import ClassifierChain
 from sklearn.svm import SVC, NuSVC
 from sklearn.utils import _safe_indexing
 
+from .._typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .converters.multioutput import is_estimator_an_output
 from .decision_rules import threshold, threshold_rule
@@ -25,13 +26,16 @@ SAMPLE = 256
 """Rows that predictions are compared on."""
 
 
-def sample_rows(X: Any) -> Any:
+def sample_rows(X: MatrixLike) -> Any:
     """Return some rows of the data, spread over all of them, as scikit-learn takes them."""
-    n = X.shape[0] if hasattr(X, "shape") else len(X)
+    rows: Any = X
+    n = rows.shape[0] if hasattr(rows, "shape") else len(rows)
     return _safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(int)))
 
 
-def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float) -> None:
+def require_equal(
+    model: Estimator, rows: MatrixLike, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float
+) -> None:
     """Raise where ``model`` predicts something else than ``ours``, by method, for the same rows."""
     for method, numbers in ours.items():
         if method == "predict" and gives_labels(model):
@@ -47,7 +51,7 @@ def require_equal(model: Any, rows: Any, ours: Mapping[str, np.ndarray], *, what
         _require_equal_labels(model, rows, ours, what)
 
 
-def values(model: Any, method: str, rows: Any, shape: tuple[int, ...]) -> np.ndarray:
+def values(model: Estimator, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:
     """Return the numbers that a method of ``model`` gives, in a shape.
 
     Of several labels a row, where ``model`` gives a list: the numbers of all classes, or those of the second ones.
@@ -60,7 +64,7 @@ def values(model: Any, method: str, rows: Any, shape: tuple[int, ...]) -> np.nda
     return np.asarray(found, np.float64).reshape(shape)
 
 
-def _of_each_output(model: Any, method: str, rows: Any) -> list[np.ndarray]:
+def _of_each_output(model: Estimator, method: str, rows: MatrixLike) -> list[np.ndarray]:
     """Return what the estimators that each speak for one label give, where the one that holds them has no method."""
     rows, last = before_last(model, rows)
     parts = getattr(last, "estimators_", ())
@@ -69,7 +73,7 @@ def _of_each_output(model: Any, method: str, rows: Any) -> list[np.ndarray]:
     return [np.asarray(getattr(part, method)(rows)) for part in parts]
 
 
-def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray], what: str) -> None:
+def _require_equal_labels(model: Estimator, rows: MatrixLike, ours: Mapping[str, np.ndarray], what: str) -> None:
     """Labels may differ only where two classes are even."""
     different = np.asarray(model.predict(rows)) != ours["predict"]
     if not different.any():
@@ -82,52 +86,52 @@ def _require_equal_labels(model: Any, rows: Any, ours: Mapping[str, np.ndarray],
         _refuse(model, what, "predict", float(different.mean()))
 
 
-def _refuse(model: Any, what: str, method: str, distance: float) -> None:
+def _refuse(model: Estimator, what: str, method: str, distance: float) -> None:
     raise ModelError(f"{what} and {type(model).__name__} differ: {method}() by up to {distance:.2g} on rows of X.")
 
 
 # How sure a label is
 
 
-def margins(model: Any, rows: Any, scores: np.ndarray) -> np.ndarray:
+def margins(model: Estimator, rows: MatrixLike, scores: np.ndarray) -> np.ndarray:
     """Return how far each row is from another label; ``scores`` are probabilities, or the decision function."""
     scores, rule = scores.reshape(len(scores), -1), threshold_rule(model)
     if rule is not None:
-        return np.abs(_beyond_threshold(rule, model, rows))
+        return np.asarray(np.abs(_beyond_threshold(rule, model, rows)))
     if isinstance(last_step(model), SVC | NuSVC):
         return np.asarray(np.abs(_pairs(model, rows, len(scores))).min(axis=1))
     if isinstance(last_step(model), SGDClassifier):  # whose probabilities may be even where these are not
         scores = np.asarray(model.decision_function(rows)).reshape(len(scores), -1)
     if scores.shape[1] == 1:
-        return np.abs(scores[:, 0])
+        return np.asarray(np.abs(scores[:, 0]))
     top = np.sort(scores, axis=1)
     return np.asarray(top[:, -1] - top[:, -2])
 
 
-def _beyond_threshold(rule: Any, model: Any, rows: Any) -> np.ndarray:
+def _beyond_threshold(rule: Estimator, model: Estimator, rows: MatrixLike) -> np.ndarray:
     limit, positive, of_probabilities = threshold(rule)
     if of_probabilities:
         return np.asarray(model.predict_proba(rows)[:, positive] - limit)
     return np.asarray(model.decision_function(rows)) * (1 if positive else -1) - limit
 
 
-def _pairs(model: Any, rows: Any, n_rows: int) -> np.ndarray:
+def _pairs(model: Estimator, rows: MatrixLike, n_rows: int) -> np.ndarray:
     """Return the scores of pairs of classes that a support vector machine counts its votes by."""
     model = copy.deepcopy(model)
     last_step(model).set_params(decision_function_shape="ovo", break_ties=False)
     return np.asarray(model.decision_function(rows)).reshape(n_rows, -1)
 
 
-def before_last(model: Any, rows: Any) -> tuple[Any, Any]:
+def before_last(model: Estimator, rows: MatrixLike) -> tuple[Any, Any]:
     """Return the rows as the estimator that a pipeline ends in takes them, and that estimator."""
-    model = unwrapped(model)
-    while hasattr(model, "steps"):
-        rows = model[:-1].transform(rows) if len(model.steps) > 1 else rows
-        model = unwrapped(model.steps[-1][1])
-    return rows, model
+    last: Any = unwrapped(model)
+    while hasattr(last, "steps"):
+        rows = last[:-1].transform(rows) if len(last.steps) > 1 else rows
+        last = unwrapped(last.steps[-1][1])
+    return rows, last
 
 
-def margins_of_labels(model: Any, rows: Any, scores: np.ndarray, method: str) -> np.ndarray:
+def margins_of_labels(model: Estimator, rows: MatrixLike, scores: np.ndarray, method: str) -> np.ndarray:
     """Return how far each label of each row is from being another; ``scores`` are what ``method`` gives of them all."""
     outputs = classes_of_outputs(model) or []
     if scores.shape[1] == len(outputs):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer, is_regressor
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
@@ -29,6 +30,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, trainable_model
 from .._ml_operators.rewrite import Rewritten, rewrite
+from .._typing import Estimator
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..losses import Loss, Quantile
 from .boosters import library_of, loss_of_booster
@@ -76,7 +78,7 @@ class FittedModel:
     table: Table | None = None
     parts: TablePipeline | None = None
 
-    def known_classes(self, classes: Any, y: Any) -> Any:
+    def known_classes(self, classes: ArrayLike | list[np.ndarray] | None, y: ArrayLike) -> Any:
         """Return the labels that rows may have; those that the user names, and ``y``, must be of the model's kind."""
         if self.classes is None:
             return classes
@@ -97,25 +99,26 @@ class FittedModel:
             raise ValueError(f"The fitted model predicts one label a row, and y has {given}, being of shape {shape}.")
 
 
-def _shape(y: Any) -> tuple[int, ...]:
+def _shape(y: ArrayLike) -> tuple[int, ...]:
     try:
         return np.shape(y)
     except ValueError:
         raise ValueError("y must hold the same number of labels in every row, but its rows differ in length.") from None
 
 
-def listed(classes: Any) -> Any:
+def listed(classes: ArrayLike | list[np.ndarray] | None) -> Any:
     """Return classes as a list, or those of several labels as a list of lists."""
-    several = isinstance(classes, list | tuple) and any(np.ndim(known) for known in classes)
-    return [np.asarray(known).tolist() for known in classes] if several else np.asarray(classes).tolist()
+    if isinstance(classes, list | tuple) and any(np.ndim(known) for known in classes):
+        return [np.asarray(known).tolist() for known in classes]
+    return np.asarray(classes).tolist()
 
 
-def is_estimator(model: Any) -> bool:
+def is_estimator(model: object) -> TypeGuard[Estimator]:
     """Whether ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
 
 
-def takes_nan(model: Any) -> bool:
+def takes_nan(model: Estimator) -> bool:
     """Whether a scikit-learn model takes missing values, in some columns at least."""
     first = first_step(model)
     if isinstance(first, FeatureUnion):
@@ -126,7 +129,7 @@ def takes_nan(model: Any) -> bool:
     return bool(get_tags(first).input_tags.allow_nan)
 
 
-def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
+def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
     """Return a fitted model as a trainable graph, and what else is known of it.
 
     ``has_text`` says whether the data have columns that are no numbers.
@@ -166,7 +169,7 @@ def fitted_model(estimator: Any, *, has_text: bool = False) -> tuple[TrainableMo
 
 
 def _graph_of(
-    estimator: Any, outputs: list[np.ndarray] | None, table: Table | None
+    estimator: Estimator, outputs: list[np.ndarray] | None, table: Table | None
 ) -> tuple[ir.Model, Sequence[Origin]]:
     """Return the graph in plain operators, and where its parameters come from.
 
@@ -176,7 +179,7 @@ def _graph_of(
     texts = None if table is None else table.texts
     rewritten, watched, structure = _rewritten(estimator, texts)
 
-    def again(twin: Any) -> tuple[ir.Model, object]:
+    def again(twin: Estimator) -> tuple[ir.Model, object]:
         other, _, its_structure = _rewritten(twin, texts)
         return other.model, its_structure
 
@@ -194,7 +197,7 @@ def _graph_of(
 
 
 def _rewritten(
-    estimator: Any, texts: Mapping[str, bool] | None
+    estimator: Estimator, texts: Mapping[str, bool] | None
 ) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
     """Return the graph in plain operators, what each converter added to it, and what was converted."""
     model, watched = converted(estimator, texts)
@@ -207,7 +210,7 @@ def _rewritten(
     return rewrite(model), watched, structure
 
 
-def _refuse_other_kinds(estimator: Any) -> None:
+def _refuse_other_kinds(estimator: Estimator) -> None:
     name = type(estimator).__name__
     if not (gives_labels(estimator) or is_regressor(estimator)):
         raise ModelError(
@@ -248,14 +251,14 @@ def _refuse_other_order(last: OneVsRestClassifier) -> None:
         )
 
 
-def _whose_labels_count(last: Any) -> list[Any]:
+def _whose_labels_count(last: Estimator) -> list[Any]:
     """Return the estimators within one whose labels are handed on as they are."""
     if isinstance(last, StackingClassifier):
         return [last.final_estimator_]
     return list(last.estimators_) if isinstance(last, MultiOutputClassifier | ClassifierChain) else []
 
 
-def _refuse_own_labels(last: Any, inner: Any) -> None:
+def _refuse_own_labels(last: Estimator, inner: Estimator) -> None:
     """Within another model, labels are those of the largest probability or score."""
     end, rule = last_step(inner), threshold_rule(inner)
     name = type(end if rule is None else rule).__name__
@@ -269,7 +272,7 @@ def _refuse_own_labels(last: Any, inner: Any) -> None:
         )
 
 
-def _refuse_constant_labels(last: Any) -> None:
+def _refuse_constant_labels(last: Estimator) -> None:
     """A label that was the same in all rows has no margin, beside those of others."""
     constant = [isinstance(one, _ConstantPredictor) for one in last.estimators_]
     if any(constant) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
@@ -279,13 +282,13 @@ def _refuse_constant_labels(last: Any) -> None:
         )
 
 
-def _what_else(estimator: Any) -> str:
+def _what_else(estimator: Estimator) -> str:
     if is_clusterer(estimator) or hasattr(estimator, "predict_proba"):  # mixtures of densities
         return ", but clusters that it found itself"
     return ", but transforms rows" if hasattr(estimator, "transform") else ""
 
 
-def _classes(estimator: Any, outputs: list[np.ndarray] | None) -> np.ndarray | list[np.ndarray] | None:
+def _classes(estimator: Estimator, outputs: list[np.ndarray] | None) -> np.ndarray | list[np.ndarray] | None:
     if outputs is not None:
         return np.arange(len(outputs)) if are_indicators(outputs) else outputs
     return classes_of(estimator) if gives_labels(estimator) else None
@@ -302,7 +305,7 @@ _COUNTS = {
 """What probabilities count, and what to do about it."""
 
 
-def _without_gradient(estimator: Any) -> str:
+def _without_gradient(estimator: Estimator) -> str:
     last, name = last_step(estimator), type(estimator).__name__
     counted = _COUNTS.get(type(last))
     if counted and not (isinstance(last, BaggingClassifier) and hasattr(last.estimators_[0], "predict_proba")):
@@ -313,7 +316,7 @@ def _without_gradient(estimator: Any) -> str:
     )
 
 
-def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
+def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
     """Whether a parameter is no fitted number: what a scaler leaves out, an intercept that was not to be fitted."""
     owner = follow(estimator, origin.owner)
     if isinstance(owner, OrdinalEncoder) or (origin.role == "default" and len(getattr(owner, "categories_", ())) > 1):
@@ -329,7 +332,7 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Any) -> bool:
     return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
 
 
-def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
+def _loss_of(estimator: Estimator, source: TrainableModel) -> str | Loss:
     """Return what the last estimator minimises, as far as there is a loss for it here."""
     last = last_step(estimator)
     if gives_labels(estimator):
@@ -340,7 +343,7 @@ def _loss_of(estimator: Any, source: TrainableModel) -> str | Loss:
         return loss_of_booster(last)
     if source.link == "exp":
         if isinstance(getattr(last, "loss", None), str):  # of trees
-            return last.loss
+            return str(last.loss)
         power = float(getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(name, 0)))
         return {1.0: "poisson", 2.0: "gamma"}.get(power, "squared_error")
     if name == "QuantileRegressor":

@@ -7,7 +7,6 @@ the scores behind are found, as they are for a single label, and put side by sid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +15,7 @@ from sklearn.svm import SVC, NuSVC
 
 from .._graph.builder import GraphBuilder
 from .._graph.queries import attribute, constant
+from .._typing import Estimator
 from ..exceptions import ModelError
 from .conversion import ConversionRecord
 from .converters.context import EPSILON
@@ -28,7 +28,7 @@ Place = tuple[ir.Value, int, int]
 """A matrix, the first of its columns that belong to an output, and their number."""
 
 
-def classes_of_outputs(estimator: Any) -> list[np.ndarray] | None:
+def classes_of_outputs(estimator: Estimator) -> list[np.ndarray] | None:
     """Return the classes of each label that a classifier predicts; None: it predicts one label a row."""
     last = last_step(estimator)
     classes = getattr(last, "classes_", None)
@@ -44,7 +44,7 @@ def are_indicators(classes: Sequence[np.ndarray]) -> bool:
     return len(classes) > 1 and all(known.dtype.kind in "biuf" and np.array_equal(known, [0, 1]) for known in classes)
 
 
-def keep_votes_of_labels(graph: ir.Graph, estimator: Any, watched: Sequence[ConversionRecord]) -> None:
+def keep_votes_of_labels(graph: ir.Graph, estimator: Estimator, watched: Sequence[ConversionRecord]) -> None:
     """Make an output of the classes that machines with probabilities choose by votes, a column a label."""
     last = last_step(estimator)
     parts = in_order_of_labels(last, [last_step(e) for e in last.estimators_]) if is_estimator_an_output(last) else []
@@ -58,7 +58,7 @@ def keep_votes_of_labels(graph: ir.Graph, estimator: Any, watched: Sequence[Conv
     add_output(graph, CHOICE, op.Concat(*columns, axis=1))
 
 
-def expose_labels(model: ir.Model, estimator: Any, classes: Sequence[np.ndarray]) -> None:
+def expose_labels(model: ir.Model, estimator: Estimator, classes: Sequence[np.ndarray]) -> None:
     """Let the graph end in scores: one for each label that is 0 or 1, through a sigmoid, else one for each class."""
     graph, last, probable = model.graph, last_step(estimator), hasattr(estimator, "predict_proba")
     if len(graph.outputs) == 1 and ends_in(_source(graph.outputs[0]), "Sigmoid"):
@@ -107,7 +107,7 @@ def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Val
     return place[0]
 
 
-def _places(op: GraphBuilder, estimator: Any, classes: Sequence[np.ndarray]) -> list[Place]:
+def _places(op: GraphBuilder, estimator: Estimator, classes: Sequence[np.ndarray]) -> list[Place]:
     """Return where the numbers of each output are."""
     values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in classes]
     if len(values) == len(sizes):

@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .._ml_operators.context import Role
+from .._typing import Estimator
 from .conversion import ConversionRecord
 from .converters.context import ParameterSource
 from .tracers import Tracer, numbers_of
@@ -66,7 +68,7 @@ COMPUTED: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 
 
 def named(
-    model: ir.Model, roles: Sequence[Any], watched: Sequence[ConversionRecord], root: Any, tracer: Tracer
+    model: ir.Model, roles: Sequence[Role], watched: Sequence[ConversionRecord], root: Estimator, tracer: Tracer
 ) -> list[Origin]:
     """Rename the parameters of the graph by their estimators, in place; return where each comes from.
 
@@ -116,7 +118,7 @@ def _owner(watched: Sequence[ConversionRecord], node: str, initializer: str) -> 
     return min(found, key=lambda one: len(one.nodes)).estimator if found else None
 
 
-def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
+def _attribute(owner: Estimator, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
     """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
     best: tuple[float, Path, str] = (-1.0, (), "same")
     for path, numbers in numbers_of(owner):
@@ -132,7 +134,7 @@ def _attribute(owner: Any, array: np.ndarray, role: str, used: set[Path], *, str
     return best[1], best[2]
 
 
-def _is_doubtful(owner: Any, array: np.ndarray) -> bool:
+def _is_doubtful(owner: Estimator, array: np.ndarray) -> bool:
     """Whether numbers do not tell what they are: they are trivial, or equal to several attributes or forms of one."""
     if np.isin(array, (-1, 0, 1)).all():
         return True
@@ -148,7 +150,7 @@ def _is_doubtful(owner: Any, array: np.ndarray) -> bool:
     return len(equal) > 1
 
 
-def _traced(tracer: Tracer, name: str, owner: Path, role: Any, guess: tuple[Path, str]) -> tuple[Path, str]:
+def _traced(tracer: Tracer, name: str, owner: Path, role: Role | None, guess: tuple[Path, str]) -> tuple[Path, str]:
     """Return the attribute and form that the tracer finds, ``guess`` where the copy was converted otherwise."""
     array = tracer.array(name)
     if array is None:
@@ -188,12 +190,13 @@ def _stem(attribute: Path, form: str) -> str:
     return f"log_{_dotted(attribute)}" if form == "logarithm" else _dotted(attribute)
 
 
-def _prefix(root: Any, path: Path, owner: Any) -> str:
+def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
     """Return the names of the steps that lead to an estimator, or its class where none has one."""
-    names, value = [], root
+    names: list[str] = []
+    value: Any = root
     for i, part in enumerate(path):
         container = value
-        value = getattr(value, part) if has_attributes(value) else value[part]  # type: ignore[arg-type]
+        value = getattr(value, str(part)) if has_attributes(value) else value[part]
         named = isinstance(part, int) and isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
         if named:
             names.append(value[0])

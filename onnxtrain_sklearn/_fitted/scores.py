@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +20,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from .._graph.builder import GraphBuilder
 from .._graph.queries import dims
+from .._typing import Estimator
 from ..exceptions import ModelError
 from .conversion import ConversionRecord
 from .converters.context import EPSILON
@@ -56,7 +56,7 @@ def drop_needless_norms(graph: ir.Graph) -> None:
             graph.remove(node, safe=True)
 
 
-def as_probabilities(model: ir.Model, origin: Origin, root: Any) -> Origin:
+def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin:
     """Keep the probabilities in the leaves of classifying trees probabilities while they are trained.
 
     The numbers w of a leaf are its share of one tree among several times |w| / sum(|w|), or times |w| / (|w| + |1 - w|)
@@ -98,10 +98,10 @@ def normalise_leaves(model: ir.Model, name: str, share: float, groups: np.ndarra
 def _groups(sizes: np.ndarray) -> np.ndarray:
     """Return the matrix that adds up the columns of each group, for each column of it."""
     group = np.repeat(np.arange(len(sizes)), sizes)
-    return (group[:, None] == group).astype(np.float32)
+    return np.asarray(group[:, None] == group, np.float32)
 
 
-def tie_normal_density(model: ir.Model, origin: Origin, root: Any, watched: Sequence[ConversionRecord]) -> None:
+def tie_normal_density(model: ir.Model, origin: Origin, root: Estimator, watched: Sequence[ConversionRecord]) -> None:
     """Compute what the logarithm of Gaussian densities takes of the variances from them: it stands there as numbers."""
     owner = follow(root, origin.owner)
     if not isinstance(owner, GaussianNB) or origin.attribute != ("var_",):
@@ -123,7 +123,7 @@ def tie_normal_density(model: ir.Model, origin: Origin, root: Any, watched: Sequ
     model.graph.sort()
 
 
-def expose_scores(model: ir.Model, estimator: Any) -> None:
+def expose_scores(model: ir.Model, estimator: Estimator) -> None:
     """Let the graph of a model that gives labels end in scores, or in an activation on scores, for a loss."""
     if not gives_labels(estimator):
         show_scores(model, probabilities=None)

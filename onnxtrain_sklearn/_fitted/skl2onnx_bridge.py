@@ -15,6 +15,7 @@ from sklearn.compose import ColumnTransformer
 
 from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
+from .._typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from .converters.context import ParameterSource, Source
 from .converters.registry import CONVERTERS, converter_of
@@ -31,7 +32,7 @@ _DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
 """What skl2onnx calls types."""
 
 
-def convert(scope: Any, operator: Any, container: Any) -> list[ParameterSource] | None:
+def convert(scope: Scope, operator: Operator, container: Container) -> list[ParameterSource] | None:
     """Convert an estimator by our own converter and return what is known of its parameters; None: there is none."""
     estimator = operator.raw_operator
     own = converter_of(estimator)
@@ -43,7 +44,7 @@ def convert(scope: Any, operator: Any, container: Any) -> list[ParameterSource] 
     rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
-    def within(estimator: Any, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
+    def within(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
         variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
         outputs = _declared(scope, container, estimator, variable, raw_scores)
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
@@ -65,7 +66,7 @@ def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -
     return parts[0]
 
 
-def _variable(scope: Any, estimator: Any, rows: ir.Value) -> Any:
+def _variable(scope: Scope, estimator: Estimator, rows: ir.Value) -> Any:
     """Return rows that a converter computes, under a name of their own, as what another one takes."""
     from skl2onnx.common.data_types import FloatTensorType
 
@@ -75,7 +76,7 @@ def _variable(scope: Any, estimator: Any, rows: ir.Value) -> Any:
     return variable
 
 
-def _declared(scope: Any, container: Any, estimator: Any, rows: Any, raw_scores: bool) -> list[Any]:
+def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
     """Have skl2onnx convert an estimator within another one, and return its outputs."""
     from skl2onnx._parse import _parse_sklearn
 
@@ -91,7 +92,7 @@ def _declared(scope: Any, container: Any, estimator: Any, rows: Any, raw_scores:
     return list(_parse_sklearn(scope, estimator, [rows], custom_parsers=parsers()))
 
 
-def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Any) -> None:
+def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Container) -> None:
     """Add the nodes and parameters of a graph to those of the container; its results get their names."""
     op = GraphBuilder(graph, prefix=f"{names[0]}/out", constant_nodes=True)
     for value, name in zip(results, names, strict=True):
@@ -114,7 +115,9 @@ def parsers() -> dict[type, Callable[..., Any]]:
     return {**made, ColumnTransformer: _by_position}
 
 
-def _by_position(scope: Any, transformer: Any, inputs: list[Any], custom_parsers: Any = None) -> list[Any]:
+def _by_position(
+    scope: Scope, transformer: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
     """Parse a transformer of columns by their positions: a matrix has no names, least of all within an ensemble.
 
     skl2onnx keeps the order of the matrix where all of its columns are taken, so that they are picked here.
@@ -134,7 +137,7 @@ def _by_position(scope: Any, transformer: Any, inputs: list[Any], custom_parsers
     return list(_parse_sklearn_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
 
 
-def _picked(scope: Any, rows: Any, places: list[int], columns: int) -> Any:
+def _picked(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
     """Return some columns of a matrix, declared as many as they are."""
     if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
         return rows
@@ -149,7 +152,7 @@ def shape_calculators() -> dict[type, Callable[..., Any]]:
     return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
 
 
-def _parsed(scope: Any, estimator: Any, inputs: list[Any], custom_parsers: Any = None) -> list[Any]:
+def _parsed(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None) -> list[Any]:
     """Declare the outputs of what is converted by a converter of ours: one, and labels before it for a detector."""
     from skl2onnx._parse import _parse_sklearn
     from skl2onnx._supported_operators import sklearn_operator_name_map
@@ -159,7 +162,7 @@ def _parsed(scope: Any, estimator: Any, inputs: list[Any], custom_parsers: Any =
     if converter_of(estimator) is None and not known:
         raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
     if converter_of(estimator) is None:
-        others = {kind: parser for kind, parser in custom_parsers.items() if kind is not type(estimator)}
+        others = {kind: parser for kind, parser in (custom_parsers or {}).items() if kind is not type(estimator)}
         return list(_parse_sklearn(scope, estimator, inputs, others))
     operator = scope.declare_local_operator(type(estimator).__name__, estimator)
     operator.inputs = inputs
@@ -169,7 +172,7 @@ def _parsed(scope: Any, estimator: Any, inputs: list[Any], custom_parsers: Any =
     return list(operator.outputs)
 
 
-def _declare_columns(operator: Any) -> None:
+def _declare_columns(operator: Operator) -> None:
     """Declare the columns that a converter of ours makes; skl2onnx knows those of its own."""
     own = converter_of(operator.raw_operator)
     if own is None or own.columns is None:

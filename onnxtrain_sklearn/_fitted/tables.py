@@ -21,6 +21,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
 from sklearn.utils import check_array, get_tags
 
+from .._typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .traversal import unwrapped, walk
 
@@ -74,12 +75,12 @@ class TableColumn:
             self._require_known(set(values[~np.isnan(values)].tolist()))
         return values.reshape(-1, 1)
 
-    def _require_known(self, values: set[Any]) -> None:
+    def _require_known(self, values: set[str] | set[float]) -> None:
         if unknown := set() if self.known is None else values - self.known:
             raise ValueError(f"Found unknown categories {sorted(unknown)} in column {self.name!r} of X.")
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float | np.floating) and bool(np.isnan(value)))
 
 
@@ -107,7 +108,7 @@ class Table:
         """Whether a column is taken apart into words: no text of it is known as a whole."""
         return any(column.kind == "text" and not column.literal for column in self.columns)
 
-    def arrays(self, X: Any) -> dict[str, np.ndarray]:
+    def arrays(self, X: MatrixLike) -> dict[str, np.ndarray]:
         """Return the columns that are read as arrays of shape (n_samples, 1), checked, by name.
 
         Raises
@@ -123,7 +124,7 @@ class Table:
                 arrays[column.name] = column.texts(_values(X, [i])[:, 0])
         return arrays
 
-    def _numbers(self, X: Any) -> dict[str, np.ndarray]:
+    def _numbers(self, X: MatrixLike) -> dict[str, np.ndarray]:
         arrays: dict[str, np.ndarray] = {}
         for gaps in (False, True):
             group = [i for i, c in enumerate(self.columns) if c.kind == "number" and c.gaps is gaps]
@@ -136,13 +137,13 @@ class Table:
         return arrays
 
 
-def holds_text(X: Any) -> bool:
+def holds_text(X: MatrixLike) -> bool:
     """Whether a data frame has columns that are no numbers."""
     dtypes = X.dtypes if hasattr(X, "columns") and hasattr(X, "dtypes") else ()
     return any(getattr(dtype, "kind", "O") not in "biuf" for dtype in dtypes)
 
 
-def _values(X: Any, columns: Sequence[int]) -> np.ndarray:
+def _values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
     if hasattr(X, "iloc"):
         return np.asarray(X.iloc[:, columns], dtype=object)
     array = np.asarray(X, dtype=object)
@@ -151,14 +152,14 @@ def _values(X: Any, columns: Sequence[int]) -> np.ndarray:
     return array[:, columns]
 
 
-def _documents(X: Any) -> np.ndarray:
+def _documents(X: MatrixLike) -> np.ndarray:
     values = np.asarray(X, dtype=object)
     if isinstance(X, str) or values.ndim != 1:
         raise ValueError(f"The fitted model takes a sequence of texts, got {type(X).__name__} of {values.ndim} axes.")
     return values
 
 
-def table_of(estimator: Any, *, has_text: bool) -> Table | None:
+def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     """Return the columns of a model that takes text; None for one that takes a matrix of numbers.
 
     ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
@@ -182,10 +183,10 @@ class _Taker:
     What comes ``behind`` them takes what they give, beside what others give.
     """
 
-    steps: tuple[Any, ...]
+    steps: tuple[Estimator, ...]
     columns: tuple[int, ...] | None
     ensemble: Any = None
-    behind: tuple[Any, ...] = ()
+    behind: tuple[Estimator, ...] = ()
 
     @property
     def takes_gaps(self) -> bool:
@@ -197,7 +198,7 @@ class _Taker:
                 return True
         return True
 
-    def before(self, later: tuple[Any, ...]) -> _Taker:
+    def before(self, later: tuple[Estimator, ...]) -> _Taker:
         """Return the same with more steps behind."""
         return replace(self, behind=(*self.behind, *later))
 
@@ -208,7 +209,9 @@ class _Taker:
         return self.columns.index(column) if column in self.columns else None
 
 
-def _takers(estimator: Any, columns: tuple[int, ...] | None, later: tuple[Any, ...] = ()) -> Iterator[_Taker]:
+def _takers(
+    estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
+) -> Iterator[_Taker]:
     """Yield what takes columns of the data first, with the steps that come next."""
     estimator = unwrapped(estimator)
     if isinstance(estimator, Pipeline):
@@ -231,11 +234,11 @@ def _takers(estimator: Any, columns: tuple[int, ...] | None, later: tuple[Any, .
         yield _Taker(() if _passes_on(estimator) else (estimator, *later), columns)
 
 
-def _passes_on(step: Any) -> bool:
+def _passes_on(step: object) -> bool:
     return step is None or isinstance(step, str) or (isinstance(step, FunctionTransformer) and step.func is None)
 
 
-def _inner(estimator: Any) -> list[Any]:
+def _inner(estimator: Estimator) -> list[Any]:
     """Return the pipelines and column transformers in an ensemble or the like that are handed the same columns."""
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
@@ -267,7 +270,7 @@ def _column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
     return column
 
 
-def _with_rules(column: TableColumn, steps: Sequence[Any], place: int) -> TableColumn:
+def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> TableColumn:
     """Add what one taker says: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
     literal: frozenset[Any] = frozenset()
     for step in steps[: 2 if _imputes(steps[0]) else 1]:
@@ -286,19 +289,19 @@ def _with_rules(column: TableColumn, steps: Sequence[Any], place: int) -> TableC
     return column
 
 
-def _is_text(step: Any, place: int) -> bool:
+def _is_text(step: Estimator | None, place: int) -> bool:
     return _is_vectorizer(step) or any(isinstance(value, str) for value in _listed(step, place))
 
 
-def _is_vectorizer(step: Any) -> bool:
+def _is_vectorizer(step: object) -> bool:
     return isinstance(step, _VectorizerMixin)
 
 
-def _imputes(step: Any) -> bool:
+def _imputes(step: Estimator) -> bool:
     return type(step).__module__.startswith("sklearn.impute.")
 
 
-def _listed(step: Any, place: int) -> list[Any]:
+def _listed(step: Estimator | None, place: int) -> list[Any]:
     """Return the values that a fitted step knows of one of its columns."""
     if isinstance(step, SimpleImputer):
         return [step.statistics_[place]]
@@ -306,16 +309,17 @@ def _listed(step: Any, place: int) -> list[Any]:
     return np.asarray(categories[place]).tolist() if place < len(categories) else []
 
 
-def _gives_nan(step: Any) -> bool:
+def _gives_nan(step: Estimator) -> bool:
     return isinstance(step, OrdinalEncoder) and bool(np.isnan(step.encoded_missing_value))
 
 
-def _refuses_unknown(step: Any) -> bool:
+def _refuses_unknown(step: Estimator) -> bool:
     """Whether a step has no numbers for texts that it does not know, in scikit-learn or in the graph."""
     if isinstance(step, OrdinalEncoder):
         return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
     if isinstance(step, OneHotEncoder):
-        return step.handle_unknown == "error" or (step.handle_unknown != "ignore" and step._infrequent_enabled)
+        unknown = step.handle_unknown
+        return bool(unknown == "error" or (unknown != "ignore" and step._infrequent_enabled))
     return False
 
 
@@ -333,7 +337,7 @@ def _refuse_text_within(takers: Sequence[_Taker]) -> None:
             )
 
 
-def _refuse_hidden_text(estimator: Any, takers: Sequence[_Taker]) -> None:
+def _refuse_hidden_text(estimator: Estimator, takers: Sequence[_Taker]) -> None:
     """Refuse encoders of text that other steps hand to them: what these do to the text, the graph does not."""
     first = {id(step) for taker in takers for step in taker.steps}
     for _, part in walk(estimator):

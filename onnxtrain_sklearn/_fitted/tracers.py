@@ -15,13 +15,14 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
+from .._typing import Estimator
 from .traversal import Path, assign, follow, walk
 
 FITTED_SETTINGS = frozenset({"coef0"})
 """Arguments of constructors that are numbers of the fitted model too."""
 
 
-def numbers_of(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
+def numbers_of(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
     yield from own_numbers(owner)
     for name, value in vars(owner).items():
@@ -29,7 +30,7 @@ def numbers_of(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
             yield from (((name, *path), array) for path, array in numbers_of(value))
 
 
-def own_numbers(owner: Any) -> Iterator[tuple[Path, np.ndarray]]:
+def own_numbers(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the fitted numbers of an estimator with their attributes."""
     for name, value in vars(owner).items():
         if not _is_fitted_name(name):
@@ -61,7 +62,9 @@ class Tracer:
         ``convert(estimator)`` returns a graph whose parameters have no names of estimators yet, and its structure.
     """
 
-    def __init__(self, root: Any, structure: object, convert: Callable[[Any], tuple[ir.Model, object]]) -> None:
+    def __init__(
+        self, root: Estimator, structure: object, convert: Callable[[Estimator], tuple[ir.Model, object]]
+    ) -> None:
         self._root, self._structure, self._convert = root, structure, convert
 
     def array(self, name: str) -> np.ndarray | None:

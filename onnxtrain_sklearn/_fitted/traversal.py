@@ -15,11 +15,13 @@ from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.semi_supervised import SelfTrainingClassifier
 
+from .._typing import Estimator
+
 Path: TypeAlias = "tuple[str | int, ...]"
 """Attributes and positions that lead from a model to what is within it."""
 
 
-def walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
+def walk(root: Estimator, depth: int = 12) -> Iterator[tuple[Path, Any]]:
     """Yield every estimator within ``root`` once, with the way that leads to it; itself first."""
     seen: set[int] = set()
     front: list[tuple[Path, Any]] = [((), root)]
@@ -37,26 +39,27 @@ def walk(root: Any, depth: int = 12) -> Iterator[tuple[Path, Any]]:
             front += [((*path, i), inner) for i, inner in enumerate(value) if _may_hold(inner)]
 
 
-def _may_hold(value: Any) -> bool:
+def _may_hold(value: object) -> bool:
     if isinstance(value, np.ndarray):
-        return value.dtype == object
+        return bool(value.dtype == object)
     return isinstance(value, list | tuple | dict) or has_attributes(value)
 
 
-def has_attributes(value: Any) -> bool:
+def has_attributes(value: object) -> bool:
     """Whether ``value`` is an estimator, or one of scikit-learn's objects that hold some (of calibration, of trees)."""
     is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
     return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
 
 
-def follow(root: Any, path: Path) -> Any:
+def follow(root: object, path: Path) -> Any:
     """Return what attributes and positions lead to from ``root``."""
+    value: Any = root
     for part in path:
-        root = getattr(root, part) if isinstance(part, str) and not isinstance(root, Mapping) else root[part]
-    return root
+        value = getattr(value, part) if isinstance(part, str) and not isinstance(value, Mapping) else value[part]
+    return value
 
 
-def assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
+def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
     """Put numbers in the place that ``path`` leads to from ``owner``, in the shape and the type of those there."""
     holder, last = follow(owner, path[:-1]), path[-1]
     old = follow(holder, (last,))
@@ -73,13 +76,13 @@ def assign(owner: Any, path: Path, numbers: np.ndarray) -> None:
         holder[last] = value
 
 
-def _assign_in_tuple(owner: Any, path: Path, value: Any) -> None:
+def _assign_in_tuple(owner: Estimator, path: Path, value: object) -> None:
     items = list(follow(owner, path[:-1]))
     items[int(path[-1])] = value
     setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
 
 
-def last_step(estimator: Any) -> Any:
+def last_step(estimator: Estimator) -> Any:
     """Return the estimator that a pipeline ends in."""
     estimator = unwrapped(estimator)
     while hasattr(estimator, "steps"):
@@ -87,7 +90,7 @@ def last_step(estimator: Any) -> Any:
     return estimator
 
 
-def first_step(estimator: Any) -> Any:
+def first_step(estimator: Estimator) -> Any:
     """Return the estimator that a pipeline begins with, that within a regressor of transformed targets too."""
     estimator = unwrapped(estimator)
     if hasattr(estimator, "steps"):
@@ -95,7 +98,7 @@ def first_step(estimator: Any) -> Any:
     return first_step(estimator.regressor_) if isinstance(estimator, TransformedTargetRegressor) else estimator
 
 
-def unwrapped(estimator: Any) -> Any:
+def unwrapped(estimator: Estimator) -> Any:
     """Return what searches, thresholds, self-training and FrozenEstimators hold, at the steps of a pipeline too.
 
     skl2onnx does not know all of them, and takes no threshold into account.
@@ -114,11 +117,11 @@ def unwrapped(estimator: Any) -> Any:
     return estimator
 
 
-def gives_labels(model: Any) -> bool:
+def gives_labels(model: Estimator) -> bool:
     """Whether a model predicts classes: a classifier, or a detector of outliers, whose classes are -1 and 1."""
     return is_classifier(model) or is_outlier_detector(model)
 
 
-def classes_of(model: Any) -> np.ndarray:
+def classes_of(model: Estimator) -> np.ndarray:
     """Return the classes that a model predicts, in the order of its scores."""
     return np.array([-1, 1]) if is_outlier_detector(model) else np.asarray(model.classes_)

@@ -21,13 +21,14 @@ from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistG
 from sklearn.svm import OneClassSVM
 from sklearn.tree import BaseDecisionTree
 
+from .._typing import Estimator
 from ..exceptions import ModelError
 from .provenance import FORMS, Origin
 from .traversal import Path, assign, follow
 
 
 def write_back(
-    model: Any, origins: Sequence[Origin], before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]
+    model: Estimator, origins: Sequence[Origin], before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]
 ) -> Any:
     """Return a deep copy of ``model`` with the numbers that differ between ``before`` and ``now`` written back."""
     changed = [origin for origin in origins if not np.array_equal(before[origin.name], now[origin.name])]
@@ -50,7 +51,7 @@ def write_back(
     return result
 
 
-def _complete(owner: Any, path: Path) -> None:
+def _complete(owner: Estimator, path: Path) -> None:
     """Bring attributes that repeat the written one into line."""
     attribute = str(path[-1]) if path else ""
     if attribute == "scale_" and hasattr(owner, "var_"):
@@ -66,7 +67,7 @@ def _complete(owner: Any, path: Path) -> None:
         owner._tree = type(owner._tree)(owner._fit_X, owner.leaf_size, **metric)
 
 
-def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
+def _repeat_for_libsvm(owner: Estimator, attribute: str) -> None:
     """LIBSVM reads private copies, which have the opposite sign where two classes are told apart."""
     name = attribute.strip("_")
     sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
@@ -82,7 +83,7 @@ def _repeat_for_libsvm(owner: Any, attribute: str) -> None:
 # Trees
 
 
-def _require_trees(owner: Any, origin: Origin) -> None:
+def _require_trees(owner: Estimator, origin: Origin) -> None:
     """Raise where the trees are not scikit-learn's own: other libraries keep them where nothing can be written."""
     own = BaseDecisionTree | BaseForest | BaseGradientBoosting | BaseHistGradientBoosting | IsolationForest
     if not isinstance(owner, own):
@@ -92,7 +93,7 @@ def _require_trees(owner: Any, origin: Origin) -> None:
         )
 
 
-def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
+def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
     """The numbers of the leaves, each a multiple of what the tree holds: of one tree among many, of a learning rate."""
     assert origin.places is not None
     places = origin.places.reshape(-1, 3)
@@ -105,14 +106,14 @@ def _write_leaves(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarra
         write(value)
 
 
-def _factor(owner: Any) -> float:
+def _factor(owner: Estimator) -> float:
     """Return what a tree's numbers are multiplied by, where they are all zero and do not tell."""
     if isinstance(owner, BaseGradientBoosting):
         return float(owner.learning_rate)
     return 1.0 / len(owner.estimators_) if isinstance(owner, ForestRegressor) else 1.0
 
 
-def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
+def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
     """Return how to read and to write one number of one leaf."""
     if isinstance(owner, IsolationForest):  # the path to the leaf, and those that would go on from it
         beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
@@ -126,20 +127,20 @@ def _cell(owner: Any, tree: int, node: int, target: int) -> tuple[Callable[[], f
     return lambda: float(values[place]), lambda value: values.__setitem__(place, value)
 
 
-def _trees(owner: Any) -> list[Any]:
+def _trees(owner: Estimator) -> list[Any]:
     if hasattr(owner, "tree_"):
         return [owner.tree_]
     return [estimator.tree_ for estimator in np.ravel(np.array(owner.estimators_, dtype=object))]
 
 
-def _position(owner: Any, node: int, target: int) -> tuple[int, int, int]:
+def _position(owner: Estimator, node: int, target: int) -> tuple[int, int, int]:
     boosted = isinstance(getattr(owner, "estimators_", None), np.ndarray)
     if boosted:
         return node, 0, 0
     return (node, 0, target) if is_classifier(owner) else (node, target, 0)
 
 
-def _write_probabilities(owner: Any, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
+def _write_probabilities(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
     """The probabilities in the leaves of classifying trees; one number for two classes is that of the second."""
     assert origin.places is not None
     trees, numbers = _trees(owner), np.abs(now.astype(np.float64))

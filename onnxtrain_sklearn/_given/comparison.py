@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -65,18 +64,18 @@ class OwnOutput:
     numbers: np.ndarray
 
 
-def output_kinds(estimator: Any) -> tuple[str, ...]:
+def output_kinds(estimator: object) -> tuple[str, ...]:
     """Return the values that ``output_kind`` takes."""
     return KINDS[is_classifier(estimator)]
 
 
-def is_foreign(model: Any) -> bool:
+def is_foreign(model: object) -> bool:
     """Whether ``model`` is an ONNX graph from elsewhere: given, or made by a builder of the user's own."""
     return not (model is None or type(model) in MODELS.values() or is_estimator(model))
 
 
 def own_output(
-    model: Any, source: TrainableModel, columns: Mapping[str, Column], device: _runtime.Device
+    model: object, source: TrainableModel, columns: Mapping[str, Column], device: _runtime.Device
 ) -> OwnOutput | None:
     """Run the graph that ``source`` was made from on some rows of the data; None where ``model`` is not foreign."""
     if not is_foreign(model):

@@ -77,7 +77,9 @@ def is_fitted_graph(model: ir.Model) -> bool:
     return any(node.domain == ML for node in model.graph)
 
 
-def fitted_file(given: ir.Model, output: str | None, zipped: Sequence[Any] = ()) -> tuple[TrainableModel, FittedFile]:
+def fitted_file(
+    given: ir.Model, output: str | None, zipped: Sequence[np.ndarray | None] = ()
+) -> tuple[TrainableModel, FittedFile]:
     """Return a graph with operators of ai.onnx.ml as one that can be trained, and what else is known of it.
 
     ``zipped`` are the labels of the dictionaries that its scores came in.
@@ -165,7 +167,7 @@ def _require_numbers(graph: ir.Graph) -> None:
         )
 
 
-def _classes(label: ir.Value, zipped: Sequence[Any]) -> np.ndarray | None:
+def _classes(label: ir.Value, zipped: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Return the labels of the classes in the order of the scores, where the graph names them."""
     node, _ = _maker(label)
     labels = list(zipped)
@@ -177,7 +179,7 @@ def _classes(label: ir.Value, zipped: Sequence[Any]) -> np.ndarray | None:
     return np.array(_texts(labels)) if len(set(labels)) == len(labels) > 1 else None
 
 
-def _texts(labels: Sequence[Any]) -> list[Any]:
+def _texts(labels: Sequence[object]) -> list[Any]:
     return [one.decode() if isinstance(one, bytes) else one for one in labels]
 
 
@@ -362,7 +364,7 @@ def _keep_shares(model: ir.Model, role: Role) -> None:
         normalise_leaves(model, role.name, share, np.ones((numbers.shape[-1], 1), np.float32), several=False)
 
 
-def _sort_classes(graph: ir.Graph, classes: Any) -> np.ndarray | None:
+def _sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.ndarray | None:
     """Put the columns of the scores into the order of sorted labels, and number the chosen class so.
 
     Returns the order, None where they are sorted.
@@ -480,6 +482,6 @@ def _sureness(values: np.ndarray) -> np.ndarray:
     """Return how far each row is from a tie of its two largest scores, or of one with zero."""
     values = values.reshape(len(values), -1)
     if values.shape[1] == 1:
-        return np.abs(values.ravel())
+        return np.asarray(np.abs(values.ravel()))
     top = np.sort(values, axis=1)
     return np.asarray(top[:, -1] - top[:, -2])

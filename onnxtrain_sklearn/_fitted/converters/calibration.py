@@ -6,7 +6,6 @@ skl2onnx takes the nearest of the thresholds of an isotonic calibration instead 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +14,7 @@ from sklearn.ensemble import BaggingClassifier
 from sklearn.ensemble._forest import ForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 
+from ..._typing import Estimator
 from ...exceptions import ModelError
 from ..traversal import last_step, walk
 from .context import EPSILON, FLOAT, Converter, Source
@@ -30,7 +30,7 @@ def _calibrated(s: Source) -> Sequence[ir.Value]:
     return s.chosen(mean), mean
 
 
-def _by_class(s: Source, one: Any) -> ir.Value:
+def _by_class(s: Source, one: Estimator) -> ir.Value:
     """Each class beside the rest; rows of which no class has a probability are even."""
     op, classes = s.op, len(one.classes)
     given = _scores(s, one)
@@ -52,7 +52,7 @@ def _by_class(s: Source, one: Any) -> ir.Value:
     )
 
 
-def _scores(s: Source, one: Any) -> ir.Value:
+def _scores(s: Source, one: Estimator) -> ir.Value:
     """Return what is calibrated: the decision function or else probabilities, in one column for two classes."""
     if hasattr(one.estimator, "decision_function"):
         return s.decision(one.estimator)
@@ -60,14 +60,14 @@ def _scores(s: Source, one: Any) -> ir.Value:
     return s.op.Gather(p, np.array([1]), axis=1) if len(one.estimator.classes_) == 2 else p
 
 
-def _calibrated_column(s: Source, calibrator: Any, score: ir.Value) -> ir.Value:
+def _calibrated_column(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
     if hasattr(calibrator, "y_thresholds_"):
         return _interpolated(s, calibrator, score)
     a, b = (s.parameter(calibrator, name) for name in ("a_", "b_"))
     return s.op.Sigmoid(s.op.Neg(s.op.Add(s.op.Mul(score, a), b)))
 
 
-def _interpolated(s: Source, calibrator: Any, score: ir.Value) -> ir.Value:
+def _interpolated(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
     """The first probability, and of each step to the next the share of the way between the two that lies behind."""
     op = s.op
     x = np.asarray(calibrator.X_thresholds_, np.float64)
@@ -84,7 +84,7 @@ def _interpolated(s: Source, calibrator: Any, score: ir.Value) -> ir.Value:
     return op.Add(op.MatMul(op.Clip(behind, np.float32(0), np.float32(1)), steps), first)
 
 
-def _temperature(s: Source, one: Any) -> ir.Value:
+def _temperature(s: Source, one: Estimator) -> ir.Value:
     op, calibrator = s.op, one.calibrators[0]
     given = _scores(s, one)
     if hasattr(one.estimator, "decision_function"):
@@ -102,7 +102,7 @@ def _temperature(s: Source, one: Any) -> ir.Value:
     return op.Softmax(op.Mul(logits, s.parameter(calibrator, "beta_")), axis=1)
 
 
-def _has_empty_leaves(estimator: Any) -> bool:
+def _has_empty_leaves(estimator: Estimator) -> bool:
     """Whether each of the trees that a probability is the mean of has a leaf with nothing of the same class."""
     last = last_step(estimator)
     if not isinstance(last, BaggingClassifier | DecisionTreeClassifier | ForestClassifier):

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 from sklearn.base import is_outlier_detector
 
 from ..._graph.builder import GraphBuilder
+from ..._typing import Estimator
 from ..traversal import Path, follow
 
 DOUBLE = int(ir.DataType.DOUBLE)
@@ -72,14 +74,14 @@ class Source:
     estimator: Any
     x: ir.Value
     raw_scores: bool
-    within: Callable[[Any, ir.Value, bool], Sequence[ir.Value]]
+    within: Callable[[Estimator, ir.Value, bool], Sequence[ir.Value]]
     known: list[ParameterSource] = field(default_factory=list)
 
     def parameter(
         self,
-        owner: Any,
+        owner: Estimator,
         attribute: str | Path,
-        array: Any = None,
+        array: ArrayLike | None = None,
         *,
         shape: Sequence[int] | None = None,
         form: str = "same",
@@ -96,19 +98,19 @@ class Source:
         value = self.op.parameter(name, np.ascontiguousarray(numbers))
         return value if shape is None else self.op.Reshape(value, np.array(shape))
 
-    def number(self, estimator: Any) -> ir.Value:
+    def number(self, estimator: Estimator) -> ir.Value:
         """Return what a regressor predicts, (rows, outputs)."""
         return self.op.Reshape(self.within(estimator, self.x, False)[0], np.array([-1, 1]))
 
-    def label(self, estimator: Any) -> ir.Value:
+    def label(self, estimator: Estimator) -> ir.Value:
         """Return the labels that a classifier predicts, (rows, 1)."""
         return self.op.Reshape(self.within(estimator, self.x, False)[0], np.array([-1, 1]))
 
-    def probabilities(self, estimator: Any) -> ir.Value:
+    def probabilities(self, estimator: Estimator) -> ir.Value:
         """Return the probabilities of the classes, (rows, classes)."""
         return self.op.Reshape(self.within(estimator, self.x, False)[1], np.array([-1, len(estimator.classes_)]))
 
-    def decision(self, estimator: Any) -> ir.Value:
+    def decision(self, estimator: Estimator) -> ir.Value:
         """Return the decision function of a classifier, in one column for two classes."""
         scores, classes = self.within(estimator, self.x, True)[1], len(estimator.classes_)
         return self.op.Gather(scores, np.array([-1]), axis=1) if classes == 2 else scores
@@ -147,14 +149,14 @@ class Converter:
     """
 
     emit: Emit
-    columns: Callable[[Any], int] | None = None
-    takes: Callable[[Any], bool] = lambda estimator: True
+    columns: Callable[[Estimator], int] | None = None
+    takes: Callable[[Estimator], bool] = lambda estimator: True
 
 
 def of_rows(
     emit: Callable[[Source], ir.Value],
-    columns: Callable[[Any], int],
-    takes: Callable[[Any], bool] = lambda estimator: True,
+    columns: Callable[[Estimator], int],
+    takes: Callable[[Estimator], bool] = lambda estimator: True,
 ) -> Converter:
     """Return the converter by ``emit(source)``, which computes one output; a detector gets labels too."""
 
@@ -169,12 +171,12 @@ def _signs(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     return op.Where(op.Less(scores, 0.0), np.array(-1), np.array(1))
 
 
-def labels(estimator: Any) -> np.ndarray:
+def labels(estimator: Estimator) -> np.ndarray:
     """Return the classes of a classifier as skl2onnx has them: integers or strings."""
     classes = np.asarray(estimator.classes_)
     return classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes.astype(str)
 
 
-def several_labels(estimator: Any) -> bool:
+def several_labels(estimator: Estimator) -> bool:
     """Whether a classifier predicts several labels a row."""
     return isinstance(estimator.classes_, list)

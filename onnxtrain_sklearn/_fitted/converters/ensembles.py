@@ -13,6 +13,7 @@ import onnx_ir as ir
 from sklearn.ensemble import AdaBoostClassifier, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.multiclass import OneVsRestClassifier
 
+from ..._typing import Estimator
 from .context import FLOAT, INT64, Converter, Source, labels, several_labels
 from .multioutput import joined_outputs
 
@@ -34,7 +35,7 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
     return s.chosen(scores), scores if s.raw_scores else op.Softmax(op.Div(scores, float(others)), axis=1)
 
 
-def _is_class(s: Source, estimator: object) -> ir.Value:
+def _is_class(s: Source, estimator: Estimator) -> ir.Value:
     """Return 1 where the column is of the class that an estimator names, else 0."""
     op, found, classes = s.op, s.label(estimator), labels(s.estimator)
     if classes.dtype.kind == "U":
@@ -75,7 +76,7 @@ def _stack(s: Source) -> Sequence[ir.Value] | None:
     return s.class_at(op.Cast(op.Reshape(label, np.array([-1])), to=INT64)), scores
 
 
-def _given(s: Source, estimator: object, method: str) -> ir.Value:
+def _given(s: Source, estimator: Estimator, method: str) -> ir.Value:
     if method == "decision_function":
         return s.decision(estimator)
     if method == "predict":

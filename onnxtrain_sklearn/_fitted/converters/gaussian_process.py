@@ -10,7 +10,6 @@ four digits. So the function of the largest factor is taken as it is, and of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from sklearn.gaussian_process._gpc import COEFS, LAMBDAS
 
 from ..._graph.builder import GraphBuilder
 from ..._ml_operators.distances import root, squared_distances
+from ..._typing import Estimator
 from ...exceptions import ModelError
 from ..traversal import Path
 from .context import Converter, Source
@@ -45,7 +45,7 @@ def _process(s: Source) -> Sequence[ir.Value]:
     return s.chosen(p), p
 
 
-def _probability(s: Source, owner: Any, path: Path, process: Any) -> ir.Value:
+def _probability(s: Source, owner: Estimator, path: Path, process: Estimator) -> ir.Value:
     """Return the probability of the second of two classes, (rows, 1)."""
     op = s.op
     points = s.parameter(owner, (*path, "X_train_"))
@@ -81,7 +81,7 @@ def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
     return op.Mul(op.Add(total, float(factors.sum())), 0.5)
 
 
-def _kernel(op: GraphBuilder, kernel: Any, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
+def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
     """Return the kernel of every row with every point, (rows, points)."""
     if isinstance(kernel, kernels.KernelOperator):
         first, second = (_kernel(op, one, x, points, numbers) for one in (kernel.k1, kernel.k2))
@@ -103,7 +103,7 @@ def _kernel(op: GraphBuilder, kernel: Any, x: ir.Value, points: ir.Value, number
     return _of_distance(op, kernel, squared_distances(op, op.Div(x, scale), op.Div(points, scale), centre))
 
 
-def _of_distance(op: GraphBuilder, kernel: Any, squared: ir.Value) -> ir.Value:
+def _of_distance(op: GraphBuilder, kernel: Estimator, squared: ir.Value) -> ir.Value:
     if isinstance(kernel, kernels.RationalQuadratic):
         inside = op.Add(op.Mul(squared, 1 / (2 * float(kernel.alpha) * float(kernel.length_scale) ** 2)), 1.0)
         return op.Exp(op.Mul(op.Log(inside), -float(kernel.alpha)))
@@ -124,7 +124,7 @@ def _quadratic(op: GraphBuilder, d: ir.Value) -> ir.Value:
     return op.Add(op.Add(d, 1.0), op.Mul(op.Mul(d, d), 1.0 / 3.0))
 
 
-def _diagonal(op: GraphBuilder, kernel: Any, x: ir.Value) -> ir.Value:
+def _diagonal(op: GraphBuilder, kernel: Estimator, x: ir.Value) -> ir.Value:
     """Return the kernel of every row with itself, (rows, 1) or (1, 1)."""
     if isinstance(kernel, kernels.KernelOperator):
         first, second = (_diagonal(op, one, x) for one in (kernel.k1, kernel.k2))

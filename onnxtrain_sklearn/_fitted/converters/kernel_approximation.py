@@ -49,7 +49,7 @@ def _additive_waves(s: Source) -> ir.Value:
 
 
 def _columns_of_additive_waves(sampler: AdditiveChi2Sampler) -> int:
-    return int(sampler.n_features_in_) * (2 * sampler.sample_steps - 1)
+    return int(sampler.n_features_in_ * (2 * sampler.sample_steps - 1))
 
 
 def _nystroem(s: Source) -> ir.Value:

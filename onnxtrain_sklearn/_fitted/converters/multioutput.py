@@ -7,7 +7,7 @@ The labels that they give are stand-ins: labels are made of the scores where pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,18 +16,21 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
+from ..._typing import Estimator
 from ...exceptions import ModelError
 from .context import FLOAT, INT64, Converter, Source
 from .trees import branches, leaves
 
+T = TypeVar("T")
 
-def is_estimator_an_output(estimator: Any) -> bool:
+
+def is_estimator_an_output(estimator: Estimator) -> bool:
     """Whether a classifier holds a fitted estimator for each of its outputs."""
     several = isinstance(estimator, OneVsRestClassifier) and bool(getattr(estimator, "multilabel_", False))
     return several or isinstance(estimator, MultiOutputClassifier | ClassifierChain)
 
 
-def in_order_of_labels(estimator: Any, parts: Sequence[Any]) -> list[Any]:
+def in_order_of_labels(estimator: Estimator, parts: Sequence[T]) -> list[T]:
     """Return what there is of each estimator an output in the order of the labels, not of a chain."""
     return [parts[i] for i in np.argsort(estimator.order_)] if hasattr(estimator, "order_") else list(parts)
 
@@ -83,7 +86,7 @@ def _trees(s: Source) -> Sequence[ir.Value]:
     return _stand_in(s, probabilities), probabilities
 
 
-def _leaves(trees: Sequence[Any], n_classes: np.ndarray) -> dict[str, Any]:
+def _leaves(trees: Sequence[Estimator], n_classes: np.ndarray) -> dict[str, Any]:
     """Return the probabilities in the leaves, of one tree its share among all: the classes of each output in turn."""
     ends, columns = leaves(trees), int(n_classes.sum())
     weights = [_probabilities(tree, n_classes)[own] / len(trees) for tree, own in zip(trees, ends, strict=True)]
@@ -96,7 +99,7 @@ def _leaves(trees: Sequence[Any], n_classes: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _probabilities(tree: Any, n_classes: np.ndarray) -> np.ndarray:
+def _probabilities(tree: Estimator, n_classes: np.ndarray) -> np.ndarray:
     """Return what each node of a tree holds for the classes of each output in turn; they add up to one an output."""
     parts = [tree.value[:, i, :n] for i, n in enumerate(n_classes)]
     return np.concatenate([part / part.sum(axis=1, keepdims=True) for part in parts], axis=1)

@@ -8,10 +8,10 @@ scikit-learn. Models with uniform weights are left to skl2onnx.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
 from sklearn.neighbors import (
     KNeighborsClassifier,
@@ -22,6 +22,7 @@ from sklearn.neighbors import (
 
 from ..._graph.builder import GraphBuilder
 from ..._ml_operators.distances import root, squared_distances
+from ..._typing import Estimator
 from ...exceptions import ModelError
 from .context import FLOAT, INT64, Converter, Source, several_labels
 
@@ -29,7 +30,7 @@ METRICS = ("euclidean", "manhattan", "minkowski")
 """What :func:`distances` computes."""
 
 
-def power_of(model: Any) -> float | None:
+def power_of(model: Estimator) -> float | None:
     """Return the power of Minkowski's that the metric of a model of neighbours is; None where it is another one."""
     parameters = model.effective_metric_params_ or {}
     has_shares = parameters.get("w") is not None
@@ -94,7 +95,7 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     return _mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
 
 
-def _power(model: Any) -> float:
+def _power(model: Estimator) -> float:
     power = power_of(model)
     if power is None:
         raise ModelError(
@@ -123,7 +124,7 @@ def _targets(s: Source) -> ir.Value:
     return s.op.constant(np.concatenate(parts, axis=1))
 
 
-def _classes(model: Any) -> list[np.ndarray]:
+def _classes(model: Estimator) -> list[np.ndarray]:
     """Return the classes of each output."""
     return list(model.classes_) if several_labels(model) else [np.asarray(model.classes_)]
 
@@ -142,7 +143,7 @@ def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
     return op.Cast(p, to=INT64) if several_labels(model) else s.chosen(p), p
 
 
-def _shares_of(model: Any, label: Any) -> np.ndarray:
+def _shares_of(model: Estimator, label: ArrayLike) -> np.ndarray:
     """Return one for the class of each output that rows without neighbours get, (1, classes)."""
     named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
     if not all(np.any(one) for one in named):

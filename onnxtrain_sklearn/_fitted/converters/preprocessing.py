@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.preprocessing import FunctionTransformer, Normalizer
 
 from ..._graph.builder import GraphBuilder
+from ..._typing import Estimator
 from ...exceptions import ModelError
 from .context import DOUBLE, FLOAT, Converter, Source, of_rows
 from .neighbors import distances
@@ -50,7 +51,9 @@ FUNCTIONS: dict[Any, Function] = {
 """What functions of numpy and scipy are in operators."""
 
 
-def applied(op: GraphBuilder, x: ir.Value, function: Any, settings: Any) -> ir.Value:
+def applied(
+    op: GraphBuilder, x: ir.Value, function: Callable[..., object] | None, settings: Mapping[str, object] | None
+) -> ir.Value:
     """Return a function of :data:`FUNCTIONS` of each number; None is the identity."""
     if function is None:
         return op.Identity(x)
@@ -85,7 +88,7 @@ def _missing(op: GraphBuilder, x: ir.Value, marker: float) -> ir.Value:
     return op.IsNaN(x) if np.isnan(marker) else op.Equal(x, float(marker))
 
 
-def _columns(op: GraphBuilder, x: ir.Value, chosen: Any) -> ir.Value:
+def _columns(op: GraphBuilder, x: ir.Value, chosen: object) -> ir.Value:
     return op.Gather(x, np.asarray(chosen, np.int64), axis=1)
 
 
@@ -105,11 +108,11 @@ def _indicators_alone(s: Source) -> ir.Value:
     return _indicators(s.op, s.x, indicator)
 
 
-def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: Any) -> ir.Value:
+def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: Estimator) -> ir.Value:
     return op.Concat(filled, _indicators(op, x, imputer.indicator_), axis=1) if imputer.add_indicator else filled
 
 
-def _has_gaps(imputer: Any) -> bool:
+def _has_gaps(imputer: Estimator) -> bool:
     """Whether it is a number that stands for a missing one."""
     return isinstance(imputer.missing_values, float | int)
 
@@ -128,7 +131,7 @@ def _filled(s: Source) -> ir.Value:
     return _with_indicators(op, x, filled, imputer)
 
 
-def _count_filled(imputer: Any, kept: np.ndarray) -> int:
+def _count_filled(imputer: Estimator, kept: np.ndarray) -> int:
     return int(np.count_nonzero(kept)) + (len(imputer.indicator_.features_) if imputer.add_indicator else 0)
 
 
@@ -161,7 +164,7 @@ def _distances_over_gaps(op: GraphBuilder, x: ir.Value, gaps: ir.Value, imputer:
     return op.Where(op.Greater(count, np.zeros(())), op.Div(total, op.Max(count, np.ones(()))), np.array(_FAR))
 
 
-def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: Any) -> ir.Value:
+def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: object) -> ir.Value:
     """Return the mean of a column over the nearest rows that have it; where none is near, over all."""
     donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
     numbers = np.asarray(imputer._fit_X[donors, i], np.float32)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ..._typing import Estimator
 from . import (
     calibration,
     ensembles,
@@ -33,7 +32,7 @@ CONVERTERS: dict[type, Converter] = {
 """The converters of our own by class; they come before skl2onnx's."""
 
 
-def converter_of(estimator: Any) -> Converter | None:
+def converter_of(estimator: Estimator) -> Converter | None:
     """Return the converter for an estimator, None where it is left to skl2onnx."""
     found = CONVERTERS.get(type(estimator))
     return found if found is not None and found.takes(estimator) else None

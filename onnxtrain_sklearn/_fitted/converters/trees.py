@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..._typing import Estimator
 
-def branches(trees: Sequence[Any], features: Sequence[np.ndarray] | None = None) -> dict[str, Any]:
+
+def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None = None) -> dict[str, Any]:
     """Return the attributes of the nodes of some trees; ``features`` are the columns that each was given."""
     columns: dict[str, list[Any]] = {}
     for i, tree in enumerate(trees):
@@ -29,7 +31,7 @@ def branches(trees: Sequence[Any], features: Sequence[np.ndarray] | None = None)
     return columns
 
 
-def leaves(trees: Sequence[Any]) -> list[np.ndarray]:
+def leaves(trees: Sequence[Estimator]) -> list[np.ndarray]:
     """Return the numbers of the nodes that are leaves, tree by tree."""
     return [np.flatnonzero(tree.children_left < 0) for tree in trees]
 
