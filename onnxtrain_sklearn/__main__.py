@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn import datasets
@@ -56,7 +56,7 @@ class Result:
     split: Split
     ours: GridSearchCV
     theirs: GridSearchCV
-    peer: BaseEstimator
+    peer: MLPClassifier | MLPRegressor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,6 +169,10 @@ def _run(path: Path, X: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {session.get_inputs()[0].name: X})[0])
 
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
 def _draw(results: Sequence[Result], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
@@ -182,7 +186,7 @@ def _draw(results: Sequence[Result], path: Path) -> None:
     print(f"{path}: the loss curves.")
 
 
-def _draw_curves(axes: Any, result: Result) -> None:
+def _draw_curves(axes: Axes, result: Result) -> None:
     """Draw the losses of both nets at one learning rate and on one scale: scikit-learn halves the squared error."""
     ours = result.ours.best_estimator_["net"]
     scale = 1.0 if result.split.is_classification else 2.0

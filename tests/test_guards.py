@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 # A module imports from its own room and from rooms of the rows above; rooms of one row do not see each other.
 ROOMS = (
-    {"exceptions"},
+    {"_typing", "exceptions"},
     {"_refusal"},
     {"_runtime"},
     {"_graph"},
@@ -41,8 +41,11 @@ PROTOBUF = {
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.trainable": {"load_model_from_string"},  # of pickles
     "_graph.supported": {"defs"},  # the defaults of attributes
-    "_graph.files": {"GraphProto", "ModelProto", "external_data_helper", "load", "load_model_from_string"},
-    "_graph.survival": {"shape_inference"},  # a strict one
+    "_graph.files": {
+        "GraphProto", "ModelProto", "TensorProto", "external_data_helper", "load", "load_model_from_string"
+    },
+    "_graph.limits": {"AttributeProto", "GraphProto", "ModelProto", "NodeProto", "TensorProto"},  # counted unread
+    "_graph.survival": {"FunctionProto", "GraphProto", "ModelProto", "NodeProto", "shape_inference"},  # a strict one
     "_graph.protobuf": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one

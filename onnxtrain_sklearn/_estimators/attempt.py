@@ -10,46 +10,54 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from .._data.targets import Classes
 from .._training.loop import Trainer
+from .._typing import MatrixLike, Validation
 from ..exceptions import DivergenceError, warn
 from .interrupts import belongs_to_caller
 from .record import TrainingRecord
 from .run import Run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Attempt(TrainingRecord):
     """An estimator that trains what it has prepared."""
 
     random_state: Any
+    n_outputs_: int
+    classes_: np.ndarray | list[np.ndarray]
 
     @abstractmethod
     def _prepare(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
+        X: MatrixLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
         resume: bool,
         one_pass: bool,
-        classes: Any,
-        validation: tuple[Any, Any, Any] | None,
+        classes: Classes,
+        validation: Validation | None,
     ) -> tuple[Run, Trainer]:
         """Check everything and put together what trains; nothing has been trained yet."""
 
     def _train(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
+        X: MatrixLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
         *,
         resume: bool,
         one_pass: bool = False,
-        classes: Any = None,
-        validation: tuple[Any, Any, Any] | None = None,
-    ) -> Any:
+        classes: Classes = None,
+        validation: Validation | None = None,
+    ) -> Self:
         before, run, trainer = dict(vars(self)), None, None
         old: Run | None = before.get("_run")
         try:
@@ -87,7 +95,7 @@ class Attempt(TrainingRecord):
                 rng.set_state(state)
             raise
 
-    def _restore(self, attributes: dict[str, Any]) -> None:
+    def _restore(self, attributes: dict[str, object]) -> None:
         self.__dict__.update(attributes)  # first, as an interrupt may come before the rest
         for name in vars(self).keys() - attributes.keys():
             del self.__dict__[name]

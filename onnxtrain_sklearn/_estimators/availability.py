@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..losses import LOSSES, Loss
 from ..optimizers import LBFGS
 from .run import Run
+from .settings import Parameters
 
 
-def trains_in_minibatches(estimator: Any) -> bool:
+def trains_in_minibatches(estimator: Parameters) -> bool:
     if isinstance(estimator.optimizer, LBFGS) or estimator.optimizer == "lbfgs":
         raise AttributeError("partial_fit trains on minibatches; optimizer='lbfgs' takes all data at once.")
     return True
 
 
-def check_one_pass(estimator: Any) -> None:
+def check_one_pass(estimator: Parameters) -> None:
     if is_on(estimator.early_stopping):
         raise ValueError("partial_fit does not support early_stopping=True; it makes one pass and cannot stop earlier.")
 
 
-def is_on(switch: Any) -> bool:
+def is_on(switch: object) -> bool:
     """Whether a switch is on; what is none is told when all parameters are checked."""
     return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
-def gives_probabilities(estimator: Any) -> bool:
+def gives_probabilities(estimator: Parameters) -> bool:
     run: Run | None = getattr(estimator, "_run", None)
     loss = estimator.loss
     if not (_links_classes(loss) if run is None else run.head.has_probabilities):
@@ -35,13 +34,13 @@ def gives_probabilities(estimator: Any) -> bool:
     return True
 
 
-def _links_classes(loss: Any) -> bool:
+def _links_classes(loss: object) -> bool:
     """Whether ``loss`` gives probabilities; of what is no loss, ``fit`` will tell what is wrong with it."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
 
 
-def takes_negative_numbers(loss: Any) -> bool:
+def takes_negative_numbers(loss: object) -> bool:
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     try:
         if isinstance(known, Loss):

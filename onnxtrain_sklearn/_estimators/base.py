@@ -12,10 +12,11 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -23,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 from .. import _runtime
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.rounding import warn_of_rounding
-from .._data.targets import Targets, require_labels, row_weights
+from .._data.targets import Classes, Targets, require_labels, row_weights
 from .._data.validation import faults_of_validation_data, require_scorable, split_rows
 from .._fitted.encoding import Columns, Specs, as_trained, table_columns
 from .._fitted.equivalence import require_equal, sample_rows
@@ -38,9 +39,10 @@ from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, inference_model
 from .._training.loop import Trainer
 from .._training.loss_graph import StepSettings
+from .._typing import Estimator, MatrixLike, Validation
 from ..exceptions import ModelError, OnnxTrainWarning
 from ..losses import Loss, resolve_loss
-from ..models import MLP, is_builder
+from ..models import MLP, Builder, ModelSource, is_builder
 from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from ..schedules import Schedule
 from .attempt import Attempt
@@ -64,13 +66,16 @@ from .settings import batch_limit, require_own_kind, trainer_settings
 from .start import Start
 from .stored import plain, restored
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, ABC):
     """What the classifier and the regressor share."""
 
     def __init__(
         self,
-        model: Any = None,
+        model: ModelSource = None,
         *,
         loss: str | Loss = "squared_error",
         optimizer: str | BaseOptimizer = "adamw",
@@ -95,8 +100,8 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         engine: str = "auto",
         device: str = "cpu",
         providers: Sequence[str] | None = None,
-        provider_options: Sequence[Mapping[str, Any]] | None = None,
-        session_options: Mapping[str, Any] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
+        session_options: Mapping[str, object] | None = None,
     ) -> None:
         self.model = model
         self.loss = loss
@@ -127,14 +132,14 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
 
     def fit(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
+        X: MatrixLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
         *,
-        X_val: Any = None,
-        y_val: Any = None,
-        sample_weight_val: Any = None,
-    ) -> BaseOrtGradient:
+        X_val: MatrixLike | None = None,
+        y_val: ArrayLike | None = None,
+        sample_weight_val: ArrayLike | None = None,
+    ) -> Self:
         """Train the graph for up to ``max_iter`` epochs.
 
         Parameters
@@ -165,10 +170,17 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         """
         return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val))
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, held: tuple[Any, Any, Any], classes: Any = None) -> Any:
+    def _fit(
+        self,
+        X: MatrixLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        held: tuple[MatrixLike | None, ArrayLike | None, ArrayLike | None],
+        classes: Classes = None,
+    ) -> Self:
         if (held[0] is None) != (held[1] is None):
             raise ValueError("X_val and y_val belong together: give both or neither.")
-        validation = None if held[0] is None else held
+        validation = None if held[0] is None or held[1] is None else (held[0], held[1], held[2])
         return self._train(X, y, sample_weight, resume=self.warm_start, classes=classes, validation=validation)
 
     @abstractmethod
@@ -179,7 +191,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         check_is_fitted(self)
         return to_proto(inference_model(self._run.deployed, self._run.weights(), self._run.head, form=form))
 
-    def to_sklearn(self, X: Any = None) -> Any:
+    def to_sklearn(self, X: MatrixLike | None = None) -> Any:
         """Return the fitted scikit-learn model that was given, with the trained numbers written back.
 
         Parameters
@@ -229,23 +241,24 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
                 "some rows, to_sklearn(X)."
             )
         rows = run.sample if X is None else sample_rows(X)
-        result = write_back(self.model, run.fitted.origins, run.source.weights(), run.weights())
+        result = write_back(cast("Estimator", self.model), run.fitted.origins, run.source.weights(), run.weights())
         found = self._on_rows(run, rows)
         require_equal(result, rows, found, what="Take to_onnx(), as the trained graph", tolerance=1e-5)
         return result
 
-    def __sklearn_clone__(self) -> Any:
+    def __sklearn_clone__(self) -> Self:
         """Return an unfitted copy; a fitted model among the parameters stays what it is."""
         parameters = self.get_params(deep=False)
-        twin = type(self)(
-            **{n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()}
-        )
+        copies: dict[str, Any] = {
+            n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()
+        }
+        twin = type(self)(**copies)
         for name in ("_metadata_request", "_sklearn_output_config"):
             if name in vars(self):
                 setattr(twin, name, copy.deepcopy(vars(self)[name]))
         return twin
 
-    def set_params(self, **params: Any) -> BaseOrtGradient:
+    def set_params(self, **params: Any) -> Self:
         """Set parameters of this estimator, or of a builder or an object within it by ``NAME__PARAMETER``.
 
         Where a name stands for an object (``optimizer="sgd"``, or ``model=None`` for ``MLP()``), setting a parameter
@@ -284,7 +297,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         state: dict[str, Any] = super().__getstate__()
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; one that was fitted where there was more goes on with what there is here."""
         super().__setstate__(state)
         if "_run" not in state:
@@ -297,7 +310,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         if self.engine not in ("auto", *available_engines()):
             self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
 
-    def _go_on_with(self, was: str, **parameters: Any) -> None:
+    def _go_on_with(self, was: str, **parameters: object) -> None:
         name, value = next(iter(parameters.items()))
         warnings.warn(
             f"This {type(self).__name__} was trained {was}, which the installed onnxruntime {_runtime.version()} "
@@ -314,7 +327,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         return tags
 
     @abstractmethod
-    def _encode(self, y: Any, classes: Any) -> Targets:
+    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
         """Return the targets as numbers; ``classes`` are those already known."""
 
     @abstractmethod
@@ -326,13 +339,13 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
 
     def _prepare(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
+        X: MatrixLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
         resume: bool,
         one_pass: bool,
-        classes: Any,
-        validation: tuple[Any, Any, Any] | None,
+        classes: Classes,
+        validation: Validation | None,
     ) -> tuple[Run, Trainer]:
         """Check everything and put together what trains; nothing has been trained yet.
 
@@ -379,7 +392,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
             step = prepare_step(run, settings, batches.size, batches.size)
         return self._announced(run, old), Trainer(loop, step, batches, run.history, validate)
 
-    def _known_source(self, old: Run | None, X: Any) -> tuple[TrainableModel | None, FittedModel | None]:
+    def _known_source(self, old: Run | None, X: MatrixLike) -> tuple[TrainableModel | None, FittedModel | None]:
         """Return the graph where it is known before the data are: given, or trained before."""
         if old is not None:
             if old.began is not None:
@@ -400,21 +413,22 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         for name in FEATURES:
             self.__dict__.pop(name, None)
 
-    def _require_equal_start(self, run: Run, X: Any, fitted: FittedModel) -> None:
+    def _require_equal_start(self, run: Run, X: MatrixLike, fitted: FittedModel) -> None:
         """Raise where the graph does not predict what the fitted model predicts; words may differ in every row."""
         rows = X if fitted.table is not None and fitted.table.takes_words else sample_rows(X)
         what = "It is refused, as training would begin from another model: its ONNX form"
-        require_equal(self.model, rows, self._on_rows(run, rows), what=what, tolerance=1e-4)
+        require_equal(cast("Estimator", self.model), rows, self._on_rows(run, rows), what=what, tolerance=1e-4)
         run.sample = sample_rows(X)
 
-    def _on_rows(self, run: Run, rows: Any) -> dict[str, np.ndarray]:
+    def _on_rows(self, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
         """Return what the graph predicts for some rows, by the method of scikit-learn."""
         return run.predictions(self._columns(rows, run.source.inputs, run.fitted, reset=False))
 
     def _built(self, columns: Columns, targets: Targets, rng: np.random.RandomState) -> tuple[TrainableModel, Columns]:
         """Return the graph that the builder makes for the data, and the data as its input."""
         (column,) = columns.values()
-        source = built_source(MLP() if self.model is None else self.model, column.shape[1], targets.n_outputs, rng)
+        builder = MLP() if self.model is None else cast("Builder", self.model)
+        source = built_source(builder, column.shape[1], targets.n_outputs, rng)
         if len(source.inputs) != 1:
             raise ModelError(f"{type(self.model).__name__}.build made a graph with {len(source.inputs)} inputs, not 1.")
         spec = source.inputs[0]
@@ -482,7 +496,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         targets: Targets,
         weights: np.ndarray | None,
         split: np.ndarray | None,
-        given: tuple[Any, Any, Any] | None,
+        given: Validation | None,
     ) -> Callable[[], float] | None:
         """Return the function that scores the parameters while they are trained."""
         if given is not None:
@@ -505,7 +519,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         return score
 
     def _given_validation(
-        self, run: Run, X: Any, y: Any, sample_weight: Any
+        self, run: Run, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> tuple[Columns, Targets, np.ndarray | None]:
         """Return validation data as the graph's inputs, targets and weights, checked like those of training."""
         columns = self._columns(X, run.source.inputs, run.fitted, reset=False)
@@ -515,7 +529,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
         require_like(targets, run.head, "y")
         return columns, targets, row_weights(sample_weight, targets, getattr(self, "class_weight", None))
 
-    def _columns(self, X: Any, specs: Specs, fitted: FittedModel | None, *, reset: bool) -> Columns:
+    def _columns(self, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool) -> Columns:
         """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built."""
         if fitted is not None and fitted.table is not None:
             return table_columns(self, X, fitted.table)
@@ -525,7 +539,7 @@ class BaseOrtGradient(Attempt, LinearCoefficients, Describable, BaseEstimator, A
             self._forget_features()
         return input_columns(self, X, specs, reset=reset, gaps=self._allows_gaps(fitted))
 
-    def _predict(self, X: Any, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
+    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         check_is_fitted(self)
         columns = self._columns(X, self._run.source.inputs, self._run.fitted, reset=False)
         self._require_numbers(self._run, columns)

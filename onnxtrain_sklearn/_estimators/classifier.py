@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
@@ -23,8 +24,9 @@ from .._data.targets import (
 )
 from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
+from .._typing import MatrixLike
 from ..losses import Loss
-from ..models import is_builder
+from ..models import ModelSource, is_builder
 from ..optimizers import BaseOptimizer
 from ..schedules import Schedule
 from .availability import (
@@ -35,6 +37,9 @@ from .availability import (
 )
 from .base import BaseOrtGradient
 from .docstrings import ATTRIBUTES, PARAMETERS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray:
@@ -94,7 +99,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     def __init__(
         self,
-        model: Any = None,
+        model: ModelSource = None,
         *,
         loss: str | Loss = "log_loss",
         optimizer: str | BaseOptimizer = "adamw",
@@ -109,7 +114,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
         output_kind: str = "auto",
-        class_weight: Mapping[Any, float] | str | None = None,
+        class_weight: Mapping[object, float] | str | None = None,
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool = False,
@@ -120,8 +125,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         engine: str = "auto",
         device: str = "cpu",
         providers: Sequence[str] | None = None,
-        provider_options: Sequence[Mapping[str, Any]] | None = None,
-        session_options: Mapping[str, Any] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
+        session_options: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -155,15 +160,15 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     def fit(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
+        X: MatrixLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
         *,
-        X_val: Any = None,
-        y_val: Any = None,
-        sample_weight_val: Any = None,
-        classes: Any = None,
-    ) -> OrtGradientClassifier:
+        X_val: MatrixLike | None = None,
+        y_val: ArrayLike | None = None,
+        sample_weight_val: ArrayLike | None = None,
+        classes: ArrayLike | None = None,
+    ) -> Self:
         """Train the graph for up to ``max_iter`` epochs.
 
         Parameters
@@ -199,7 +204,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val), known)
 
     @available_if(trains_in_minibatches)
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> OrtGradientClassifier:
+    def partial_fit(
+        self, X: MatrixLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Train for one pass over the data, going on from where the last call ended.
 
         Parameters
@@ -223,7 +230,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         known = self._known_classes(classes, fitted=hasattr(self, "_run"))
         return self._train(X, y, sample_weight, resume=True, one_pass=True, classes=known)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict labels.
 
         Parameters
@@ -241,7 +248,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return np.asarray(labels).astype(np.result_type(*several))
 
     @available_if(gives_probabilities)
-    def predict_proba(self, X: Any) -> np.ndarray | list[np.ndarray]:
+    def predict_proba(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
         """Predict probabilities.
 
         Parameters
@@ -264,7 +271,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
         return self._by_label(numbers.astype(np.result_type(number_type, numbers), copy=False))
 
-    def decision_function(self, X: Any) -> np.ndarray | list[np.ndarray]:
+    def decision_function(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
 
         Parameters
@@ -282,7 +289,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
         return scores if self._run.head.task == "multilabel" else _decisions(scores)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy.
 
         Parameters
@@ -299,7 +306,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         if self._run.head.task != "multioutput":
             return float(super().score(X, y, sample_weight))
         right = (self.predict(X) == np.asarray(y)).all(axis=1)
-        return float(np.average(right, weights=sample_weight))
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        return float(np.average(right, weights=weights))
 
     def _by_label(self, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
         """Return the columns of each of several labels apart."""
@@ -359,7 +367,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tags.target_tags.multi_output = True
         return tags
 
-    def _known_classes(self, classes: Any, *, fitted: bool) -> Classes:
+    def _known_classes(self, classes: ArrayLike | None, *, fitted: bool) -> Classes:
         """Return the classes that the user names, sorted; None where a fitted estimator knows them already."""
         given = None if classes is None else sorted_classes(classes)
         if fitted and given is not None and listed(given) != listed(self.classes_):
@@ -368,7 +376,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             require_sorted(classes, given)
         return None if fitted else given
 
-    def _encode(self, y: Any, classes: Any) -> Targets:
+    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
         return class_targets(y, classes)
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -68,13 +68,17 @@ def affine_scores(run: Run) -> Affine | None:
     return found
 
 
+Found: TypeAlias = "np.ndarray | Affine | str | None"
+"""What a value is known to be: a constant, affine in the input, the input ("X"), or none of these."""
+
+
 class _Trace:
     """Values of a graph as constants, the input ("X"), affine functions of it, or None for all others."""
 
     def __init__(self, name: str, weights: Mapping[str, np.ndarray]) -> None:
         self._name, self._weights = name, weights
 
-    def of(self, value: ir.Value | None) -> Any:
+    def of(self, value: ir.Value | None) -> Found:
         if value is None or value.name is None:
             return None
         if value.name in self._weights:
@@ -90,11 +94,11 @@ class _Trace:
         return None if rule is None else rule(node, [self.of(x) for x in node.inputs])
 
 
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+def _attribute(node: ir.Node, name: str, default: object) -> Any:
     return node.attributes[name].value if name in node.attributes else default
 
 
-def _layout(node: ir.Node, inputs: Sequence[Any]) -> Any:
+def _layout(node: ir.Node, inputs: Sequence[Found]) -> Found:
     value = inputs[0]
     if isinstance(value, Affine):
         return value if node.op_type in ("Identity", "Cast") or value.weight.shape[1] == 1 else None
@@ -103,11 +107,11 @@ def _layout(node: ir.Node, inputs: Sequence[Any]) -> Any:
     return value if node.op_type in ("Identity", "Cast") or (node.op_type == "Flatten" and _is_input(value)) else None
 
 
-def _is_input(value: Any) -> bool:
+def _is_input(value: Found) -> bool:
     return isinstance(value, str)
 
 
-def _product(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+def _product(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     x, weight = inputs[:2]
     if not _is_input(x) or not isinstance(weight, np.ndarray) or weight.ndim > 2:
         return None
@@ -115,7 +119,7 @@ def _product(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
     return Affine(weight, np.zeros(weight.shape[1], weight.dtype))
 
 
-def _gemm(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+def _gemm(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     weight = inputs[1]
     if _attribute(node, "transA", 0) or not isinstance(weight, np.ndarray):
         return None
@@ -125,7 +129,7 @@ def _gemm(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
     return _shifted(found, bias, np.float32(_attribute(node, "beta", 1.0)))
 
 
-def _shifted(found: Any, bias: Any, factor: Any = 1) -> Affine | None:
+def _shifted(found: Found, bias: Found, factor: float | np.float32 = 1) -> Affine | None:
     if not isinstance(found, Affine) or not isinstance(bias, np.ndarray):
         return None
     columns = found.weight.shape[1]
@@ -135,38 +139,40 @@ def _shifted(found: Any, bias: Any, factor: Any = 1) -> Affine | None:
     return Affine(found.weight, found.bias + added)
 
 
-def _sum(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+def _sum(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     a, b = inputs if isinstance(inputs[0], Affine) else reversed(inputs)
     return _shifted(a, b)
 
 
-def _difference(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+def _difference(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     return _shifted(inputs[0], inputs[1], -1)
 
 
-def _negative(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+def _negative(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     return Affine(-inputs[0].weight, -inputs[0].bias) if isinstance(inputs[0], Affine) else None
 
 
-def _joined(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
-    if _attribute(node, "axis", None) not in (1, -1) or not all(isinstance(part, Affine) for part in inputs):
+def _joined(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+    parts = [part for part in inputs if isinstance(part, Affine)]
+    if _attribute(node, "axis", None) not in (1, -1) or len(parts) < len(inputs):
         return None
-    return Affine(np.hstack([part.weight for part in inputs]), np.hstack([part.bias for part in inputs]))
+    return Affine(np.hstack([part.weight for part in parts]), np.hstack([part.bias for part in parts]))
 
 
-def _chosen(node: ir.Node, inputs: Sequence[Any]) -> Affine | None:
+def _chosen(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     found, places = inputs
-    is_known = isinstance(found, Affine) and isinstance(places, np.ndarray)
-    if not is_known or _attribute(node, "axis", 0) not in (1, -1):
+    if not isinstance(found, Affine) or not isinstance(places, np.ndarray):
+        return None
+    if _attribute(node, "axis", 0) not in (1, -1):
         return None
     return Affine(found.weight[:, places.reshape(-1)], found.bias[places.reshape(-1)])
 
 
-def _transposed(node: ir.Node, inputs: Sequence[Any]) -> np.ndarray | None:
+def _transposed(node: ir.Node, inputs: Sequence[Found]) -> np.ndarray | None:
     return np.transpose(inputs[0], _attribute(node, "perm", None)) if isinstance(inputs[0], np.ndarray) else None
 
 
-_RULES: dict[str, Callable[[ir.Node, Sequence[Any]], Any]] = {
+_RULES: dict[str, Callable[[ir.Node, Sequence[Found]], Found]] = {
     **dict.fromkeys(_LAYOUT, _layout),
     "MatMul": _product,
     "Gemm": _gemm,

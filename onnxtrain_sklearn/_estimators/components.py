@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sklearn.base import BaseEstimator
+
 from ..exceptions import instead_of
 from ..losses import resolve_loss
 from ..models import MLP
@@ -24,7 +26,7 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def resolved(estimator: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str, Any]:
     """Return ``params`` with objects for the names of components whose own parameters are among them.
 
     The order of the parameters does not matter: ``optimizer__momentum`` is set on ``optimizer`` of the same call.
@@ -32,7 +34,7 @@ def resolved(estimator: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(params)
     for name, resolve in _RESOLVERS.items():
         nested = {key: value for key, value in params.items() if key.startswith(f"{name}__")}
-        given = params.get(name, getattr(estimator, name))
+        given: Any = params.get(name, getattr(estimator, name))
         component = resolve(given) if nested else given
         if nested and (isinstance(component, type) or not hasattr(component, "set_params")):
             raise ValueError(

@@ -7,7 +7,7 @@ are interchangeable. Objects of different content may still behave alike; whoeve
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -37,7 +37,7 @@ class _Same:
         return id(self.value)
 
 
-def content(value: Any) -> object:
+def content(value: object) -> object:
     """Return what ``value`` holds, all the way down; compare two of them with ``==``.
 
     Functions are equal to themselves only, and only while what they close over stays as it is.
@@ -48,7 +48,7 @@ def content(value: Any) -> object:
         return object()  # equal to nothing
 
 
-def _content(value: Any, seen: Seen) -> object:
+def _content(value: object, seen: Seen) -> object:
     if isinstance(value, _ATOMS):
         return type(value), value
     if isinstance(value, float | complex):
@@ -59,11 +59,11 @@ def _content(value: Any, seen: Seen) -> object:
     return type(value), *(part if isinstance(part, bytes) else _frozen(part, seen) for part in _parts(value, seen))
 
 
-def _frozen(part: Any, seen: Seen) -> object:
+def _frozen(part: object, seen: Seen) -> object:
     return part if isinstance(part, _Same | tuple | frozenset) else _content(part, seen)
 
 
-def _parts(value: Any, seen: Seen) -> Iterator[Any]:
+def _parts(value: object, seen: Seen) -> Iterator[Any]:
     """Yield what ``value`` consists of."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
         array = np.asarray(value)
@@ -88,7 +88,7 @@ def _parts(value: Any, seen: Seen) -> Iterator[Any]:
         yield tuple((name, _content(attributes[name], seen)) for name in sorted(attributes))
 
 
-def _each(values: Any, seen: Seen) -> tuple[object, ...]:
+def _each(values: Iterable[object], seen: Seen) -> tuple[object, ...]:
     return tuple(_content(item, seen) for item in values)
 
 
@@ -99,7 +99,7 @@ def _is_filled(cell: types.CellType) -> bool:
         return False
 
 
-def _pickled(value: Any) -> Iterator[Any]:
+def _pickled(value: object) -> Iterator[Any]:
     """Yield what an object holds beside its ``__dict__``: its slots, or what a pickle would hold; else itself."""
     kind: Any = type(value)
     slots, own_reduction = _layout(kind)
@@ -107,7 +107,8 @@ def _pickled(value: Any) -> Iterator[Any]:
         yield [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
     if own_reduction:
         try:
-            whole, *items = value.__reduce_ex__(2)[:5]
+            reduced: Any = value.__reduce_ex__(2)
+            whole, *items = reduced[:5]
         except Exception:  # whatever a class raises that cannot be pickled
             yield _Same(value)
         else:
@@ -117,7 +118,7 @@ def _pickled(value: Any) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=256)
-def _layout(kind: Any) -> tuple[list[str], bool]:
+def _layout(kind: type) -> tuple[list[str], bool]:
     """Return the slots of a class, and whether it says itself how its objects are pickled."""
     declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +13,9 @@ import onnx_ir as ir
 
 from .._graph.constants import tensor_of
 from .._graph.trainable import TrainableModel
+from .._training.parameters import Trainable
 from .._training.selection import selected
-from ..models import is_builder
+from ..models import ModelSource, is_builder
 from .run import Run, source_of
 
 
@@ -109,8 +109,11 @@ def _line(entry: Entry, width: int) -> str:
 class Describable:
     """An estimator that says what it trains."""
 
-    model: Any
-    verbose: Any
+    model: ModelSource
+    output: str | None
+    trainable: Trainable
+    engine: str
+    verbose: bool | int
 
     def describe(self) -> Description:
         """Say what is trained, what stays as it is, and why.
@@ -144,7 +147,7 @@ class Describable:
         return run
 
 
-def _describe(estimator: Any) -> Description:
+def _describe(estimator: Describable) -> Description:
     """Return what an estimator trains, or would train."""
     model, run = estimator.model, vars(estimator).get("_run")
     if run is not None:
@@ -157,13 +160,13 @@ def _describe(estimator: Any) -> Description:
     return replace(described, engine=estimator.engine)
 
 
-def _of_run(run: Run, model: Any) -> Description:
+def _of_run(run: Run, model: ModelSource) -> Description:
     """Return what a run trains, which began from ``model``."""
     described = _described(run.source, _title(model), run.parameters.names, run.model.running_statistics)
     return replace(described, engine=run.engine)
 
 
-def _title(model: Any) -> str:
+def _title(model: ModelSource) -> str:
     if model is None:
         return "MLP()"
     if isinstance(model, str | os.PathLike):

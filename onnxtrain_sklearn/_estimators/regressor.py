@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.metaestimators import available_if
 
 from .._data.inputs import prediction_type
 from .._data.targets import (
+    Classes,
     Targets,
     regression_targets,
 )
 from .._inference.graph import OutputOptions
+from .._typing import MatrixLike
 from .availability import (
     check_one_pass,
     takes_negative_numbers,
@@ -23,6 +26,9 @@ from .availability import (
 )
 from .base import BaseOrtGradient
 from .docstrings import ATTRIBUTES, PARAMETERS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
@@ -62,7 +68,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     _default_loss = "squared_error"
 
     @available_if(trains_in_minibatches)
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OrtGradientRegressor:
+    def partial_fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass over the data, going on from where the last call ended.
 
         Parameters
@@ -77,7 +83,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         check_one_pass(self)
         return self._train(X, y, sample_weight, resume=True, one_pass=True)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict numbers.
 
         Parameters
@@ -118,7 +124,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         tags.target_tags.positive_only = not takes_negative_numbers(self.loss)
         return tags
 
-    def _encode(self, y: Any, classes: Any) -> Targets:
+    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
         return regression_targets(y)
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:

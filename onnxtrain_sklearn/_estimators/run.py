@@ -33,10 +33,11 @@ from .._training.device_step import DeviceStep
 from .._training.history import History
 from .._training.host_step import OptimizerState, TrainingStep, in_trainable_type
 from .._training.loss_graph import TARGET, StepSettings, as_float32, n_classes_of, target_layout
-from .._training.parameters import FlatParameters
+from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from ..exceptions import instead_of
 from ..losses import LOSSES, Link, Loss, Task
+from ..models import Builder, ModelSource
 from ..optimizers import Optimizer
 from .content import content
 from .start import Start
@@ -141,7 +142,9 @@ class Run:
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
 
 
-def source_of(model: Any, output: str | None, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel | None]:
+def source_of(
+    model: ModelSource, output: str | None, *, has_text: bool = False
+) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it.
 
     ``has_text`` says whether the data have columns that are no numbers.
@@ -162,7 +165,7 @@ def source_of(model: Any, output: str | None, *, has_text: bool = False) -> tupl
     return replace(trainable_model(whole, output, foreign=True), reference=whole), None
 
 
-def built_source(builder: Any, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
+def built_source(builder: Builder, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
     """Return the trainable form of the graph that a builder makes for the data."""
     whole = load(builder.build(n_features, n_outputs, rng))
     return replace(trainable_model(whole), reference=whole)
@@ -175,7 +178,7 @@ def score_columns(source: TrainableModel, columns: Columns, device: _runtime.Dev
     graph.graph.outputs.clear()
     graph.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
-    return as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1]
+    return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
 
 
 def head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
@@ -225,7 +228,7 @@ def new_run(
     source: TrainableModel,
     head: Head,
     settings: StepSettings,
-    trainable: Any,
+    trainable: Trainable,
     columns: Columns,
     rng: np.random.RandomState,
     fitted: FittedModel | None,
@@ -254,7 +257,7 @@ def new_run(
 
 
 def resume_run(
-    old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Any, columns: Columns
+    old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
 ) -> Run:
     """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
     source, names = selected(source, trainable)

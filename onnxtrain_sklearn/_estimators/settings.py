@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
@@ -13,10 +13,12 @@ from sklearn.utils import check_scalar
 
 from .._given.comparison import is_foreign, output_kinds
 from .._training.loop import TrainerSettings
+from .._training.parameters import Trainable
 from ..exceptions import ModelError, instead_of, nearest
-from ..models import is_builder
+from ..losses import Loss
+from ..models import ModelSource, is_builder
 from ..optimizers import LBFGS, BaseOptimizer
-from ..schedules import resolve_schedule
+from ..schedules import Schedule, resolve_schedule
 
 AUTO_BATCH = 200
 """Rows of a minibatch where ``batch_size="auto"``, as in scikit-learn's MLP."""
@@ -25,7 +27,28 @@ LBFGS_PIECE = 4096
 """Rows of the pieces that the full batch of L-BFGS is accumulated from."""
 
 
-def check_parameters(estimator: Any) -> None:
+class Parameters(Protocol):
+    """The parameters of both estimators, as their constructors store them."""
+
+    model: ModelSource
+    loss: str | Loss
+    optimizer: str | BaseOptimizer
+    learning_rate_init: float
+    learning_rate: str | Schedule
+    max_iter: int
+    trainable: Trainable
+    output: str | None
+    output_kind: str
+    tol: float
+    n_iter_no_change: float
+    early_stopping: bool
+    max_grad_norm: float | None
+    verbose: bool | int
+    engine: str
+    session_options: Mapping[str, object] | None
+
+
+def check_parameters(estimator: Parameters) -> None:
     """Raise TypeError or ValueError, naming the parameter, where one that needs no data to tell is wrong.
 
     Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
@@ -42,7 +65,7 @@ def check_parameters(estimator: Any) -> None:
         raise TypeError(f"session_options must be a dict or None, {instead_of(estimator.session_options)}.")
 
 
-def _check_output(estimator: Any) -> None:
+def _check_output(estimator: Parameters) -> None:
     output, model = estimator.output, estimator.model
     if not isinstance(output, str | None):
         raise TypeError(f"output must be the name of an output of the graph or None, {instead_of(output)}.")
@@ -54,7 +77,7 @@ def _check_output(estimator: Any) -> None:
         )
 
 
-def _check_output_kind(estimator: Any) -> None:
+def _check_output_kind(estimator: Parameters) -> None:
     kind, model = estimator.output_kind, estimator.model
     known = output_kinds(estimator)
     if kind not in known:
@@ -67,7 +90,7 @@ def _check_output_kind(estimator: Any) -> None:
         )
 
 
-def require_own_kind(estimator: Any) -> None:
+def require_own_kind(estimator: Parameters) -> None:
     """Raise ModelError where an estimator is not of the kind of the fitted model that it is to train."""
     model, name = estimator.model, type(estimator.model).__name__
     if is_classifier(model) and not is_classifier(estimator):
@@ -80,7 +103,7 @@ def require_own_kind(estimator: Any) -> None:
         raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
 
 
-def _check_class_weight(class_weight: Any) -> None:
+def _check_class_weight(class_weight: object) -> None:
     if isinstance(class_weight, Mapping | list | None) or (
         isinstance(class_weight, str) and class_weight == "balanced"
     ):
@@ -95,12 +118,13 @@ def _check_class_weight(class_weight: Any) -> None:
     )
 
 
-def trainer_settings(estimator: Any) -> TrainerSettings:
+def trainer_settings(estimator: Parameters) -> TrainerSettings:
     """Return the settings of the loop; TypeError or ValueError says which parameter is wrong."""
     check_parameters(estimator)
     _check_number(estimator, "learning_rate_init", Real, 0.0)
     _check_number(estimator, "max_iter", Integral, 1)
-    if not (isinstance(estimator.n_iter_no_change, Real) and estimator.n_iter_no_change == math.inf):
+    patience: object = estimator.n_iter_no_change
+    if not (isinstance(patience, Real) and patience == math.inf):
         _check_number(estimator, "n_iter_no_change", Integral, 1)
     _check_number(estimator, "alpha", Real, 0.0)
     _check_number(estimator, "l1_ratio", Real, 0.0, 1.0)
@@ -134,7 +158,7 @@ def batch_limit(batch_size: int | str, optimizer: BaseOptimizer) -> int:
 
 
 def _check_number(
-    estimator: Any, name: str, kind: type, low: float, high: float | None = None, *, ends: str = "both"
+    estimator: Parameters, name: str, kind: type, low: float, high: float | None = None, *, ends: str = "both"
 ) -> None:
     value = getattr(estimator, name)
     check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=ends)

@@ -25,6 +25,7 @@ from .._graph.shapes import infer_shapes
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
 from .._refusal import reason
+from .._typing import Container, Operator, Scope
 from ..exceptions import ModelError
 from .base import BaseOrtGradient
 from .classifier import OrtGradientClassifier
@@ -67,7 +68,7 @@ def register_converters() -> bool:
     return True
 
 
-def _classifier_types(operator: Any) -> None:
+def _classifier_types(operator: Operator) -> None:
     from skl2onnx.common.data_types import Int64TensorType, StringTensorType
 
     check_is_fitted(operator.raw_operator)
@@ -78,13 +79,13 @@ def _classifier_types(operator: Any) -> None:
     operator.outputs[1].set_type(_number_type(operator)([rows, len(classes)]))
 
 
-def _regressor_types(operator: Any) -> None:
+def _regressor_types(operator: Operator) -> None:
     check_is_fitted(operator.raw_operator)
     rows = operator.inputs[0].get_first_dimension()
     operator.outputs[0].set_type(_number_type(operator)([rows, operator.raw_operator.n_outputs_]))
 
 
-def _number_type(operator: Any) -> Any:
+def _number_type(operator: Operator) -> Any:
     """Return skl2onnx's type of the numbers that come out; what goes in is checked before."""
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType, guess_tensor_type
 
@@ -102,7 +103,7 @@ def _number_type(operator: Any) -> Any:
     return type(guess_tensor_type(kind))
 
 
-def _convert_classifier(scope: Any, operator: Any, container: Any) -> None:
+def _convert_classifier(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
     head = _head(estimator, scope)
     raw_scores = container.get_options(estimator, {"raw_scores": None})["raw_scores"]
@@ -115,13 +116,13 @@ def _convert_classifier(scope: Any, operator: Any, container: Any) -> None:
     _embed(inference_model(estimator._run.deployed, estimator.weights_, head, form=form), scope, operator, container)
 
 
-def _convert_regressor(scope: Any, operator: Any, container: Any) -> None:
+def _convert_regressor(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
     model = inference_model(estimator._run.deployed, estimator.weights_, estimator._run.head)
     _embed(model, scope, operator, container)
 
 
-def _head(estimator: OrtGradientClassifier, scope: Any) -> Head:
+def _head(estimator: OrtGradientClassifier, scope: Scope) -> Head:
     """Return the head with labels of a type that skl2onnx has: strings or int64."""
     head: Head = estimator._run.head
     classes = _classes(head)
@@ -139,7 +140,7 @@ def _classes(head: Head) -> np.ndarray:
     return head.classes
 
 
-def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
+def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
     """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
     model = _in_opset(model, container.target_opset_any_domain(""))
     variables = _connect(model.graph, operator)
@@ -163,7 +164,7 @@ def _embed(model: ir.Model, scope: Any, operator: Any, container: Any) -> None:
         container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
 
 
-def _connect(graph: ir.Graph, operator: Any) -> list[Any]:
+def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     """Exchange the graph's inputs and outputs for such as the operator declares, by casts and reshapes.
 
     Returns the variables that the inputs are.
@@ -194,7 +195,7 @@ def _table(estimator: BaseOrtGradient) -> Table | None:
     return None if fitted is None else fitted.table
 
 
-def _columns(operator: Any, table: Table, graph: ir.Graph) -> list[Any]:
+def _columns(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
     """Return the variables that are the columns of a table that the graph reads, in its order."""
     name, given = type(operator.raw_operator).__name__, operator.inputs
     shapes = ([1], []) if table.documents else ([1],)

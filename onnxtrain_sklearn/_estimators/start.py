@@ -10,7 +10,7 @@ from typing import Any
 from sklearn.base import clone
 
 from ..exceptions import ModelError
-from ..models import MLP
+from ..models import MLP, ModelSource
 from .content import content
 
 
@@ -18,17 +18,17 @@ from .content import content
 class Start:
     """The parameters ``model``, ``output`` and ``output_kind`` of a first call: a builder is a copy."""
 
-    model: Any
+    model: ModelSource
     output: str | None
     output_kind: str = "auto"
 
     @classmethod
-    def of(cls, model: Any, output: str | None, output_kind: str = "auto") -> Start:
+    def of(cls, model: ModelSource, output: str | None, output_kind: str = "auto") -> Start:
         """Return the start that these parameters make."""
         builder = hasattr(model, "build")
         return cls(clone(model, safe=False) if builder else model, output, output_kind)
 
-    def require_same(self, model: Any, output: str | None, output_kind: str = "auto") -> None:
+    def require_same(self, model: ModelSource, output: str | None, output_kind: str = "auto") -> None:
         """Raise ModelError where a later call comes with another model, or another output of it."""
         if output != self.output:
             raise ModelError(_message("output", self.output, output))
@@ -44,21 +44,21 @@ class Start:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_content"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
 
-def _default(model: Any) -> Any:
+def _default(model: ModelSource) -> Any:
     if isinstance(model, os.PathLike):
         return os.fspath(model)
     return MLP() if model is None else model
 
 
-def _told(model: Any) -> str:
+def _told(model: ModelSource) -> str:
     return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
 
 
-def _message(name: str, first: Any, now: Any) -> str:
+def _message(name: str, first: object, now: object) -> str:
     told = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
     return (
         f"{name} was changed {told}, but warm_start and partial_fit go on training the graph of the first call. Give "

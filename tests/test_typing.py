@@ -1,0 +1,75 @@
+"""Types that hold: hardly a parameter is of any type, and what is declared of other libraries is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from skl2onnx.common._container import ModelComponentContainer
+from skl2onnx.common._topology import Operator, Scope, Variable
+
+import onnxtrain_sklearn
+from onnxtrain_sklearn import _typing
+
+FOLDER = Path(onnxtrain_sklearn.__file__).parent
+STUBS = Path(__file__).parents[1] / "typings"
+MOST = 0.01
+"""Share of the parameters that may be typed Any, or hold it."""
+
+
+def parameters(path):
+    """Yield the annotation of each parameter in a module, but for self and cls."""
+    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(function, ast.FunctionDef):
+            given = function.args
+            named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            yield from (p.annotation for p in named if p is not None and p.arg not in ("self", "cls"))
+
+
+def test_hardly_a_parameter_is_of_any_type():
+    found = [ast.unparse(p) for path in FOLDER.rglob("*.py") for p in parameters(path) if p is not None]
+    of_any = [annotation for annotation in found if re.search(r"\bAny\b", annotation)]
+    assert len(found) > 3000
+    assert len(of_any) < MOST * len(found), f"{len(of_any)} of {len(found)}: {of_any}"
+
+
+def stubs():
+    for path in sorted(STUBS.rglob("*.pyi")):
+        module = ".".join(path.relative_to(STUBS).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "__getattr__":
+                yield pytest.param(module, node, id=f"{module}.{node.name}")
+
+
+@pytest.mark.parametrize(("module", "node"), stubs())
+def test_stubs_declare_what_the_libraries_have(module, node):
+    owner = getattr(importlib.import_module(module), node.name)
+    pairs = [(owner, node)]
+    if isinstance(node, ast.ClassDef):
+        pairs = [(getattr(owner, one.name), one) for one in node.body if isinstance(one, ast.FunctionDef)]
+    for function, declared in pairs:
+        names = {p.arg for p in (*declared.args.args, *declared.args.kwonlyargs)}
+        assert names <= set(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "theirs"),
+    [
+        (_typing.Container, ModelComponentContainer),
+        (_typing.Operator, Operator),
+        (_typing.Scope, Scope),
+        (_typing.Variable, Variable),
+    ],
+)
+def test_protocols_have_the_methods_of_skl2onnx(protocol, theirs):
+    declared = {n: m for base in protocol.__mro__ for n, m in vars(base).items() if inspect.isfunction(m)}
+    for name, method in ((n, m) for n, m in declared.items() if n in ("_get_allowed_options",) or n[0] != "_"):
+        own = inspect.signature(getattr(theirs, name)).parameters
+        wanted = list(inspect.signature(method).parameters.values())
+        positional = [p for p in wanted if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert len(positional) <= len(own)
+        assert {p.name for p in wanted if p.kind is p.KEYWORD_ONLY} <= own.keys()
