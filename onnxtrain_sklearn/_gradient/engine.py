@@ -22,7 +22,7 @@ from .._graph.edits import multiply_by_columns
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
 from .._graph.protobuf import checked
-from .._graph.queries import dims, is_float
+from .._graph.queries import dims, is_float, reads
 from .._graph.shapes import infer_declared
 from .._graph.survival import require_loadable, require_result_loads
 from .._refusal import refusing

@@ -22,6 +22,7 @@ from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
+from .._typing import DType
 from ..exceptions import ModelError
 from ..losses import Link, Loss, Task, append_loss, append_pairwise_loss, append_penalty
 from ..optimizers import BaseOptimizer
