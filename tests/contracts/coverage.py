@@ -28,8 +28,10 @@ from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn._gradient.path import path
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.contracts import test_gradients, test_lowered_gradients, test_portable_gradients
-from tests.contracts.test_gradients import Case, extra_opset, model_of, session
+from tests.contracts import lowered_cases, ort_training_cases, portable_cases
+from tests.contracts.gradient_cases import Case, extra_opset, model_of
+from tests.contracts.portable_forms import lacks_double, opsets
+from tests.helpers.sessions import session
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA, PAGE = DOCS / "coverage.json", DOCS / "coverage.md"
@@ -109,10 +111,9 @@ class Held:
 @functools.cache
 def cases(engine: str) -> list[Held]:
     if engine == "ort-training":
-        return [Held(one, one.opsets, extra_opset(one)) for one in test_gradients.CASES]
-    own, taken_apart = test_portable_gradients, test_lowered_gradients
-    return [Held(one, own.opsets(one), extra_opset(one)) for one in own.CASES] + [
-        Held(one, one.opsets, one.opsets[-1], expanded=taken_apart.lacks_double(one)) for one in taken_apart.CASES
+        return [Held(one, one.opsets, extra_opset(one)) for one in ort_training_cases.CASES]
+    return [Held(one, opsets(one), extra_opset(one)) for one in portable_cases.CASES] + [
+        Held(one, one.opsets, one.opsets[-1], expanded=lacks_double(one)) for one in lowered_cases.CASES
     ]
 
 

@@ -30,7 +30,7 @@ from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn._graph.versions import MAX_OPSET, MIN_OPSET
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
-from tests.contracts.test_gradients import Erf, Gelu
+from tests.contracts.references import Erf, Gelu
 
 FLOATS = {TensorProto.FLOAT16: np.float16, TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}
 NARROW = {TensorProto.BFLOAT16} | {kind for name, kind in TensorProto.DataType.items() if re.match("FLOAT[4-8]E", name)}

@@ -1,6 +1,8 @@
-"""Recurrences in numpy, as the ONNX standard writes them, for its evaluator: in float64, with every setting."""
+"""Operators in numpy, as the ONNX standard writes them, for its evaluator: in float64, with every setting."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from onnx.reference.op_run import OpRun
@@ -139,3 +141,22 @@ def bilinear(images, at):
         rows, columns = (e.clip(0, k - 1).astype(int) for e, k in zip(ends, images.shape[3:], strict=True))
         total = total + (share * inside)[..., None] * images[n, parts, :, rows, columns]
     return np.moveaxis(total, -1, 2)
+
+
+class Erf(OpRun):
+    """In the type of its input; ONNX's own reference computes in float32."""
+
+    op_domain = ""
+
+    def _run(self, x):
+        return (np.vectorize(math.erf, otypes=[x.dtype.char])(x),)
+
+
+class Gelu(OpRun):
+    op_domain = ""
+
+    def _run(self, x, approximate=None):
+        return (x / 2 * (1 + np.vectorize(math.erf, otypes=[x.dtype.char])(x / np.sqrt(2))),)
+
+
+OPERATORS = [RNN, GRU, LSTM, DeformConv, Erf, Gelu]

@@ -18,9 +18,11 @@ import pytest
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._graph.supported import ANY
-from tests.contracts import test_gradients, test_lowered_gradients, test_portable_gradients
-from tests.contracts.test_gradients import Case, model_of, session
+from tests.contracts import lowered_cases, ort_training_cases, portable_cases
+from tests.contracts.gradient_cases import Case, model_of
+from tests.contracts.portable_forms import refusal
 from tests.contracts.test_known_settings import TABLES
+from tests.helpers.sessions import session
 
 INERT = {
     ("Bernoulli", "dtype"): "what is drawn has no gradient",
@@ -70,12 +72,12 @@ CRASHES = {("MaxUnpool", "strides"): "onnxruntime 1.19 writes outside its memory
 
 def cases(table: str) -> list[Case]:
     if table == "ort-training":
-        return list(test_gradients.CASES)
-    return [*test_portable_gradients.CASES, *test_lowered_gradients.CASES]
+        return list(ort_training_cases.CASES)
+    return [*portable_cases.CASES, *lowered_cases.CASES]
 
 
 def is_refused(table: str, one: Case) -> bool:
-    return bool(one.refused if table == "ort-training" else test_portable_gradients.refusal(one))
+    return bool(one.refused if table == "ort-training" else refusal(one))
 
 
 @functools.cache

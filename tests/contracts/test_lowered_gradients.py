@@ -1,64 +1,31 @@
 """Every gradient through what the portable engine lowers to other operators, or enters, is right or refused.
 
 Recurrences, control flow, sequences, operators that the standard defines as functions. The cases are compared with
-central differences in float64, as described in ``test_gradients.py``.
+central differences in float64, as described in ``gradient_cases.py``.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.portable import control_flow as control
 from onnxtrain_sklearn._gradient.portable.lowering import registry as expand
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
-from tests.contracts import references
-from tests.contracts import test_gradients as shared
+from tests.contracts.differences import NO_KERNEL, reference_gradients
+from tests.contracts.gradient_cases import in_type, model_of, operators
 from tests.contracts.lowered_cases import CASES
-from tests.contracts.test_gradients import Case, model_of, session
-from tests.contracts.test_portable_gradients import MAY_REFUSE, NO_KERNEL
-
-NO_DOUBLE = ("RNN", "GRU", "LSTM", "Attention")
-"""Operators without a kernel in float64: sessions are created, and fail or give NaN when they run."""
-
-
-def forward(model):
-    """Return the function that runs the model in float64; no runtime has kernels of recurrences for that."""
-    if not re.search(r"(RNN|GRU|LSTM) ?<", shared.onnx.printer.to_text(model)):
-        return shared.forward(model)
-    run = ReferenceEvaluator(model, new_ops=[references.RNN, references.GRU, references.LSTM]).run
-    names = {i.name for i in model.graph.input}
-    return lambda feeds: run(None, {name: a for name, a in feeds.items() if name in names})[0]
+from tests.contracts.portable_forms import MAY_REFUSE, lacks_double
+from tests.helpers.sessions import session
 
 
 @functools.cache
 def expected(index):
-    """Return the weights of y, the loss, and its gradients by central differences."""
-    one = CASES[index]
-    body, opset = (one.reference, 18) if one.reference else (one.body, one.opsets[0])
-    arrays = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in one.arrays.items()}
-    everything = in_type(Case("", body, arrays, fed=tuple(arrays)), np.float64)
-    probe = model_of(everything, opset, arrays, np.ones(()), "inputs")
-    probe.graph.output[0].CopyFrom(shared.onnx.helper.make_tensor_value_info("y", shared.onnx.TensorProto.DOUBLE, None))
-    weighting = np.random.default_rng(index).normal(size=np.shape(forward(probe)({**arrays, "weighting": np.ones(())})))
-    run = forward(model_of(everything, opset, arrays, weighting, "inputs"))
-    feeds = {**arrays, "weighting": weighting}
-    return weighting, float(run(feeds)), {n: shared.central_differences(run, feeds, n) for n in one.names}
-
-
-def in_type(one, kind):
-    """Return the case with the declarations inside its bodies in float64 where it is run in that."""
-    return (
-        replace(one, body=one.body.replace("float[", "double[").replace("Empty<dtype = 1>", "Empty<dtype = 11>"))
-        if kind is np.float64
-        else one
-    )
+    return reference_gradients(CASES[index], index, opset=18)
 
 
 def variants():
@@ -70,10 +37,6 @@ def variants():
             yield pytest.param(index, opset, "float64", id=f"{one.operator}-{index}-float64")
             if one.arrays["x"].ndim:
                 yield pytest.param(index, opset, "dynamic", id=f"{one.operator}-{index}-dynamic")
-
-
-def lacks_double(one):
-    return any(f"{name}<" in one.body or f"{name}(" in one.body for name in NO_DOUBLE)
 
 
 def runs(model):
@@ -88,10 +51,6 @@ def runs(model):
 
 def feeds_of(run, arrays):
     return {i.name: arrays[i.name] for i in run.get_inputs()}
-
-
-def operators(one):
-    return set(re.findall(r"([A-Z]\w+)\s*[<(]", one.body))
 
 
 def covered(index, opset, form):

@@ -1,7 +1,7 @@
 """Every gradient that the engine "portable" returns is right, and what it cannot do it refuses.
 
 It is held to the cases of the other engine, and to cases of its own for the operators that the other one lacks. All
-are compared with central differences in float64, as described in ``test_gradients.py``.
+are compared with central differences in float64, as described in ``gradient_cases.py``.
 """
 
 from __future__ import annotations
@@ -17,26 +17,16 @@ import pytest
 from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.portable import engine as portable
-from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
-from tests.contracts import test_gradients as shared
+from tests.contracts import lowered_cases
+from tests.contracts.differences import NO_KERNEL, reference_gradients
+from tests.contracts.gradient_cases import Case, extra_opset, model_of, operators
 from tests.contracts.portable_cases import CASES
-from tests.contracts.test_gradients import Case, model_of, session
-
-NEWEST = min(MAX_OPSET, _runtime.limits().opset)
+from tests.contracts.portable_forms import MAY_REFUSE, NEWEST, opsets, refusal
+from tests.helpers.sessions import session
 
 # onnxruntime 1.19 computes these in float32 even where the input is not, too coarsely for differences.
 COARSE = {"y = ReduceL2(x)": "y = Abs(x)", "y = ReduceL2<noop_with_empty_axes = 1>(x)": "y = Abs(x)"}
-
-MAY_REFUSE = {
-    "its auto_pad needs fixed sizes": "the pads that it stands for depend on the sizes",
-    "the sizes from its axis on must be fixed": "a scale for each block along an axis of unknown size",
-    "is deprecated in domain_version": "ONNX's checker takes no deprecated operators",
-}
-"""What it may refuse in some forms of a case, and why it has to."""
-
-NO_KERNEL = "NOT_IMPLEMENTED|ValidateOpsetForDomain|ValidateNoTransposeReduce|Type Error|is_onesided and inverse"
-"""What a runtime says of graphs that it cannot run: no kernel, an opset too new, its own fault, what is not allowed."""
 
 OTHER_VALUES = {
     "AveragePool": "onnxruntime counts the padding of ceil_mode otherwise than the standard",
@@ -54,39 +44,14 @@ def expected(index):
     one = CASES[index]
     if one.body in COARSE and (not one.arrays["x"].ndim or "noop" in one.body):
         one = replace(one, reference=COARSE[one.body])
-    return shared.reference_gradients(one, index)
-
-
-def refusal(one):
-    """Return the reason for which the engine refuses a case in every form, "" where it has to be right.
-
-    What a shared case says of refusals is about the other engine.
-    """
-    return "" if any(one is other for other in shared.CASES) else one.refused
-
-
-def operators(one):
-    return set(re.findall(r"([A-Z]\w+)\s*[<(]", one.body))
-
-
-def signature(operator, opset):
-    schema = onnx.defs.get_schema(operator, opset, "")
-    defaults = {name: a.default_value.s for name, a in schema.attributes.items() if name != "round_mode"}
-    return [x.name for x in schema.inputs], defaults  # a new default names a new set of values; only 8-bit floats round
-
-
-def opsets(one):
-    """Return the opsets of a case, and the newest one where all its operators have the form of before."""
-    last = max(one.opsets)
-    more = 18 <= last < NEWEST and all(signature(name, last) == signature(name, NEWEST) for name in operators(one))
-    return (*one.opsets, NEWEST) if more else one.opsets
+    return reference_gradients(one, index)
 
 
 def variants():
     for index, one in enumerate(CASES):
         for opset in opsets(one):
             yield pytest.param(index, opset, "inputs", id=f"{one.operator or 'others'}-{index}-opset{opset}")
-        opset = shared.extra_opset(one)
+        opset = extra_opset(one)
         if opset is not None:
             for form in ["float64"] * (not refusal(one)) + ["dynamic"] * bool(one.arrays["x"].ndim):
                 yield pytest.param(index, opset, form, id=f"{one.operator or 'others'}-{index}-{form}")
@@ -166,9 +131,7 @@ def test_gradient_is_right_or_refused(index, opset, form):
 
 
 def test_every_rule_has_a_right_case():
-    from tests.contracts import test_lowered_gradients as others
-
-    cases = [*(one for one in CASES if not refusal(one)), *(one for one in others.CASES if not one.refused)]
+    cases = [*(one for one in CASES if not refusal(one)), *(one for one in lowered_cases.CASES if not one.refused)]
     right = {node for one in cases for node in operators(one)}
     assert set(portable.RULES) <= right
 

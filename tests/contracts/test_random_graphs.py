@@ -24,7 +24,8 @@ from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn._gradient.portable import engine as portable
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.random_graphs import GENERATORS, sketches
-from tests.contracts.test_gradients import Erf, Gelu, session
+from tests.contracts.references import Erf, Gelu
+from tests.helpers.sessions import session
 
 EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "0"))
 PROVEN = {"ort-training": ort.PROVEN, "portable": portable.RULES}
