@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tests.contracts import fitted
-from tests.contracts.fitted_settings import NOT_IN_MODELS, SETTINGS
+from tests.contracts.fitted_expressions import NOT_IN_MODELS
+from tests.contracts.fitted_settings import SETTINGS
 
 WRITTEN = fitted.read()
 

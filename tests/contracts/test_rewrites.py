@@ -57,7 +57,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import protobuf as border
 from onnxtrain_sklearn._graph.queries import is_float
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
-from tests.test_rewrite import assert_gradients, assert_same, run, run_proto
+from tests.helpers.differences import assert_gradients, assert_same, run, run_proto
 
 FLOWERS, KIND = load_iris(return_X_y=True)
 FLOWERS, KIND = FLOWERS[::3].astype(np.float32), KIND[::3]
