@@ -6,6 +6,7 @@ The gradients are compared with central differences of what scikit-learn compute
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import onnx_ir as ir
@@ -119,10 +120,16 @@ def given(model, y):
     return copy.deepcopy(model).fit(X[OLD], y[OLD])
 
 
+@functools.cache
+def fitted_in_double(name, target):
+    return copy.deepcopy(MODELS[name]).fit(X[OLD].astype(np.float64), TARGETS[target][OLD])
+
+
 def numbers(model, X):
     return getattr(model, "predict_proba" if hasattr(model, "predict_proba") else "decision_function")(X)
 
 
+@pytest.mark.thinned(by=lambda name, target: {name, target})
 @pytest.mark.parametrize("target", ["two", "words"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gives_what_scikit_learn_gives(name, target):
@@ -154,6 +161,8 @@ DIFFERENTIATED = {
 """A pattern of parameters, and how many there are for two classes."""
 
 
+@pytest.mark.proof
+@pytest.mark.thinned(by=lambda name, target, engine: {name, target, engine})
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("target", ["two", "three"])
 @pytest.mark.parametrize("name", DIFFERENTIATED)
@@ -164,7 +173,7 @@ def test_gradient_is_that_of_scikit_learn(name, target, engine):
     """
     pattern, count = DIFFERENTIATED[name]
     y = TARGETS[target]
-    model = copy.deepcopy(MODELS[name]).fit(X[OLD].astype(np.float64), y[OLD])
+    model = fitted_in_double(name, target)
     unsure = 80 + np.flatnonzero(model.predict_proba(X[NEW]).min(axis=1) > 0.02)
     assert len(unsure) >= 20
     rows, y = X[unsure], y[unsure]

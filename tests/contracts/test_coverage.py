@@ -11,6 +11,7 @@ from tests.contracts import coverage
 DATA = coverage.read()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("engine", ENGINES)
 def test_table_is_what_the_cases_prove(engine):
     if engine not in coverage.provable(DATA) or onnx.defs.onnx_opset_version() != DATA["opset"]:

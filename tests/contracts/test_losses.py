@@ -176,6 +176,7 @@ def test_value_and_gradient(case, engine):
         assert_right(case, *case.sample(k), step=1e-6, engine=engine)
 
 
+@pytest.mark.thinned(by=lambda case, engine, opset: {(type(case.loss), engine), opset})
 @each_engine
 @pytest.mark.parametrize("case", [case for case in CASES if not case.parameters], ids=lambda case: case.id)
 @pytest.mark.parametrize("opset", [o for o in OPSETS if o != 18])

@@ -58,17 +58,23 @@ def part_of(part: int) -> dict[str, list]:
     return {name: tests for i, (name, tests) in enumerate(sorted(node_tests().items())) if i % PARTS == part}
 
 
+@pytest.mark.exhaustive
+@pytest.mark.proof(operators=lambda engine, part: part_of(part))
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("part", range(PARTS))
-def test_gradient_is_right_or_refused(engine, part):
+def test_gradient_is_right_or_refused(engine, part, request):
+    only = request.config.getoption("--operator")
     found = [
         (operator, test.name, input_name, outcome, reason)
         for operator, tests in part_of(part).items()
+        if only in (None, operator)
         for test in tests
         for input_name, outcome, reason in outcomes(test, engine)
     ]
     left = [entry for entry in found if not excused(entry[0], entry[1], entry[3], entry[4])]
     assert not left, "\n".join(": ".join(entry) for entry in left)
+    if only:
+        return
     counts = Counter(entry[3] for entry in found)
     assert counts[RIGHT] > (20 if engine == "portable" else 0), counts
     assert counts[UNCHECKED] < 0.25 * sum(counts.values()), counts
