@@ -9,12 +9,12 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
-from tests.contracts.test_gradients import session
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import checked
 from onnxtrain_sklearn._graph.reductions import ELEMENTWISE
+from tests.helpers.sessions import session
 
 each_engine = pytest.mark.parametrize("engine", available_engines())
 SLOPES = {"ReduceL1": np.sign, "ReduceL2": np.sign, "ReduceLogSum": np.reciprocal, "ReduceSumSquare": lambda x: 2 * x}
