@@ -3,8 +3,8 @@
 The builder differentiates some operators wrongly without an error and fails on others with a message about its
 insides. So every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is there
 only if its gradient was checked against finite differences, with the settings in which it is wrong or fails;
-``tests/contracts/ort_training_cases.py`` holds the cases. Nodes that the builder needs in another form are brought into it
-before, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training.preparation`).
+``tests/contracts/ort_training_cases.py`` holds the cases. Nodes that the builder needs in another form are brought into
+it before, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training.preparation`).
 """
 
 from __future__ import annotations
