@@ -8,8 +8,9 @@ from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
+from ._optimizers.lbfgs import LBFGS
 from .models import MLP, Linear
-from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
+from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 
 __version__ = "0.1.0"
 

@@ -12,29 +12,25 @@ starts at zero has scores of exactly 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import combinations
 from numbers import Real
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.base import BaseEstimator
 
+from ._components import FRACTION, NOT_NEGATIVE, POSITIVE, Component, Range, Rules, resolve
 from ._graph.builder import GraphBuilder
-from .exceptions import ModelError, instead_of, nearest
-
-Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
-Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
+from ._graph.links import LINKS, Link, Task, apply_link, row_sum
+from ._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
 
 __all__ = [
     "LINKS", "LOSSES", "AbsoluteError", "Elastic", "Focal", "Gamma", "Hinge", "Huber", "LogCosh", "LogLoss", "Loss",
-    "ModifiedHuber", "Poisson", "Quantile", "SquaredError", "SquaredHinge",
+    "ModifiedHuber", "Poisson", "Quantile", "SquaredError", "SquaredHinge", "Tweedie",
     "append_loss", "append_pairwise_loss", "append_penalty", "apply_link", "resolve_loss",
 ]  # fmt: skip
 
 
-class Loss(BaseEstimator, ABC):
+class Loss(Component, ABC):
     """Base class of the losses; derive from it to write your own.
 
     Override :meth:`__call__` to emit the loss of every row. No gradient is needed: the gradient engine differentiates
@@ -88,9 +84,6 @@ class Loss(BaseEstimator, ABC):
     def link(self, task: Task) -> Link:
         """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
         return "identity"
-
-    def validate(self) -> None:
-        """Raise ValueError for a parameter out of its range. Called before training, never by the constructor."""
 
     def check_targets(self, y: np.ndarray) -> None:
         """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default."""
@@ -152,11 +145,10 @@ class Huber(_RegressionLoss):
     P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
     """
 
+    valid: ClassVar[Rules] = {"delta": (POSITIVE,)}
+
     def __init__(self, delta: float = 1.0) -> None:
         self.delta = delta
-
-    def validate(self) -> None:
-        _require(self, "delta", "in (0, inf)", lambda delta: 0 < delta < np.inf)
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         return op.Mul(_huber(op, op.Abs(op.Sub(scores, y)), float(self.delta)), 0.5)
@@ -185,11 +177,10 @@ class Quantile(_RegressionLoss):
     OrtGradientRegressor(loss=Quantile(quantile=0.9))
     """
 
+    valid: ClassVar[Rules] = {"quantile": (Range(Real, 0, 1, closed="neither"),)}
+
     def __init__(self, quantile: float = 0.5) -> None:
         self.quantile = quantile
-
-    def validate(self) -> None:
-        _require(self, "quantile", "in (0, 1)", lambda quantile: 0 < quantile < 1)
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         residual = op.Sub(scores, y)
@@ -233,6 +224,48 @@ class Gamma(_ExponentialLoss):
         return op.Add(scores, op.Mul(y, op.Exp(op.Neg(scores))))
 
 
+class Tweedie(_ExponentialLoss):
+    r"""Tweedie deviance of amounts of which many are zero, such as insurance claims; the prediction is :math:`e^s`.
+
+    :math:`e^{(2 - p) s} / (2 - p) - y e^{(1 - p) s} / (1 - p)`: half the deviance of a distribution whose variance is
+    the p-th power of its mean, but for a term of :math:`y` alone; the definition of scikit-learn's ``HalfTweedieLoss``.
+    At p = 1 and p = 2 the loss is its limit, :class:`Poisson` or :class:`Gamma`. The targets must not be negative;
+    for p >= 2 they must be positive.
+
+    Parameters
+    ----------
+    power : float, default=1.5
+        p, at least 1.
+
+    References
+    ----------
+    B. Jørgensen, "Exponential dispersion models", Journal of the Royal Statistical Society B 49, 1987.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.losses import Tweedie
+    >>> Tweedie(power=1.9)
+    Tweedie(power=1.9)
+    """
+
+    valid: ClassVar[Rules] = {"power": (Range(Real, 1),)}
+
+    def __init__(self, power: float = 1.5) -> None:
+        self.power = power
+
+    def check_targets(self, y: np.ndarray) -> None:
+        zeros = self.power < 2
+        _require_targets(self, y, y >= 0 if zeros else y > 0, "not negative" if zeros else "positive")
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        if self.power in (1, 2):
+            return (Poisson() if self.power == 1 else Gamma())(op, scores, y, link)
+        first, second = 1.0 - float(self.power), 2.0 - float(self.power)
+        exponent = op.Mul(op.Mul(scores, op.Sign(y)), first)  # y = 0 has no such term: 0 · exp(100) is NaN
+        term = op.Mul(op.Mul(y, op.Exp(exponent)), -1.0 / first)
+        return op.Add(op.Mul(op.Exp(op.Mul(scores, second)), 1.0 / second), term)
+
+
 class LogCosh(_RegressionLoss):
     r"""Smooth absolute error, :math:`\log \cosh r` with :math:`r = s - y`.
 
@@ -254,11 +287,10 @@ class Elastic(_RegressionLoss):
         Share :math:`\rho` of the absolute error, in [0, 1]. 0 is the squared error, 1 the absolute error.
     """
 
+    valid: ClassVar[Rules] = {"l1_ratio": (FRACTION,)}
+
     def __init__(self, l1_ratio: float = 0.5) -> None:
         self.l1_ratio = l1_ratio
-
-    def validate(self) -> None:
-        _require(self, "l1_ratio", "in [0, 1]", lambda l1_ratio: 0 <= l1_ratio <= 1)
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         residual, l1_ratio = op.Sub(scores, y), float(self.l1_ratio)
@@ -277,7 +309,7 @@ class LogLoss(_LikelihoodLoss):
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         if link == "softmax":
-            return op.Neg(_row_sum(op, op.Mul(y, op.LogSoftmax(scores, axis=-1))))
+            return op.Neg(row_sum(op, op.Mul(y, op.LogSoftmax(scores, axis=-1))))
         return op.Sub(op.Softplus(scores), op.Mul(scores, y))
 
 
@@ -345,11 +377,10 @@ class Focal(_LikelihoodLoss):
     T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, "Focal loss for dense object detection", ICCV 2017.
     """
 
+    valid: ClassVar[Rules] = {"gamma": (NOT_NEGATIVE,)}
+
     def __init__(self, gamma: float = 2.0) -> None:
         self.gamma = gamma
-
-    def validate(self) -> None:
-        _require(self, "gamma", "in [0, inf)", lambda gamma: 0 <= gamma < np.inf)
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         odds = _class_log_odds(op, scores, y) if link == "softmax" else _margin(op, scores, y)
@@ -364,6 +395,7 @@ LOSSES: dict[str, type[Loss]] = {
     "quantile": Quantile,
     "poisson": Poisson,
     "gamma": Gamma,
+    "tweedie": Tweedie,
     "log_cosh": LogCosh,
     "elastic": Elastic,
     "log_loss": LogLoss,
@@ -375,132 +407,8 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """Return the loss object that a name or an object stands for, its parameters validated."""
-    if not isinstance(loss, str | Loss):
-        raise TypeError(f"loss must be a name or a Loss object, {instead_of(loss)}.")
-    if isinstance(loss, str) and loss not in LOSSES:
-        raise ValueError(f"Unknown loss {loss!r}.{nearest(loss, LOSSES)}")
-    resolved = LOSSES[loss]() if isinstance(loss, str) else loss
-    resolved.validate()
-    return resolved
-
-
-def append_loss(
-    op: GraphBuilder,
-    loss: Loss,
-    *,
-    scores: ir.Value,
-    y: ir.Value,
-    sample_weight: ir.Value,
-    link: Link,
-    groups: Sequence[int] = (),
-) -> ir.Value:
-    """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
-
-    ``groups`` tells the columns that belong to each of several labels: a row's loss is the mean of those of its labels.
-
-    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero change nothing,
-    whatever scores and targets of finite loss they hold; of a loss with the link "exp", whatever finite ones.
-    """
-    if link == "exp":
-        scores = op.Mul(scores, _nonzero(op, sample_weight))  # 0 · exp(100) is NaN in float32
-    rows, columns = _grouped(op, loss, scores, y, link, groups) if groups else _rows(op, loss, scores, y, link)
-    return _weighted_mean(op, rows, sample_weight, columns)
-
-
-def append_pairwise_loss(
-    op: GraphBuilder, loss: Loss, *, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, n_classes: int
-) -> ir.Value:
-    """Emit the loss of machines that tell classes apart by pairs, as :func:`append_loss` does that of others.
-
-    ``scores`` has a column for each pair of classes i < j, in the order (0, 1), (0, 2), ..., (1, 2), ...; a positive
-    one speaks for j. ``y`` (N,) are class indices. The loss of a row is the mean of the losses of the ``n_classes - 1``
-    pairs that its class belongs to, each as of two classes: what each machine of a one-vs-one classifier minimises.
-    """
-    second, member = (op.Gather(table, y) for table in _pairs(n_classes))
-    rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
-    if op.shape(rows) != op.shape(scores):
-        raise ModelError(f"{type(loss).__name__} gives one loss a row, but scores of pairs need one for each of them.")
-    return _weighted_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
-
-
-def _pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return by class and pair whether the class is the second of the pair, and whether it is one of the two."""
-    pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
-    return pairs[:, 1] == classes, (pairs[:, 0] == classes) | (pairs[:, 1] == classes)
-
-
-def _weighted_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
-    total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
-    share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
-    return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)
-
-
-def _rows(op: GraphBuilder, loss: Loss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
-    """Return the losses of the rows, and their number of columns."""
-    rows = loss(op, scores, y, link)
-    return rows, _columns(op, loss, scores, rows)
-
-
-def _grouped(
-    op: GraphBuilder, loss: Loss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
-) -> tuple[ir.Value, int]:
-    """Return the loss of each group of columns, which are one label's, in a column."""
-    parts = []
-    for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
-        rows, columns = _rows(op, loss, own, true, link)
-        parts.append(rows if columns == 1 else op.Mul(_row_sum(op, rows), 1.0 / columns))
-    return op.Concat(*parts, axis=1), len(groups)
-
-
-def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:
-    """Emit the columns of each group, in turn."""
-    ends = np.cumsum(groups).tolist()
-    return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
-
-
-def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_ratio: float) -> ir.Value:
-    """Emit the scalar ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)`` of a vector of weights."""
-    squares = op.Mul(op.ReduceSum(op.Mul(weights, weights), keepdims=False), 0.5 * alpha * (1.0 - l1_ratio))
-    if not l1_ratio:
-        return squares
-    return op.Add(squares, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), alpha * l1_ratio))
-
-
-def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
-    """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
-
-    "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several are divided by
-    their sum, and where that is 0 the classes share alike. The other names are the usual functions.
-    """
-    if link not in LINKS:
-        raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
-    return LINKS[link](op, scores)
-
-
-def _hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    if op.dtype == ir.DataType.DOUBLE:  # onnxruntime's kernel is for float32 alone
-        return op.Clip(op.Add(op.Mul(scores, 0.5), 0.5), 0.0, 1.0)
-    return op.HardSigmoid(scores, alpha=0.5, beta=0.5)
-
-
-def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    margins, shape = _hard_sigmoid(op, scores), op.shape(scores)
-    if shape is not None and shape[-1] == 1:
-        return margins
-    empty = op.Equal(_row_sum(op, margins), 0.0)
-    margins = op.Where(empty, 1.0, margins)
-    return op.Div(margins, _row_sum(op, margins))
-
-
-LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
-    "identity": lambda op, scores: scores,
-    "exp": lambda op, scores: op.Exp(scores),
-    "sigmoid": lambda op, scores: op.Sigmoid(scores),
-    "softmax": lambda op, scores: op.Softmax(scores, axis=-1),
-    "hard_sigmoid": _hard_sigmoid,
-    "clipped_margin": _clipped_margin,
-}
+    """Return the loss that a name or an object stands for, its parameters validated."""
+    return resolve("loss", loss, LOSSES, Loss)
 
 
 def _margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
@@ -510,7 +418,7 @@ def _margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
 def _class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
     """``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
     others = op.Sub(scores, op.Mul(y, 1e30))  # takes the true class out of the sum
-    return op.Sub(_row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
+    return op.Sub(row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
 
 
 def _huber(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
@@ -520,33 +428,6 @@ def _huber(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
     """
     smaller = op.Min(x, bound)
     return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
-
-
-def _columns(op: GraphBuilder, loss: Loss, scores: ir.Value, rows: ir.Value) -> int:
-    """The number of columns of what ``loss`` returned, held to the shape that it has to have."""
-    expected, got = op.shape(scores), op.shape(rows)
-    if expected is not None and got is not None and got in (expected, (expected[0], 1)):
-        return int(str(got[1]))
-    raise ModelError(
-        f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for scores of shape (N, k) = {expected}, "
-        f"got {got}. Keep the reduced axis: op.ReduceSum(x, axes=[-1], keepdims=True)."
-    )
-
-
-def _row_sum(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    return op.ReduceSum(x, axes=[-1], keepdims=True)
-
-
-def _nonzero(op: GraphBuilder, sample_weight: ir.Value) -> ir.Value:
-    """The column (N, 1) of 1 where the weight is not zero, else 0."""
-    nonzero = op.Cast(op.Cast(sample_weight, to=ir.DataType.BOOL), to=op.dtype)
-    return op.Unsqueeze(nonzero, axes=[1])
-
-
-def _require(loss: Loss, name: str, expected: str, holds: Callable[[float], bool]) -> None:
-    value = getattr(loss, name)
-    if not isinstance(value, Real) or not holds(float(value)):
-        raise ValueError(f"{type(loss).__name__}: {name} must be a number {expected}, got {value!r}.")
 
 
 def _require_targets(loss: Loss, y: np.ndarray, valid: np.ndarray, expected: str) -> None:

@@ -3,77 +3,25 @@
 One minibatch step maps (parameters, gradients, state) to new ones, elementwise: every operand is one flat vector or
 a scalar, so the same graph serves a vector of any length, or a piece of it. Scalars that change from step to step
 (learning rate, bias corrections) are computed in float64 by :meth:`Optimizer.coefficients` and are inputs of the graph.
-
-The graph is run in place: a new vector is written over the old one. That is right only while nothing reads
-the old vector after its successor is written; :func:`update_graph` proves it for every graph it returns.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import sqrt
-from numbers import Integral, Real
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
-import numpy as np
-import onnx_ir as ir
-import scipy.optimize
 from onnx_ir import Value
-from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval
 
+from ._components import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules, resolve
 from ._graph.builder import GraphBuilder
-from .exceptions import ModelError, instead_of, nearest
+from ._optimizers.lbfgs import LBFGS, BaseOptimizer, MinimizeResult
+from ._optimizers.update_graph import PIECE, Coefficients, Named, Step, UpdateGraph, clip_graph, update_graph
 
 __all__ = [
-    "LBFGS",
-    "OPTIMIZERS",
-    "PIECE",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "BaseOptimizer",
-    "MinimizeResult",
-    "Optimizer",
-    "RMSprop",
-    "UpdateGraph",
-    "clip_graph",
-    "resolve_optimizer",
-    "update_graph",
-]
-
-Callback: TypeAlias = "Callable[[np.ndarray, float], bool | None]"
-Coefficients: TypeAlias = "dict[str, float | int]"
-Objective: TypeAlias = "Callable[[np.ndarray], tuple[float, np.ndarray]]"
-Ranges: TypeAlias = "Mapping[str, tuple[Any, ...]]"
-Step: TypeAlias = "tuple[Value, dict[str, Value]]"
-Named: TypeAlias = "Mapping[str, Value]"
-
-PIECE = 131072
-"""Elements per run of an elementwise graph over vectors longer than two of these. Temporaries then stay in the cache:
-AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise)."""
-
-_RANGES: Ranges = {
-    **dict.fromkeys(("momentum", "beta_1", "beta_2", "alpha"), (Interval(Real, 0, 1, closed="left"),)),
-    **dict.fromkeys(("epsilon", "weight_decay"), (Interval(Real, 0, None, closed="left"),)),
-    **dict.fromkeys(("lr_decay", "initial_accumulator_value"), (Interval(Real, 0, None, closed="left"),)),
-    **dict.fromkeys(("history_size", "max_line_searches", "max_fun"), (Interval(Integral, 1, None, closed="left"),)),
-    **dict.fromkeys(("nesterov", "centered"), ("boolean",)),
-    "dampening": (Interval(Real, 0, 1, closed="both"),),
-}
-
-
-class BaseOptimizer(BaseEstimator):
-    """What :class:`Optimizer` and :class:`LBFGS` share: parameters stored as given, checked by :meth:`validate`."""
-
-    _parameter_constraints: ClassVar[Ranges] = {}
-
-    def validate(self) -> None:
-        """Raise ``ValueError``, naming parameter, valid range and value, where a parameter is out of range."""
-        self._validate_params()
+    "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "Lion", "MinimizeResult",
+    "Optimizer", "RMSprop", "UpdateGraph", "clip_graph", "resolve_optimizer", "update_graph",
+]  # fmt: skip
 
 
 class Optimizer(BaseOptimizer, ABC):
@@ -146,7 +94,12 @@ class SGD(Optimizer):
     OrtGradientClassifier(learning_rate_init=0.05, optimizer=SGD(momentum=0.9))
     """
 
-    _parameter_constraints: ClassVar[Ranges] = _RANGES
+    valid: ClassVar[Rules] = {
+        "momentum": (BELOW_ONE,),
+        "nesterov": (bool,),
+        "dampening": (FRACTION,),
+        "weight_decay": (NOT_NEGATIVE,),
+    }
 
     def __init__(
         self, momentum: float = 0.0, nesterov: bool = False, dampening: float = 0.0, weight_decay: float = 0.0
@@ -206,7 +159,12 @@ class Adam(Optimizer):
     Adam(beta_2=0.99)
     """
 
-    _parameter_constraints: ClassVar[Ranges] = _RANGES
+    valid: ClassVar[Rules] = {
+        "beta_1": (BELOW_ONE,),
+        "beta_2": (BELOW_ONE,),
+        "epsilon": (NOT_NEGATIVE,),
+        "weight_decay": (NOT_NEGATIVE,),
+    }
 
     def __init__(
         self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.0
@@ -305,7 +263,13 @@ class RMSprop(Optimizer):
     RMSprop(centered=True, momentum=0.9)
     """
 
-    _parameter_constraints: ClassVar[Ranges] = _RANGES
+    valid: ClassVar[Rules] = {
+        "alpha": (BELOW_ONE,),
+        "epsilon": (NOT_NEGATIVE,),
+        "momentum": (BELOW_ONE,),
+        "centered": (bool,),
+        "weight_decay": (NOT_NEGATIVE,),
+    }
 
     def __init__(
         self,
@@ -367,7 +331,9 @@ class Adagrad(Optimizer):
     Adagrad(lr_decay=0.01)
     """
 
-    _parameter_constraints: ClassVar[Ranges] = _RANGES
+    valid: ClassVar[Rules] = dict.fromkeys(
+        ("lr_decay", "initial_accumulator_value", "epsilon", "weight_decay"), (NOT_NEGATIVE,)
+    )
 
     def __init__(
         self,
@@ -392,6 +358,47 @@ class Adagrad(Optimizer):
         total = op.Add(state["sum_of_squares"], op.Mul(g, g))
         direction = op.Div(g, op.Add(op.Sqrt(total), float(self.epsilon)))
         return op.Sub(parameters, op.Mul(direction, coefficients["learning_rate"])), {"sum_of_squares": total}
+
+
+class Lion(Optimizer):
+    r"""Lion: steps of one size, by the sign of a running average of the gradient.
+
+    .. math:: p ← p - η (\operatorname{sign}(β_1 m_{t-1} + (1 - β_1) g_t) + λ p), \quad
+        m_t = β_2 m_{t-1} + (1 - β_2) g_t
+
+    Every element moves by η, so learning rates are three to ten times smaller than those of :class:`AdamW`. One vector
+    of state instead of two. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+
+    Parameters
+    ----------
+    beta_1, beta_2 : float, default=0.9 and 0.99
+        Shares of the average in the step and in the next average, in [0, 1).
+    weight_decay : float, default=0.0
+        λ, in [0, inf), relative to the learning rate.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.optimizers import Lion
+    >>> Lion(weight_decay=0.1)
+    Lion(weight_decay=0.1)
+    """
+
+    valid: ClassVar[Rules] = {"beta_1": (BELOW_ONE,), "beta_2": (BELOW_ONE,), "weight_decay": (NOT_NEGATIVE,)}
+
+    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.99, weight_decay: float = 0.0) -> None:
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.weight_decay = weight_decay
+
+    def state(self) -> dict[str, float]:
+        return {"momentum": 0.0}
+
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
+        ahead = op.Sub(state["momentum"], gradients)  # the only reader of the old momentum
+        direction = op.Sign(op.Add(gradients, op.Mul(ahead, float(self.beta_1))))
+        direction = _with_penalty(op, direction, parameters, self.weight_decay)
+        momentum = op.Add(gradients, op.Mul(ahead, float(self.beta_2)))
+        return op.Sub(parameters, op.Mul(direction, coefficients["learning_rate"])), {"momentum": momentum}
 
 
 class _FusedSGD(Optimizer):
@@ -425,196 +432,17 @@ def _average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: Value | 
     return op.Add(old, op.Mul(gap, 1.0 - float(decay))) if decay >= 0.5 else op.Sub(x, op.Mul(gap, float(decay)))
 
 
-@dataclass(frozen=True, eq=False)
-class MinimizeResult:
-    """Where :meth:`LBFGS.minimize` ended: the last iterate, of shape (P,), and the objective there.
-
-    ``converged``: a tolerance was met; ``limited``: a limit was, else a line search failed. ``message`` is SciPy's.
-    """
-
-    vector: np.ndarray
-    loss: float
-    n_iter: int
-    converged: bool
-    limited: bool
-    message: str
-
-
-class LBFGS(BaseOptimizer):
-    r"""Limited-memory BFGS on the whole data set: a quasi-Newton method for smooth losses on small data.
-
-    .. math:: p ← p - η_k H_k ∇f(p)
-
-    with H an inverse Hessian estimated from the last iterations and η from a line search: learning rate, schedule and
-    batch size play no role. Run by ``scipy.optimize.minimize(method="L-BFGS-B")``, as in scikit-learn's MLP. Liu and
-    Nocedal, "On the limited memory BFGS method for large scale optimization", Mathematical Programming 45, 1989.
-
-    Parameters
-    ----------
-    history_size : int, default=10
-        Iterations that H is estimated from, at least 1; each costs two vectors of float64.
-    max_line_searches, max_fun : int, default=20 and 15000
-        Evaluations of the objective in one line search and in all, at least 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from onnxtrain_sklearn.optimizers import LBFGS
-    >>> LBFGS().minimize(lambda x: (float(x @ x), 2 * x), np.array([3.0, 4.0]), max_iter=20, tol=1e-6).converged
-    True
-    """
-
-    _parameter_constraints: ClassVar[Ranges] = _RANGES
-
-    def __init__(self, history_size: int = 10, max_line_searches: int = 20, max_fun: int = 15000) -> None:
-        self.history_size = history_size
-        self.max_line_searches = max_line_searches
-        self.max_fun = max_fun
-
-    def minimize(
-        self, objective: Objective, start: np.ndarray, *, max_iter: int, tol: float, callback: Callback | None = None
-    ) -> MinimizeResult:
-        """Minimize ``objective`` from ``start``; the vectors, of shape (P,), are float64.
-
-        Parameters
-        ----------
-        objective : callable (vector) -> (loss, gradient)
-            It must not keep or change the vector.
-        start : ndarray of shape (P,)
-        max_iter, tol : int, float
-            Most iterations; before, the gradient with no element above ``tol``, or a loss that falls no more, end it.
-        callback : callable (vector, loss) -> bool or None, optional
-            Called after each iteration; True ends the search there.
-        """
-        limits = {"maxls": self.max_line_searches, "maxfun": self.max_fun, "maxiter": max_iter}
-        options: Any = {"maxcor": self.history_size, "gtol": tol, **limits}
-
-        def report(intermediate_result: scipy.optimize.OptimizeResult) -> None:
-            if callback is not None and callback(intermediate_result.x, float(intermediate_result.fun)):
-                raise StopIteration
-
-        x0: Any = np.asarray(start, np.float64)
-        end = scipy.optimize.minimize(objective, x0, jac=True, method="L-BFGS-B", callback=report, options=options)
-        return MinimizeResult(end.x, float(end.fun), int(end.nit), bool(end.success), end.status == 1, str(end.message))
-
-
 OPTIMIZERS: dict[str, type[BaseOptimizer]] = {
     "sgd": SGD,
     "adam": Adam,
     "adamw": AdamW,
     "rmsprop": RMSprop,
     "adagrad": Adagrad,
+    "lion": Lion,
     "lbfgs": LBFGS,
 }
 
 
 def resolve_optimizer(optimizer: str | BaseOptimizer) -> BaseOptimizer:
-    """Return the optimizer that a name or an object stands for; an object's parameters are validated."""
-    if isinstance(optimizer, str):
-        if optimizer not in OPTIMIZERS:
-            raise ValueError(f"Unknown optimizer {optimizer!r}.{nearest(optimizer, OPTIMIZERS)}")
-        return OPTIMIZERS[optimizer]()
-    if not isinstance(optimizer, BaseOptimizer):
-        raise TypeError(f"optimizer must be a name or an Optimizer object, {instead_of(optimizer)}.")
-    optimizer.validate()
-    return optimizer
-
-
-@dataclass(frozen=True)
-class UpdateGraph:
-    """One optimizer step as a graph.
-
-    Inputs of ``model`` are ``parameters``, ``gradients``, the slots and the coefficients by their names, outputs are
-    ``new_parameters`` and ``new_SLOT``, each of which may be written over its predecessor. ``slots`` are the state
-    vectors and their initial values, ``coefficients(learning_rate, t)`` the scalars of a step. An ``elementwise`` graph
-    may be run on pieces of the vectors.
-    """
-
-    model: ir.Model
-    slots: Mapping[str, float]
-    coefficients: Callable[[float, int], Coefficients]
-    elementwise: bool
-
-
-def update_graph(optimizer: Optimizer, dtype: ir.DataType, *, fused: bool = False) -> UpdateGraph:
-    """Return the update graph of ``optimizer`` for vectors of type ``dtype``, proven safe to run in place.
-
-    With ``fused`` it uses onnxruntime-training's kernels where they do the same.
-    """
-    owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
-    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass has another rule
-    rule = (optimizer.fused() if fused else None) or optimizer
-    slots, author = rule.state(), f"{type(rule).__name__}.update"
-    vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
-    coefficients = rule.coefficients(0.001, 1).items()
-    scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
-    op = _builder([*vectors.values(), *scalars.values()], dtype, "update")
-    state = {name: vectors[name] for name in slots}
-    parameters, new_state = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
-    if new_state.keys() != slots.keys():
-        raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
-    for name, value in _separate(op, {"parameters": parameters, **new_state}).items():
-        _check_in_place(author, vectors[name], value)
-        _add_output(op, f"new_{name}", value, vectors[name])
-    elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
-    return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise)
-
-
-def clip_graph(dtype: ir.DataType) -> ir.Model:
-    r"""Return the graph that limits the Euclidean norm of all gradients, safe to run in place.
-
-    .. math:: g ← g \min(1, c / (‖g‖ + 10^{-6}))
-
-    Inputs ``gradients`` (P,) and ``max_norm`` c; outputs ``new_gradients`` (P,) and ``norm``, the norm before. As
-    ``torch.nn.utils.clip_grad_norm_``, but squares are summed in float64: in float32 the norm of 10M gradients is up to
-    0.8 % off, and one of 1e20 makes it infinite and all gradients zero. A norm that is not finite gives NaN throughout.
-    """
-    gradients, max_norm = ir.val("gradients", dtype, ("P",)), ir.val("max_norm", dtype, ())
-    op = _builder([gradients, max_norm], ir.DataType.DOUBLE, "clip")
-    norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=ir.DataType.DOUBLE), keepdims=False))
-    ratio = op.Div(op.Cast(max_norm, to=ir.DataType.DOUBLE), op.Add(norm, 1e-6))
-    scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
-    clipped = op.Mul(gradients, op.Cast(scale, to=dtype))
-    _check_in_place("clip_graph", gradients, clipped)
-    _add_output(op, "new_gradients", clipped, gradients)
-    _add_output(op, "norm", op.Cast(norm, to=dtype), max_norm)
-    return ir.Model(op.graph, ir_version=8)
-
-
-def _builder(inputs: list[Value], dtype: ir.DataType, name: str) -> GraphBuilder:
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name=name)
-    return GraphBuilder(graph, dtype=dtype, prefix=name)
-
-
-def _add_output(op: GraphBuilder, name: str, value: Value, like: Value) -> None:
-    value.name, value.type, value.shape = name, like.type, like.shape
-    op.graph.outputs.append(value)
-
-
-def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:
-    """Return ``results`` with copies of the values that are inputs of the graph or that stand there twice."""
-    values = list(results.values())
-    return {name: v if v.producer() and values.count(v) == 1 else op.Identity(v) for name, v in results.items()}
-
-
-_ELEMENTWISE = frozenset(
-    "Abs Add And Cast Ceil Clip Div Equal Erf Exp Floor Greater GreaterOrEqual Identity Less LessOrEqual Log Max Min "
-    "Mul Neg Not Or Pow Reciprocal Relu Round Sigmoid Sign Softplus Sqrt Sub Sum Tanh Where "
-    "AdamOptimizer SGDOptimizer".split()
-)
-
-
-def _check_in_place(author: str, old: Value, new: Value) -> None:
-    """Raise unless every reader of ``old`` must run before ``new`` is written, or writes it element by element."""
-    writer = new.producer()
-    before: set[ir.Node] = set()
-    front = {writer} if writer else set()
-    while front:
-        before |= front
-        front = {earlier for node in front for earlier in node.predecessors()} - before
-    late = [n for n in old.consumers() if n not in before or (n is writer and n.op_type not in _ELEMENTWISE)]
-    if late:
-        raise ModelError(
-            f"{author} reads {old.name!r} in node {late[0].name!r} that may run after its new value "
-            f"is written over it. Compute everything that needs the old {old.name!r} on the way to its new value."
-        )
+    """Return the optimizer that a name or an object stands for, its parameters validated."""
+    return resolve("optimizer", optimizer, OPTIMIZERS, BaseOptimizer, kind="Optimizer")

@@ -9,16 +9,12 @@ checked beforehand, by :func:`resolve_schedule`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import cos, pi
-from numbers import Integral, Real
-from typing import Any, ClassVar, TypeAlias
+from numbers import Real
+from typing import ClassVar
 
-from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval
-
-from .exceptions import instead_of, nearest
+from ._components import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, Range, Rules, resolve
 
 __all__ = [
     "SCHEDULES",
@@ -36,11 +32,7 @@ __all__ = [
     "resolve_schedule",
 ]
 
-Ranges: TypeAlias = "Mapping[str, list[Any]]"
-
-_COUNT = Interval(Integral, 1, None, closed="left")
-_FACTOR = Interval(Real, 0, None, closed="left")
-_GAMMA = Interval(Real, 0, 1, closed="right")
+_GAMMA = Range(Real, 0, 1, closed="right")
 
 
 @dataclass
@@ -68,7 +60,7 @@ class Progress:
     plateaus: int = 0
 
 
-class Schedule(BaseEstimator, ABC):
+class Schedule(Component, ABC):
     """Base class of the schedules; derive from it to write your own.
 
     Examples
@@ -83,8 +75,6 @@ class Schedule(BaseEstimator, ABC):
     0.25
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {}
-
     @abstractmethod
     def factor(self, progress: Progress) -> float:
         """Return what the initial learning rate is multiplied with in the coming step (dimensionless, >= 0)."""
@@ -92,10 +82,6 @@ class Schedule(BaseEstimator, ABC):
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
         """Whether training ends at the plateau just counted in ``progress``; a schedule that goes on returns False."""
         return True
-
-    def validate(self) -> None:
-        """Raise ``ValueError``, naming parameter, valid range and value, where a parameter is out of range."""
-        self._validate_params()
 
     def finished(self, progress: Progress) -> bool:
         """Whether a plan has come to its end, so that training that ends there has not failed to converge."""
@@ -133,7 +119,7 @@ class InverseScaling(Schedule):
     0.1
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {"power": [_FACTOR]}
+    valid: ClassVar[Rules] = {"power": (NOT_NEGATIVE,)}
 
     def __init__(self, power: float = 0.5) -> None:
         self.power = power
@@ -162,9 +148,9 @@ class Adaptive(Schedule):
     0.2
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {
-        "divisor": [Interval(Real, 1, None, closed="neither")],
-        "min_rate": [_FACTOR],
+    valid: ClassVar[Rules] = {
+        "divisor": (Range(Real, 1, closed="neither"),),
+        "min_rate": (NOT_NEGATIVE,),
     }
 
     def __init__(self, divisor: float = 5.0, min_rate: float = 1e-6) -> None:
@@ -196,7 +182,7 @@ class StepDecay(Schedule):
     0.25
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {"step_size": [_COUNT], "gamma": [_GAMMA]}
+    valid: ClassVar[Rules] = {"step_size": (COUNT,), "gamma": (_GAMMA,)}
 
     def __init__(self, step_size: int = 1000, gamma: float = 0.1) -> None:
         self.step_size = step_size
@@ -221,7 +207,7 @@ class Exponential(Schedule):
     0.25
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {"gamma": [_GAMMA]}
+    valid: ClassVar[Rules] = {"gamma": (_GAMMA,)}
 
     def __init__(self, gamma: float = 0.999) -> None:
         self.gamma = gamma
@@ -255,7 +241,7 @@ class Cosine(Schedule):
     0.0
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {"total_steps": [_COUNT, None], "final": [_FACTOR]}
+    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
 
     def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
         self.total_steps = total_steps
@@ -288,7 +274,7 @@ class Linear(Schedule):
     0.75
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {"total_steps": [_COUNT, None], "final": [_FACTOR]}
+    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
 
     def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
         self.total_steps = total_steps
@@ -332,11 +318,11 @@ class OneCycle(Schedule):
     [0.04, 0.52, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05, 0.0]
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {
-        "total_steps": [_COUNT, None],
-        "warmup_fraction": [Interval(Real, 0, 1, closed="left")],
-        "initial": [_FACTOR],
-        "final": [_FACTOR],
+    valid: ClassVar[Rules] = {
+        "total_steps": (COUNT, None),
+        "warmup_fraction": (BELOW_ONE,),
+        "initial": (NOT_NEGATIVE,),
+        "final": (NOT_NEGATIVE,),
     }
 
     def __init__(
@@ -382,7 +368,7 @@ class Warmup(Schedule):
     [0.0, 0.5, 1.0, 0.0]
     """
 
-    _parameter_constraints: ClassVar[Ranges] = {"steps": [_COUNT], "start": [Interval(Real, 0, 1, closed="both")]}
+    valid: ClassVar[Rules] = {"steps": (COUNT,), "start": (FRACTION,)}
 
     def __init__(self, steps: int = 100, schedule: str | Schedule = "constant", start: float = 0.0) -> None:
         self.steps = steps
@@ -428,21 +414,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def resolve_schedule(schedule: str | Schedule) -> Schedule:
-    """Return the schedule that a name or an object stands for; an object's parameters are validated."""
-    if isinstance(schedule, str):
-        if schedule not in SCHEDULES:
-            raise ValueError(f"Unknown learning_rate {schedule!r}.{nearest(schedule, SCHEDULES)}")
-        return SCHEDULES[schedule]()
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"learning_rate must be a name or a Schedule object, {instead_of(schedule)}.{_as_rate(schedule)}"
-        )
-    schedule.validate()
-    return schedule
-
-
-def _as_rate(value: object) -> str:
-    return f" The rate itself is learning_rate_init={value!r}." if isinstance(value, Real) else ""
+    """Return the schedule that a name or an object stands for, its parameters validated."""
+    return resolve("learning_rate", schedule, SCHEDULES, Schedule)
 
 
 def _total_steps(schedule: Schedule, own: int | None, progress: Progress) -> int:

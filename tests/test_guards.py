@@ -22,9 +22,10 @@ ROOT = Path(__file__).parents[1]
 # A module imports from its own room and from rooms of the rows above; rooms of one row do not see each other.
 ROOMS = (
     {"_typing", "exceptions"},
-    {"_refusal"},
+    {"_refusal", "_components"},
     {"_runtime"},
     {"_graph"},
+    {"_optimizers"},
     {"losses", "optimizers", "schedules", "models", "_gradient", "_ml_operators"},
     {"_data"},
     {"_training", "_fitted"},
@@ -42,7 +43,12 @@ PROTOBUF = {
     "_graph.trainable": {"load_model_from_string"},  # of pickles
     "_graph.supported": {"defs"},  # the defaults of attributes
     "_graph.files": {
-        "GraphProto", "ModelProto", "TensorProto", "external_data_helper", "load", "load_model_from_string"
+        "GraphProto",
+        "ModelProto",
+        "TensorProto",
+        "external_data_helper",
+        "load",
+        "load_model_from_string",
     },
     "_graph.limits": {"AttributeProto", "GraphProto", "ModelProto", "NodeProto", "TensorProto"},  # counted unread
     "_graph.survival": {"FunctionProto", "GraphProto", "ModelProto", "NodeProto", "shape_inference"},  # a strict one

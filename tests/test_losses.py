@@ -264,15 +264,18 @@ def test_loss_of_another_type(loss):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (losses.Quantile(0.0), r"Quantile: quantile must be a number in \(0, 1\), got 0.0"),
-        (losses.Quantile(1), r"Quantile: quantile must be a number in \(0, 1\), got 1"),
-        (losses.Quantile(np.nan), r"Quantile: quantile must be a number in \(0, 1\), got nan"),
-        (losses.Quantile().set_params(quantile="0.5"), r"Quantile: quantile must be a number in \(0, 1\), got '0.5'"),
-        (losses.Huber(0), r"Huber: delta must be a number in \(0, inf\), got 0"),
-        (losses.Huber(np.inf), r"Huber: delta must be a number in \(0, inf\), got inf"),
-        (losses.Elastic(-0.1), r"Elastic: l1_ratio must be a number in \[0, 1\], got -0.1"),
-        (losses.Elastic(1.1), r"Elastic: l1_ratio must be a number in \[0, 1\], got 1.1"),
-        (losses.Focal(-1), r"Focal: gamma must be a number in \[0, inf\), got -1"),
+        (losses.Quantile(0.0), r"'quantile' parameter of Quantile must be .* \(0.0, 1.0\). Got 0.0 "),
+        (losses.Quantile(1), r"'quantile' parameter of Quantile must be .* \(0.0, 1.0\). Got 1 "),
+        (losses.Quantile(np.nan), r"'quantile' parameter of Quantile must be .* \(0.0, 1.0\). Got nan "),
+        (
+            losses.Quantile().set_params(quantile="0.5"),
+            r"'quantile' parameter .* \(0.0, 1.0\). Got '0.5' ",
+        ),
+        (losses.Huber(0), r"'delta' parameter of Huber must be a float in the range \(0.0, inf\). Got 0 "),
+        (losses.Huber(np.inf), r"'delta' parameter of Huber must be a float in the range \(0.0, inf\). Got inf "),
+        (losses.Elastic(-0.1), r"'l1_ratio' parameter of Elastic must be .* \[0.0, 1.0\]. Got -0.1 "),
+        (losses.Elastic(1.1), r"'l1_ratio' parameter of Elastic must be .* \[0.0, 1.0\]. Got 1.1 "),
+        (losses.Focal(-1), r"'gamma' parameter of Focal must be .* \[0.0, inf\). Got -1 "),
     ],
     ids=lambda x: repr(x) if isinstance(x, losses.Loss) else "",
 )

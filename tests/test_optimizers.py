@@ -9,24 +9,13 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import scipy.optimize
 
 from onnxtrain_sklearn import optimizers
+from onnxtrain_sklearn._optimizers.lbfgs import LBFGS, MinimizeResult
+from onnxtrain_sklearn._optimizers.update_graph import PIECE, clip_graph, update_graph
 from onnxtrain_sklearn.exceptions import ModelError
-from onnxtrain_sklearn.optimizers import (
-    LBFGS,
-    OPTIMIZERS,
-    PIECE,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    MinimizeResult,
-    Optimizer,
-    RMSprop,
-    clip_graph,
-    resolve_optimizer,
-    update_graph,
-)
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, resolve_optimizer
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
@@ -393,10 +382,8 @@ class TestLBFGS:
 
     def test_settings_reach_scipy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: dict[str, Any] = {}
-        original = optimizers.scipy.optimize.minimize
-        monkeypatch.setattr(
-            optimizers.scipy.optimize, "minimize", lambda *args, **kw: seen.update(kw) or original(*args, **kw)
-        )
+        original = scipy.optimize.minimize
+        monkeypatch.setattr(scipy.optimize, "minimize", lambda *args, **kw: seen.update(kw) or original(*args, **kw))
         self.minimize(LBFGS(history_size=3, max_line_searches=7, max_fun=99), max_iter=5, tol=0.1)
         assert seen["method"] == "L-BFGS-B"
         assert seen["options"] == {"maxcor": 3, "maxls": 7, "maxfun": 99, "maxiter": 5, "gtol": 0.1}

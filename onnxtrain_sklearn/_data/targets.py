@@ -18,8 +18,8 @@ from sklearn.utils.class_weight import compute_class_weight, compute_sample_weig
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight
 
+from .._graph.links import Task
 from .._typing import ClassWeight, SparseLike
-from ..losses import Task
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""

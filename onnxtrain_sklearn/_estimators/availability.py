@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._optimizers.lbfgs import LBFGS
 from ..losses import LOSSES, Loss
-from ..optimizers import LBFGS
 from .run import Run
 from .settings import Parameters
 

@@ -37,13 +37,14 @@ from .._gradient.engine import available_engines, choose_engine
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, inference_model
+from .._optimizers.lbfgs import LBFGS, BaseOptimizer
 from .._training.loop import Trainer
 from .._training.loss_graph import StepSettings
 from .._typing import Estimator, MatrixLike, Validation
 from ..exceptions import ModelError, OnnxTrainWarning
 from ..losses import Loss, resolve_loss
 from ..models import MLP, Builder, ModelSource, is_builder
-from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from ..optimizers import resolve_optimizer
 from ..schedules import Schedule
 from .attempt import Attempt
 from .coefficients import LinearCoefficients

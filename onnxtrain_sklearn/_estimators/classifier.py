@@ -24,10 +24,10 @@ from .._data.targets import (
 )
 from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
+from .._optimizers.lbfgs import BaseOptimizer
 from .._typing import MatrixLike
 from ..losses import Loss
 from ..models import ModelSource, is_builder
-from ..optimizers import BaseOptimizer
 from ..schedules import Schedule
 from .availability import (
     check_one_pass,

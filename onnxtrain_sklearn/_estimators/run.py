@@ -23,6 +23,7 @@ from .._fitted.model import FittedModel, fitted_model, is_estimator
 from .._given.comparison import as_columns, run_graph
 from .._given.ml_files import fitted_file, is_fitted_graph
 from .._graph.constants import dequantized
+from .._graph.links import Link, Task
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
 from .._inference.graph import inference_model
@@ -36,7 +37,7 @@ from .._training.loss_graph import TARGET, StepSettings, as_float32, n_classes_o
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from ..exceptions import instead_of
-from ..losses import LOSSES, Link, Loss, Task
+from ..losses import LOSSES, Loss
 from ..models import Builder, ModelSource
 from ..optimizers import Optimizer
 from .content import content

@@ -12,12 +12,12 @@ from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 from sklearn.utils import check_scalar
 
 from .._given.comparison import is_foreign, output_kinds
+from .._optimizers.lbfgs import LBFGS, BaseOptimizer
 from .._training.loop import TrainerSettings
 from .._training.parameters import Trainable
 from ..exceptions import ModelError, instead_of, nearest
 from ..losses import Loss
 from ..models import ModelSource, is_builder
-from ..optimizers import LBFGS, BaseOptimizer
 from ..schedules import Schedule, resolve_schedule
 
 AUTO_BATCH = 200

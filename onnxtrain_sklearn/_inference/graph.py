@@ -18,11 +18,11 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import multiply_by_columns, swap_initializers
 from .._graph.final_activation import as_rows
 from .._graph.inference_form import inference_form
+from .._graph.links import apply_link, split_columns
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel
 from .._refusal import refusing
 from ..exceptions import ModelError
-from ..losses import apply_link, split_columns
 from .head import Head
 
 

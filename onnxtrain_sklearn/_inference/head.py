@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..losses import Link, Task
+from .._graph.links import Link, Task
 
 
 @dataclass(frozen=True)

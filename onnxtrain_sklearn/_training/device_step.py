@@ -21,8 +21,9 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
+from .._optimizers.update_graph import clip_graph, update_graph
 from .._runtime import Array, DeviceArray
-from ..optimizers import Optimizer, clip_graph, update_graph
+from ..optimizers import Optimizer
 from .dropout import UniformNumbers, expose_dropout
 from .host_step import OptimizerState, prepare_slots
 from .loss_graph import (

@@ -21,7 +21,8 @@ from .._gradient.engine import differentiate
 from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
-from ..optimizers import PIECE, Optimizer, clip_graph, update_graph
+from .._optimizers.update_graph import PIECE, clip_graph, update_graph
+from ..optimizers import Optimizer
 from .dropout import UniformNumbers, expose_dropout
 from .loss_graph import (
     LOSS,

@@ -15,8 +15,8 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches
+from .._optimizers.lbfgs import LBFGS
 from ..exceptions import DivergenceError, warn
-from ..optimizers import LBFGS
 from ..schedules import Schedule
 from .device_step import DeviceStep
 from .history import History

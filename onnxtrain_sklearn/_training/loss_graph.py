@@ -18,14 +18,16 @@ from .. import _runtime
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
 from .._graph.edits import swap_initializers
+from .._graph.links import Link, Task
+from .._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
+from .._optimizers.lbfgs import BaseOptimizer
 from .._typing import DType
 from ..exceptions import ModelError
-from ..losses import Link, Loss, Task, append_loss, append_pairwise_loss, append_penalty
-from ..optimizers import BaseOptimizer
+from ..losses import Loss
 
 PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass from which on more than one thread pays; below, a second core would only spin."""

@@ -32,16 +32,22 @@ ROLES: dict[str, dict[str, type[BaseEstimator]]] = {
 MODULES = {"model": models, "loss": losses, "optimizer": optimizers, "learning_rate": schedules}
 RESOLVE = {"loss": resolve_loss, "optimizer": resolve_optimizer, "learning_rate": resolve_schedule}
 
-OTHER: dict[str, Any] = {
+UNDECLARED: dict[str, Any] = {
     "hidden_layer_sizes": (3, 2), "activation": "tanh", "initialization": "he_normal", "fit_intercept": False,
-    "delta": 0.5, "quantile": 0.7, "l1_ratio": 0.3, "gamma": 0.75,
-    "momentum": 0.8, "nesterov": True, "dampening": 0.1, "weight_decay": 0.02, "beta_1": 0.8, "beta_2": 0.99,
-    "epsilon": 1e-6, "alpha": 0.9, "centered": True, "lr_decay": 0.1, "initial_accumulator_value": 0.1,
-    "history_size": 5, "max_line_searches": 10, "max_fun": 100,
-    "power": 0.3, "divisor": 3.0, "min_rate": 1e-5, "step_size": 7, "total_steps": 50, "final": 0.1,
-    "warmup_fraction": 0.2, "initial": 0.1, "steps": 3, "schedule": "cosine", "start": 0.5,
+    "schedule": "cosine",
 }  # fmt: skip
-"""A valid value, not the default, of every parameter."""
+"""A valid value, not the default, of every parameter whose values no component declares."""
+
+
+def other(kind: type[BaseEstimator], name: str) -> Any:
+    """Return a valid value of a parameter that is not its default, by the values that the component declares."""
+    if name in UNDECLARED:
+        return UNDECLARED[name]
+    rule, default = kind.valid[name][0], kind().get_params()[name]
+    if rule is bool:
+        return not default
+    return next(v for v in (0.8, 0.3, 3.0, 7, 50) if rule.accepts(v) and v != default)
+
 
 COMPONENTS = [
     pytest.param(role, kind, id=f"{role}-{name}") for role, known in ROLES.items() for name, kind in known.items()
@@ -54,7 +60,7 @@ X = scale(X).astype(np.float32)
 def changed(kind: type[BaseEstimator]) -> dict[str, Any]:
     """Return other values of all parameters that go together."""
     names = [name for name in kind().get_params(deep=False) if (kind.__name__, name) != ("SGD", "dampening")]
-    return {name: OTHER[name] for name in names}
+    return {name: other(kind, name) for name in names}
 
 
 def estimator(role: str, component: Any, **parameters: Any) -> OrtGradientClassifier | OrtGradientRegressor:
@@ -171,5 +177,5 @@ def test_components_are_where_users_look_for_them():
     for role, known in ROLES.items():
         for kind in known.values():
             assert kind.__name__ in MODULES[role].__all__
-    for kind in [*OPTIMIZERS.values(), *MODELS.values()]:
+    for kind in MODELS.values():
         assert getattr(onnxtrain_sklearn, kind.__name__) is kind

@@ -29,6 +29,7 @@ VARIANTS: dict[str, list[dict[str, float]]] = {
     "quantile": [{"quantile": 0.9}, {"quantile": 0.02}],
     "elastic": [{"l1_ratio": 0.0}, {"l1_ratio": 1.0}],
     "focal": [{"gamma": 0.0}, {"gamma": 0.5}],
+    "tweedie": [{"power": 1.0}, {"power": 1.1}, {"power": 2}, {"power": 2.5}],
 }
 
 
@@ -69,6 +70,12 @@ def log_cosh(s, y, task):
     return np.logaddexp(s - y, y - s) - np.log(2)
 
 
+def tweedie(s, y, task, power=1.5):
+    if power in (1, 2):
+        return REFERENCES["poisson" if power == 1 else "gamma"](s, y, task)
+    return np.exp((2 - power) * s) / (2 - power) - np.where(y == 0, 0.0, y * np.exp((1 - power) * s)) / (1 - power)
+
+
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "squared_error": lambda s, y, task: (s - y) ** 2,
     "absolute_error": lambda s, y, task: np.where(s > y, s - y, y - s),
@@ -83,6 +90,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "squared_hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0) ** 2,
     "modified_huber": modified_huber,
     "focal": focal,
+    "tweedie": tweedie,
 }
 
 
@@ -214,10 +222,26 @@ def test_extreme_scores(case, engine):
     targets = {"regression": [[1.0], [3.0]], "multiclass": np.eye(2)}.get(case.task, [[0.0], [1.0]])
     scores = np.array(list(product((-1e4, -90, 0.5, 90, 1e4), repeat=k)))
     scores, y = np.tile(scores, (2, 1)), np.repeat(targets, len(scores), axis=0)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(case.rows(scores, y).astype(np.float32)).all(axis=1)
     assert finite.mean() >= 0.5
     assert_right(case, scores[finite], y[finite], np.ones(finite.sum()), step=1e-3, engine=engine)
+
+
+def takes_zero(case):
+    try:
+        case.loss.check_targets(np.zeros((1, 1)))
+    except ValueError:
+        return False
+    return case.task == "regression"
+
+
+@each_engine
+@pytest.mark.parametrize("case", filter(takes_zero, CASES), ids=lambda case: case.id)
+def test_targets_of_zero(case, engine):
+    scores = np.array([[-1e4], [-200.0], [-0.6], [0.4], [30.0]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert_right(case, scores, 0 * scores, np.ones(len(scores)), step=1e-3, engine=engine)
 
 
 @each_engine

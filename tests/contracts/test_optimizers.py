@@ -17,7 +17,9 @@ import onnxruntime
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, UpdateGraph, resolve_optimizer, update_graph
+from onnxtrain_sklearn._optimizers.lbfgs import LBFGS
+from onnxtrain_sklearn._optimizers.update_graph import UpdateGraph, update_graph
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, resolve_optimizer
 
 P = 1003
 STEPS = 50
@@ -47,6 +49,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.9, "momentum": 0.5, "centered": True, "epsilon": 0.01, "weight_decay": 0.1},
     ],
     "adagrad": [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.5, "epsilon": 0.01, "weight_decay": 0.1}],
+    "lion": [{}, {"weight_decay": 0.1}, {"beta_1": 0.5, "beta_2": 0.8}],
 }
 
 Reference = Callable[..., np.ndarray]
@@ -103,7 +106,22 @@ def adagrad(p, steps, lr_decay=0.0, initial_accumulator_value=0.0, epsilon=1e-10
     return p
 
 
-REFERENCES: dict[str, Reference] = {"sgd": sgd, "adam": adam, "adamw": adamw, "rmsprop": rmsprop, "adagrad": adagrad}
+def lion(p, steps, beta_1=0.9, beta_2=0.99, weight_decay=0.0):
+    m = np.zeros_like(p)
+    for lr, g in steps:
+        p = p - lr * (np.sign(beta_1 * m + (1 - beta_1) * g) + weight_decay * p)
+        m = beta_2 * m + (1 - beta_2) * g
+    return p
+
+
+REFERENCES: dict[str, Reference] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "rmsprop": rmsprop,
+    "adagrad": adagrad,
+    "lion": lion,
+}
 MINIBATCH = sorted(name for name, kind in OPTIMIZERS.items() if issubclass(kind, Optimizer))
 
 
@@ -267,7 +285,7 @@ def test_continues_where_it_stopped(name: str, settings: dict[str, Any], dtype: 
 def test_states_travel_between_plain_and_fused(name: str, first: bool, second: bool) -> None:
     start, steps = problem("float32")
     half = STEPS // 2
-    for settings in SETTINGS[name]:
+    for settings in SETTINGS.get(name, [{}]):
         optimizer = OPTIMIZERS[name](**settings)
         expected = REFERENCES[name](start.astype(np.float64), in_float64(steps), **settings)
         before = Vectors(*compiled(optimizer, fused=first), start)
@@ -305,6 +323,7 @@ ROSENBROCK: dict[str, tuple[dict[str, Any], float, int]] = {
     "rmsprop": ({"momentum": 0.5}, 0.002, 5000),
     "adagrad": ({}, 0.5, 4000),
 }
+"""Settings, learning rate and steps, where they are not these: none, 0.002 and 5000."""
 
 
 def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -315,7 +334,7 @@ def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
 
 @pytest.mark.parametrize("name", MINIBATCH)
 def test_minimizes_rosenbrock(name: str) -> None:
-    settings, rate, steps = ROSENBROCK[name]
+    settings, rate, steps = ROSENBROCK.get(name, ({}, 0.002, 5000))
     vectors = Vectors(*compiled(OPTIMIZERS[name](**settings)), np.array([-1.2, 1.0], np.float32))
     x = vectors.vectors["parameters"]
     for _ in range(steps):
@@ -359,17 +378,19 @@ def test_rejects_values_out_of_range(name: str, parameter: str, value: object) -
         resolve_optimizer(optimizer)
 
 
-@pytest.mark.parametrize("name", MINIBATCH)
+IN_PYTORCH = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
+
+
+@pytest.mark.parametrize("name", IN_PYTORCH)
 def test_reference_equals_pytorch(name: str) -> None:
     torch = pytest.importorskip("torch")
-    kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
     start, steps = problem("float64")
-    for settings in SETTINGS[name]:
+    for settings in SETTINGS.get(name, [{}]):
         kwargs = {"eps" if k == "epsilon" else k: v for k, v in settings.items() if not k.startswith("beta_")}
         if name.startswith("adam"):
             kwargs["betas"] = (settings.get("beta_1", 0.9), settings.get("beta_2", 0.999))
         p = torch.tensor(start.copy(), requires_grad=True)
-        optimizer = getattr(torch.optim, kinds[name])([p], lr=1.0, **kwargs)
+        optimizer = getattr(torch.optim, IN_PYTORCH[name])([p], lr=1.0, **kwargs)
         for rate, g in steps:
             optimizer.param_groups[0]["lr"] = rate
             p.grad = torch.tensor(g)

@@ -24,6 +24,7 @@ from tests.helpers.sessions import session
 
 pytestmark = pytest.mark.skipif(not _runtime.has_gradient_builder(), reason="needs onnxruntime-training")
 
+
 @functools.cache
 def expected(index):
     return reference_gradients(CASES[index], index)

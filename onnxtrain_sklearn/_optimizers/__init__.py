@@ -1,0 +1,1 @@
+"""Optimizers, inside: the update graph that is run in place, and L-BFGS."""

@@ -1,0 +1,141 @@
+"""Update graphs: one step of an optimizer over flat vectors, proven safe to run in place.
+
+A new vector is written over the old one. That is right only while nothing reads the old vector after its successor is
+written; :func:`update_graph` proves it for every graph it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import onnx_ir as ir
+from onnx_ir import Value
+
+from .._graph.builder import GraphBuilder
+from ..exceptions import ModelError
+
+Coefficients: TypeAlias = "dict[str, float | int]"
+Step: TypeAlias = "tuple[Value, dict[str, Value]]"
+Named: TypeAlias = "Mapping[str, Value]"
+
+PIECE = 131072
+"""Elements per run of an elementwise graph over vectors longer than two of these. Temporaries then stay in the cache:
+AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise)."""
+
+
+class UpdateRule(Protocol):
+    """What :func:`update_graph` needs of an optimizer; :class:`onnxtrain_sklearn.optimizers.Optimizer` documents it."""
+
+    elementwise: bool
+
+    def state(self) -> dict[str, float]: ...
+
+    def coefficients(self, learning_rate: float, t: int) -> Coefficients: ...
+
+    def update(
+        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
+    ) -> Step: ...
+
+    def fused(self) -> UpdateRule | None: ...
+
+
+@dataclass(frozen=True)
+class UpdateGraph:
+    """One optimizer step as a graph.
+
+    Inputs of ``model`` are ``parameters``, ``gradients``, the slots and the coefficients by their names, outputs are
+    ``new_parameters`` and ``new_SLOT``, each of which may be written over its predecessor. ``slots`` are the state
+    vectors and their initial values, ``coefficients(learning_rate, t)`` the scalars of a step. An ``elementwise`` graph
+    may be run on pieces of the vectors.
+    """
+
+    model: ir.Model
+    slots: Mapping[str, float]
+    coefficients: Callable[[float, int], Coefficients]
+    elementwise: bool
+
+
+def update_graph(optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False) -> UpdateGraph:
+    """Return the update graph of ``optimizer`` for vectors of type ``dtype``, proven safe to run in place.
+
+    With ``fused`` it uses onnxruntime-training's kernels where they do the same.
+    """
+    owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
+    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass has another rule
+    rule = (optimizer.fused() if fused else None) or optimizer
+    slots, author = rule.state(), f"{type(rule).__name__}.update"
+    vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
+    coefficients = rule.coefficients(0.001, 1).items()
+    scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
+    op = _builder([*vectors.values(), *scalars.values()], dtype, "update")
+    state = {name: vectors[name] for name in slots}
+    parameters, new_state = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
+    if new_state.keys() != slots.keys():
+        raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
+    for name, value in _separate(op, {"parameters": parameters, **new_state}).items():
+        _check_in_place(author, vectors[name], value)
+        _add_output(op, f"new_{name}", value, vectors[name])
+    elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
+    return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise)
+
+
+def clip_graph(dtype: ir.DataType) -> ir.Model:
+    r"""Return the graph that limits the Euclidean norm of all gradients, safe to run in place.
+
+    .. math:: g ← g \min(1, c / (‖g‖ + 10^{-6}))
+
+    Inputs ``gradients`` (P,) and ``max_norm`` c; outputs ``new_gradients`` (P,) and ``norm``, the norm before. As
+    ``torch.nn.utils.clip_grad_norm_``, but squares are summed in float64: in float32 the norm of 10M gradients is up to
+    0.8 % off, and one of 1e20 makes it infinite and all gradients zero. A norm that is not finite gives NaN throughout.
+    """
+    gradients, max_norm = ir.val("gradients", dtype, ("P",)), ir.val("max_norm", dtype, ())
+    op = _builder([gradients, max_norm], ir.DataType.DOUBLE, "clip")
+    norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=ir.DataType.DOUBLE), keepdims=False))
+    ratio = op.Div(op.Cast(max_norm, to=ir.DataType.DOUBLE), op.Add(norm, 1e-6))
+    scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
+    clipped = op.Mul(gradients, op.Cast(scale, to=dtype))
+    _check_in_place("clip_graph", gradients, clipped)
+    _add_output(op, "new_gradients", clipped, gradients)
+    _add_output(op, "norm", op.Cast(norm, to=dtype), max_norm)
+    return ir.Model(op.graph, ir_version=8)
+
+
+def _builder(inputs: list[Value], dtype: ir.DataType, name: str) -> GraphBuilder:
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name=name)
+    return GraphBuilder(graph, dtype=dtype, prefix=name)
+
+
+def _add_output(op: GraphBuilder, name: str, value: Value, like: Value) -> None:
+    value.name, value.type, value.shape = name, like.type, like.shape
+    op.graph.outputs.append(value)
+
+
+def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:
+    """Return ``results`` with copies of the values that are inputs of the graph or that stand there twice."""
+    values = list(results.values())
+    return {name: v if v.producer() and values.count(v) == 1 else op.Identity(v) for name, v in results.items()}
+
+
+_ELEMENTWISE = frozenset(
+    "Abs Add And Cast Ceil Clip Div Equal Erf Exp Floor Greater GreaterOrEqual Identity Less LessOrEqual Log Max Min "
+    "Mul Neg Not Or Pow Reciprocal Relu Round Sigmoid Sign Softplus Sqrt Sub Sum Tanh Where "
+    "AdamOptimizer SGDOptimizer".split()
+)
+
+
+def _check_in_place(author: str, old: Value, new: Value) -> None:
+    """Raise unless every reader of ``old`` must run before ``new`` is written, or writes it element by element."""
+    writer = new.producer()
+    before: set[ir.Node] = set()
+    front = {writer} if writer else set()
+    while front:
+        before |= front
+        front = {earlier for node in front for earlier in node.predecessors()} - before
+    late = [n for n in old.consumers() if n not in before or (n is writer and n.op_type not in _ELEMENTWISE)]
+    if late:
+        raise ModelError(
+            f"{author} reads {old.name!r} in node {late[0].name!r} that may run after its new value "
+            f"is written over it. Compute everything that needs the old {old.name!r} on the way to its new value."
+        )
