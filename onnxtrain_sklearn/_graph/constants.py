@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from .queries import reaching, reads
+from ..exceptions import ModelError
+from .queries import describe, reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
 
@@ -205,8 +206,13 @@ def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
     if scale.dtype not in TRAINED_TYPES.values():
         return
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+    if not _fit_together(x, axis, scale, *zero):
+        raise ModelError(
+            f"{describe(node)} is not valid: a scale of shape {scale.shape}"
+            f"{f' and a zero point of shape {zero[0].shape}' if zero else ''} do not fit integers of shape {x.shape}."
+        )
     shape = [1] * x.ndim
-    if scale.size > 1:
+    if scale.size != 1:
         shape[axis] = -1
     shift = zero[0].reshape(shape).astype(scale.dtype) if zero else 0
     integers = node.inputs[0]
@@ -216,3 +222,9 @@ def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
     name = (integers.name or "").removesuffix("_quantized")
     _store(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
     _remove(node)
+
+
+def _fit_together(x: np.ndarray, axis: int, scale: np.ndarray, *zero: np.ndarray) -> bool:
+    """Whether there is one scale and zero point for all integers, or one for each place along the axis."""
+    along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
+    return (scale.size == 1 or along) and all(one.size == scale.size for one in zero)

@@ -1,4 +1,4 @@
-"""Sparse tensors in given graphs, wherever they are: no trained weights would stay sparse, so they are refused."""
+"""Sparse and quantized tensors in given graphs: what cannot be trained, or does not fit, is refused by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
+from onnxtrain_sklearn._graph.constants import dequantized
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
@@ -53,3 +54,22 @@ def test_sparse_tensors_are_refused_wherever_they_are(add):
         load(model)
     with pytest.raises(ModelError, match="holds sparse tensors"):
         gradient_graph(model, wrt="W", of="Y")
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "axis"),
+    [((), (3, 1), 1), ((2,), (2,), 0), ((3,), (2,), 0), ((3,), (3,), 2), ((3,), (3,), 1), ((0,), (0,), 0)],
+)
+def test_scales_that_do_not_fit_their_integers(scale, zero, axis):
+    arrays = {"q": np.ones((3, 1), np.int8), "s": np.ones(scale, np.float32), "z": np.zeros(zero, np.int8)}
+    model = net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
+    with pytest.raises(ModelError, match=r"DequantizeLinear.*(is not valid|[Ss]cale|axis|[Dd]im)"):
+        dequantized(load(model))
+
+
+@pytest.mark.parametrize(("size", "axis"), [((), 1), ((1,), 0), ((3,), 0), ((3,), -2)])
+def test_scales_that_fit(size, axis):
+    arrays = {"q": np.array([[1], [2], [3]], np.int8), "s": np.full(size, 2, np.float32), "z": np.ones(size, np.int8)}
+    model = net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
+    weights = dequantized(load(model)).graph.initializers["q"].const_value
+    assert weights.numpy().ravel().tolist() == [0.0, 2.0, 4.0]
