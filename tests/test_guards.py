@@ -58,7 +58,8 @@ PROTOBUF = {
     "models": {"ModelProto"},  # builders return one
     "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
-    "_estimators.run": {"ModelProto"},  # takes what users give
+    "_estimators.run": {"ModelProto"},  # to_onnx returns one
+    "_estimators.model_source": {"ModelProto"},  # takes what users give
     "_estimators.description": {"ModelProto"},  # tells what users give
     "_estimators.base": {"ModelProto"},  # to_onnx returns one
     "_estimators.classifier": {"ModelProto"},

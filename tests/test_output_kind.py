@@ -23,7 +23,7 @@ from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradie
 from onnxtrain_sklearn._graph import final_activation
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._inference import predictor as _inference
+from onnxtrain_sklearn._inference import graph as inference_graph
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -275,12 +275,12 @@ def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
 
 def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(monkeypatch, tmp_path):
     onnx.save(LOGITS, tmp_path / "net.onnx")
-    swap = _inference.swap_initializers
+    swap = inference_graph.swap_initializers
 
     def wrong(graph, weights):
         swap(graph, {name: array + 1 for name, array in weights.items()})
 
-    monkeypatch.setattr(_inference, "swap_initializers", wrong)
+    monkeypatch.setattr(inference_graph, "swap_initializers", wrong)
     for given in (LOGITS, LOGITS.SerializeToString(), tmp_path / "net.onnx"):
         with pytest.raises(ModelError, match="begin from another model: its scores"):
             OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)

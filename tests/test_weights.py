@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.run import source_of
+from onnxtrain_sklearn._estimators.model_source import source_of
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model

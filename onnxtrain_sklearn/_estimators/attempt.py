@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from .._data.targets import Classes
 from .._training.loop import Trainer
-from .._typing import MatrixLike, Validation
 from ..exceptions import DivergenceError, warn
+from .examples import Call
 from .interrupts import belongs_to_caller
 from .record import TrainingRecord
 from .run import Run
@@ -35,35 +33,16 @@ class Attempt(TrainingRecord):
     classes_: np.ndarray | list[np.ndarray]
 
     @abstractmethod
-    def _prepare(
-        self,
-        X: MatrixLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None,
-        resume: bool,
-        one_pass: bool,
-        classes: Classes,
-        validation: Validation | None,
-    ) -> tuple[Run, Trainer]:
+    def _prepare(self, call: Call) -> tuple[Run, Trainer]:
         """Check everything and put together what trains; nothing has been trained yet."""
 
-    def _train(
-        self,
-        X: MatrixLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None,
-        *,
-        resume: bool,
-        one_pass: bool = False,
-        classes: Classes = None,
-        validation: Validation | None = None,
-    ) -> Self:
+    def _train(self, call: Call) -> Self:
         before, run, trainer = dict(vars(self)), None, None
         old: Run | None = before.get("_run")
         try:
             with self._unchanged_on_error():
-                run, trainer = self._prepare(X, y, sample_weight, resume, one_pass, classes, validation)
-            trainer.one_pass() if one_pass else trainer.fit()
+                run, trainer = self._prepare(call)
+            trainer.one_pass() if call.one_pass else trainer.fit()
             self._publish(run)
         except KeyboardInterrupt:
             if run is None or trainer is None:

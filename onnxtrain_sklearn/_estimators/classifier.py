@@ -37,6 +37,7 @@ from .availability import (
 )
 from .base import BaseOrtGradient
 from .docstrings import ATTRIBUTES, PARAMETERS
+from .examples import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -228,7 +229,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
                 "sklearn.utils.class_weight.compute_class_weight makes."
             )
         known = self._known_classes(classes, fitted=hasattr(self, "_run"))
-        return self._train(X, y, sample_weight, resume=True, one_pass=True, classes=known)
+        return self._train(Call(X, y, sample_weight, known, resume=True, one_pass=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict labels.

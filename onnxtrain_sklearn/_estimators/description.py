@@ -16,7 +16,8 @@ from .._graph.trainable import TrainableModel
 from .._training.parameters import Trainable
 from .._training.selection import selected
 from ..models import ModelSource, is_builder
-from .run import Run, source_of
+from .model_source import source_of
+from .run import Run
 
 
 @dataclass(frozen=True)

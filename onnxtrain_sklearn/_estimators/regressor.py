@@ -26,6 +26,7 @@ from .availability import (
 )
 from .base import BaseOrtGradient
 from .docstrings import ATTRIBUTES, PARAMETERS
+from .examples import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,7 +82,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         self
         """
         check_one_pass(self)
-        return self._train(X, y, sample_weight, resume=True, one_pass=True)
+        return self._train(Call(X, y, sample_weight, resume=True, one_pass=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict numbers.

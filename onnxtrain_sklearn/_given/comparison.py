@@ -6,7 +6,6 @@ operators do not, whether its output holds scores or probabilities; and the untr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._refusal import refusing
-from ..exceptions import ModelError, OnnxTrainWarning
+from ..exceptions import ModelError, warn
 from ..models import MODELS
 
 ROWS = 13
@@ -156,11 +155,9 @@ def _require_probabilities(own: OwnOutput, claimed: bool) -> None:
 
 
 def _warn_of_sums(own: OwnOutput) -> None:
-    warnings.warn(
+    warn(
         f"Output {own.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, 1] and add "
-        f"up to one. Say output_kind='probabilities' to confirm it, 'scores' if they are scores (logits).",
-        OnnxTrainWarning,
-        stacklevel=7,
+        f"up to one. Say output_kind='probabilities' to confirm it, 'scores' if they are scores (logits)."
     )
 
 
@@ -168,11 +165,9 @@ def _warn_of_unit(own: OwnOutput) -> None:
     """Numbers that could be either are scores, as those of most graphs are; before training they are often small."""
     rows = len(np.unique(own.rows))
     if rows >= _ENOUGH and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
-        warnings.warn(
+        warn(
             f"Output {own.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, 1] on "
-            f"{rows} rows of X. Say output_kind='scores' to confirm it, 'probabilities' if they are probabilities.",
-            OnnxTrainWarning,
-            stacklevel=7,
+            f"{rows} rows of X. Say output_kind='scores' to confirm it, 'probabilities' if they are probabilities."
         )
 
 

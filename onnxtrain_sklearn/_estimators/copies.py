@@ -1,0 +1,62 @@
+"""Copies of an estimator: clones, pickles, deep copies, and pickles that load where there is less than there was."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from sklearn.base import BaseEstimator, clone
+
+from .. import _runtime
+from .._fitted.model import is_estimator
+from .._gradient.engine import available_engines
+from ..exceptions import warn
+from .stored import plain, restored
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Copied(BaseEstimator):
+    """An estimator that is cloned with a fitted model as it is, and pickled with its run as plain data."""
+
+    engine: str
+    device_: str
+
+    def __sklearn_clone__(self) -> Self:
+        """Return an unfitted copy; a fitted model among the parameters stays what it is."""
+        parameters = self.get_params(deep=False)
+        copies: dict[str, Any] = {
+            n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()
+        }
+        twin = type(self)(**copies)
+        for name in ("_metadata_request", "_sklearn_output_config"):
+            if name in vars(self):
+                setattr(twin, name, copy.deepcopy(vars(self)[name]))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy holds: parameters, and what was fitted as plain data."""
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_run": plain(state["_run"])} if "_run" in state else state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; one that was fitted where there was more goes on with what there is here."""
+        super().__setstate__(state)
+        if "_run" not in state:
+            return
+        run = self._run = restored(state["_run"])
+        if missing := _runtime.missing_providers(run.device.providers):
+            self._go_on_with(f"on {missing[0]}", device="cpu", providers=None, provider_options=None)
+            run.device = _runtime.resolve_device()
+            self.device_ = run.device.name
+        if self.engine not in ("auto", *available_engines()):
+            self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
+
+    def _go_on_with(self, was: str, **parameters: object) -> None:
+        name, value = next(iter(parameters.items()))
+        warn(
+            f"This {type(self).__name__} was trained {was}, which the installed onnxruntime {_runtime.version()} "
+            f"lacks: it goes on with {name}={value!r}."
+        )
+        self.__dict__.update(parameters)

@@ -1,0 +1,124 @@
+"""Examples: rows as the graph takes them, with their targets and weights, checked against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import is_classifier
+
+from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
+from .._data.columns import Column
+from .._data.targets import Classes, Targets, require_labels, row_weights
+from .._fitted.encoding import as_trained
+from .._fitted.model import FittedModel
+from .._given.ml_files import FittedFile
+from .._graph.trainable import TrainableModel
+from .._inference.head import Head
+from .._training.loss_graph import TARGET, target_layout
+from .._typing import MatrixLike, Validation
+from .graph_inputs import graph_inputs
+from .run import Columns, Run
+
+
+@dataclass(frozen=True)
+class Call:
+    """What ``fit`` or ``partial_fit`` is called with.
+
+    Attributes
+    ----------
+    X, y, sample_weight : data
+    classes : ndarray, list of ndarray or None
+        All labels, where the user names them.
+    validation : tuple or None
+        X, y and sample_weight of the validation data.
+    resume : bool
+        Whether training goes on from the last call.
+    one_pass : bool
+        Whether it makes one pass over the rows.
+    """
+
+    X: MatrixLike
+    y: ArrayLike
+    sample_weight: ArrayLike | None = None
+    classes: Classes = None
+    validation: Validation | None = None
+    resume: bool = False
+    one_pass: bool = False
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows with their targets and weights; weights are None where all are one."""
+
+    columns: Columns
+    targets: Targets
+    weights: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.targets.values)
+
+
+def training_examples(
+    estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: Run | None
+) -> Examples:
+    """Return what a call brings; ``source`` is None where the graph is yet to be built for it."""
+    specs = None if source is None else source.inputs
+    reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
+    columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
+    known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
+    if call.one_pass and old is None:
+        require_labels(call.y, known, classifies=is_classifier(estimator))
+    head = None if old is None else old.head
+    return _checked(estimator, columns, call.y, call.sample_weight, known if head is None else head.classes, head)
+
+
+def validation_examples(
+    estimator: Any, run: Run, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
+) -> Examples:
+    """Return validation data, checked like those of training."""
+    columns = graph_inputs(estimator, X, run.source.inputs, run.fitted, reset=False)
+    columns = as_trained(columns, run.fitted, run.source.inputs)
+    return _checked(estimator, columns, y, sample_weight, run.head.classes, run.head)
+
+
+def _checked(
+    estimator: Any, columns: Columns, y: ArrayLike, sample_weight: ArrayLike | None, classes: Classes, head: Head | None
+) -> Examples:
+    """``head`` is that of the first call, which later targets must be like."""
+    targets = estimator._encode(y, classes)
+    _require_rows(columns, targets)
+    if head is not None:
+        _require_like(targets, head)
+    return Examples(columns, targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None)))
+
+
+def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool) -> Batches:
+    """Return the minibatches of some rows, the target among their columns."""
+    values, weights = examples.targets.values, examples.weights
+    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.model.dtype)
+    every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
+    n_rows = len(rows)  # equal rows are merged, save where each counts in the statistics of a batch
+    fits = n_rows <= min(size, MERGE_LIMIT) and not run.model.running_statistics
+    rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
+    return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
+
+
+def _require_rows(columns: Columns, targets: Targets) -> None:
+    """Raise where there are more targets than rows, or fewer."""
+    n_rows, n_targets = len(next(iter(columns.values()))), len(targets.values)
+    if n_rows != n_targets:
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {n_targets}."
+        )
+
+
+def _require_like(targets: Targets, head: Head) -> None:
+    """Raise where targets that come later are not like the first: in number, and one label a row or several."""
+    if targets.task == "regression" and targets.n_outputs != head.n_outputs:
+        raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
+    if (targets.task == "multilabel") != (head.task == "multilabel"):
+        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
+        raise ValueError(f"y does not hold {expected}, as it did when training began.")

@@ -1,0 +1,63 @@
+"""Data as the inputs of the graph, checked by scikit-learn's conventions: features, their names, missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .._data.columns import Column
+from .._data.inputs import has_several_inputs, input_columns
+from .._fitted.encoding import Columns, Specs, table_columns
+from .._fitted.model import FEATURES, FittedModel
+from .._given.ml_files import FittedFile
+from .._typing import MatrixLike
+from .run import Run
+
+
+def graph_inputs(estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool) -> Columns:
+    """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built.
+
+    ``reset`` says whether the features of these data become those of the estimator, or are checked against them.
+    """
+    if fitted is not None and fitted.table is not None:
+        return table_columns(estimator, X, fitted.table)
+    if fitted is not None and has_several_inputs(X):
+        raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
+    if reset:
+        _forget_features(estimator)
+    return input_columns(estimator, X, specs, reset=reset, gaps=_allows_gaps(estimator, fitted))
+
+
+def take_features(estimator: Any, fitted: FittedModel) -> None:
+    """Hold the data to the features that the fitted model knows."""
+    _forget_features(estimator)
+    vars(estimator).update(fitted.features)
+
+
+def _forget_features(estimator: Any) -> None:
+    for name in FEATURES:
+        vars(estimator).pop(name, None)
+
+
+def _allows_gaps(estimator: Any, fitted: FittedModel | None) -> bool:
+    allowed: bool = estimator.__sklearn_tags__().input_tags.allow_nan
+    return fitted.takes_gaps if isinstance(fitted, FittedFile) else allowed
+
+
+def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> None:
+    """Raise where a fitted model returns NaN for missing values: one of its steps takes them, the next does not."""
+    if run.fitted is None or run.fitted.table is not None or not _allows_gaps(estimator, run.fitted):
+        return
+    gaps = np.unique(np.concatenate([column.gaps() for column in columns.values()]))
+    if len(gaps) and np.isnan(run.predictor(with_scores=True).run(columns, gaps, output=-1)).any():
+        raise ValueError(
+            f"Input X contains NaN in columns in which {type(estimator.model).__name__} takes no missing values. Fill "
+            f"them in before, with a SimpleImputer for instance."
+        )
+
+
+def predictions_on(estimator: Any, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
+    """Return what the graph predicts for some rows, by the method of scikit-learn."""
+    return run.predictions(graph_inputs(estimator, rows, run.source.inputs, run.fitted, reset=False))

@@ -1,0 +1,149 @@
+"""The head, that is, what follows the scores (task, link, labels), and the settings of the step that trains it.
+
+The loss, the targets and the number of scores decide on the head; given graphs are asked what their output holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+
+from .. import _runtime
+from .._data.targets import Targets
+from .._fitted.model import FittedModel
+from .._given.comparison import OwnOutput, as_columns, own_output, run_graph, settled
+from .._gradient.engine import choose_engine
+from .._graph.links import Link, Task
+from .._graph.trainable import TrainableModel
+from .._inference.head import Head
+from .._training.loss_graph import StepSettings, n_classes_of
+from ..losses import LOSSES, Loss, resolve_loss
+from ..optimizers import resolve_optimizer
+from .examples import Examples
+from .run import Columns, Run
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The head of a run and what was decided with it.
+
+    Attributes
+    ----------
+    source : TrainableModel
+        The graph, its output read as what it holds.
+    seen : TrainableModel
+        The same with the loss placed before or behind its final activation.
+    head : Head
+    settings : StepSettings
+    own : OwnOutput or None
+        What a given graph computes itself on some rows of the data.
+    """
+
+    source: TrainableModel
+    seen: TrainableModel
+    head: Head
+    settings: StepSettings
+    own: OwnOutput | None
+
+
+def choose_head(
+    estimator: Any,
+    old: Run | None,
+    source: TrainableModel,
+    fitted: FittedModel | None,
+    examples: Examples,
+    rng: np.random.RandomState,
+) -> HeadChoice:
+    """Return the head for the loss and the targets, and the settings of the step."""
+    loss, optimizer = _loss_of(estimator, fitted), resolve_optimizer(estimator.optimizer)
+    loss.check_targets(examples.targets.values)
+    device = _runtime.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
+    own = None
+    if old is None and fitted is None:
+        own = own_output(estimator.model, source, examples.columns, device)
+    if own is not None:
+        source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
+    elif old is not None:
+        n_columns = old.head.n_outputs
+    elif fitted is not None:
+        n_columns = _score_columns(source, examples.columns, device)
+    else:
+        n_columns = examples.targets.n_outputs
+    seen, head = _head_for(source, loss, examples.targets, n_columns)
+    settings = StepSettings(
+        loss=loss,
+        task=head.task,
+        link=head.link,
+        n_outputs=n_columns,
+        groups=head.groups,
+        optimizer=optimizer,
+        alpha=float(estimator.alpha),
+        l1_ratio=float(estimator.l1_ratio),
+        max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
+        engine=choose_engine(estimator.engine),
+        device=device,
+        session_options=estimator.session_options,
+        seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
+    )
+    return HeadChoice(source, seen, head, settings, own)
+
+
+def _loss_of(estimator: Any, fitted: FittedModel | None) -> Loss:
+    """Return the loss; for a fitted model the default stands for the loss that the model minimizes."""
+    follows = isinstance(estimator.loss, str) and estimator.loss == estimator._default_loss
+    return resolve_loss(fitted.loss if follows and fitted is not None else estimator.loss)
+
+
+def _score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:
+    """Return the number of scores a row, found by running the graph on three rows of the data."""
+    graph = source.model.clone()
+    keep = next(v for v in graph.graph.outputs if v.name == source.scores)
+    graph.graph.outputs.clear()
+    graph.graph.outputs.append(keep)
+    last = len(next(iter(columns.values()))) - 1
+    return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
+
+
+def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
+    """Return what comes after the scores, and the model with the loss placed before or behind its final activation."""
+    of_pairs = source.link == "votes"
+    task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
+    of_label: Task = "multiclass" if task == "multioutput" else task
+    if of_label not in loss.tasks:
+        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
+        raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
+    link = loss.link(of_label)
+    if task == "regression":
+        seen = source if source.link == link else source.ignoring_activation()
+        return seen, Head(task, link, n_columns)
+    if of_pairs:
+        return source, Head(task, "identity", n_columns, targets.classes)
+    if source.link not in ("sigmoid", "softmax"):
+        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes)
+    if task == "multioutput":
+        raise ValueError(
+            f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
+            f"in the scores of all classes."
+        )
+    if source.link == "softmax" and task != "multiclass":
+        raise ValueError(
+            f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
+        )
+    own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
+    return source, Head(task, own, n_columns, targets.classes)
+
+
+def _task(targets: Targets, n_columns: int) -> Task:
+    """Return the task of ``n_columns`` scores; two classes on two scores are trained like several."""
+    if targets.task == "binary" and n_columns == 2:
+        return "multiclass"
+    if n_columns != targets.n_outputs:
+        what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
+        count = targets.n_outputs if targets.classes is None else len(targets.classes)
+        known = targets.task in ("binary", "multiclass") and count < n_columns
+        hint = " Where y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
+        raise ValueError(f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint}")
+    return targets.task

@@ -1,0 +1,71 @@
+"""The graph that is trained: of a given model, of a fitted estimator, of a builder, or of an earlier call."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from sklearn.base import is_classifier
+
+from .._fitted.model import FittedModel, fitted_model, is_estimator
+from .._fitted.tables import holds_text
+from .._given.ml_files import fitted_file, is_fitted_graph, of_kind
+from .._graph.constants import dequantized
+from .._graph.protobuf import LABELS, load
+from .._graph.trainable import TrainableModel, trainable_model
+from .._refusal import refusing
+from .._typing import MatrixLike
+from ..exceptions import ModelError, instead_of
+from ..models import MLP, Builder, ModelSource, is_builder
+from .run import Run
+from .settings import Parameters, require_own_kind
+
+
+def source_of(
+    model: ModelSource, output: str | None, *, has_text: bool = False
+) -> tuple[TrainableModel, FittedModel | None]:
+    """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it.
+
+    ``has_text`` says whether the data have columns that are no numbers.
+    """
+    if is_estimator(model):
+        if output is not None:
+            raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
+        return fitted_model(model, has_text=has_text)
+    if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
+        raise TypeError(
+            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
+            f"graph builder such as MLP(), or None, {instead_of(model)}."
+        )
+    whole = dequantized(load(model))
+    if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
+        with refusing("The graph cannot be prepared for training"):
+            return fitted_file(whole, output, labels)
+    return replace(trainable_model(whole, output, foreign=True), reference=whole), None
+
+
+def known_source(
+    estimator: Parameters, old: Run | None, X: MatrixLike
+) -> tuple[TrainableModel | None, FittedModel | None]:
+    """Return the graph where it is known before the data are: given, or trained before."""
+    if old is not None:
+        if old.began is not None:
+            old.began.require_same(estimator.model, estimator.output, estimator.output_kind)
+        return old.given, old.fitted
+    if estimator.model is None or is_builder(estimator.model):
+        return None, None
+    if is_estimator(estimator.model):
+        require_own_kind(estimator)
+    found = source_of(estimator.model, estimator.output, has_text=holds_text(X))
+    return of_kind(found, classifies=is_classifier(estimator))
+
+
+def built_source(model: Builder | None, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
+    """Return the trainable form of the graph that a builder makes for the data."""
+    whole = load((MLP() if model is None else model).build(n_features, n_outputs, rng))
+    source = replace(trainable_model(whole), reference=whole)
+    if len(source.inputs) != 1:
+        raise ModelError(f"{type(model).__name__}.build made a graph with {len(source.inputs)} inputs, not 1.")
+    return source

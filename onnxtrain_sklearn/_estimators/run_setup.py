@@ -1,0 +1,83 @@
+"""New training runs, and earlier ones with the parameters of now: which numbers are trained, which are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .._fitted.model import FittedModel
+from .._graph.trainable import TrainableModel
+from .._inference.head import Head
+from .._training.host_step import OptimizerState, in_trainable_type
+from .._training.loss_graph import StepSettings, as_float32
+from .._training.parameters import FlatParameters, Trainable
+from .._training.selection import selected
+from .run import Columns, Run
+
+
+def new_run(
+    given: TrainableModel,
+    source: TrainableModel,
+    head: Head,
+    settings: StepSettings,
+    trainable: Trainable,
+    columns: Columns,
+    rng: np.random.RandomState,
+    fitted: FittedModel | None,
+) -> Run:
+    """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
+    source, names = selected(replace(source, reference=None), trainable)
+    weights = source.weights()
+    fixed = source.with_shapes(_shapes(columns)).with_frozen_statistics(names)
+    model = in_trainable_type(fixed, settings, names)
+    run = Run(
+        source=source,
+        model=model,
+        activation=given.activation,
+        frozen={},
+        parameters=FlatParameters({}, model.dtype),
+        head=head,
+        rng=rng,
+        device=settings.device,
+        session_options=settings.session_options,
+        engine=settings.engine,
+        seed=settings.seed,
+        fitted=fitted,
+    )
+    _choose(run, names, weights)
+    return run
+
+
+def resume_run(
+    old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
+) -> Run:
+    """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
+    source, names = selected(source, trainable)
+    fixed = source.with_shapes(_shapes(columns)).with_frozen_statistics(names)
+    run = replace(
+        old,
+        source=source,
+        model=fixed if old.model.dtype == fixed.dtype else as_float32(fixed),
+        head=head,
+        device=settings.device,
+        session_options=settings.session_options,
+        engine=settings.engine,
+        predictors={},
+    )
+    if set(names) != set(run.parameters.names):
+        _choose(run, names, {**source.weights(), **old.weights()})
+    return run
+
+
+def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -> None:
+    dtype, running_statistics = run.model.dtype, run.model.running_statistics
+    trained, moved = ({name: weights[name] for name in group} for group in (names, running_statistics))
+    run.parameters = FlatParameters(trained, dtype, moved)
+    run.frozen = {n: array.astype(dtype) for n, array in weights.items() if n not in trained and n not in moved}
+    run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
+
+
+def _shapes(columns: Columns) -> dict[str, tuple[int, ...]]:
+    return {name: column.shape[1:] for name, column in columns.items()}

@@ -1,0 +1,132 @@
+"""What one call of ``fit`` or ``partial_fit`` prepares, in steps: the model, the examples, the run, the loop.
+
+Nothing is trained here. The training step comes last: nothing before it changes what a run shares with an earlier one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from .._data.rounding import warn_of_rounding
+from .._data.validation import split_rows
+from .._fitted.equivalence import require_equal, sample_rows
+from .._fitted.model import FittedModel
+from .._given.comparison import require_own_start
+from .._given.ml_files import FittedFile, started
+from .._graph.trainable import TrainableModel
+from .._optimizers.lbfgs import LBFGS
+from .._training.loop import Trainer, TrainerSettings
+from .._training.loss_graph import StepSettings
+from ..models import Builder
+from .examples import Call, Examples, batches_for, training_examples
+from .graph_inputs import predictions_on, require_numbers, take_features
+from .head_choice import choose_head
+from .model_source import built_source, known_source
+from .run import Run
+from .run_setup import new_run, resume_run
+from .settings import batch_limit, trainer_settings
+from .start import Start
+from .step_choice import prepare_step
+from .validation import validation_score
+
+
+class Session:
+    """The steps from a call to what trains.
+
+    Parameters
+    ----------
+    estimator : BaseOrtGradient
+        Its parameters are read; the features of the data are set on it.
+    call : Call
+    """
+
+    def __init__(self, estimator: Any, call: Call) -> None:
+        self.estimator, self.call = estimator, call
+        self.old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+
+    def prepared(self) -> tuple[Run, Trainer]:
+        """Check everything and return the run and the loop that will train it."""
+        estimator, call, old = self.estimator, self.call, self.old
+        if call.y is None:
+            raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+        loop = trainer_settings(estimator)
+        self.rng = check_random_state(estimator.random_state) if old is None else old.rng
+        source, fitted = known_source(estimator, old, call.X)
+        if old is None and fitted is not None:
+            take_features(estimator, fitted)
+        examples = training_examples(estimator, call, source, fitted, old)
+        if source is None:
+            source, examples = self._built(examples)
+        run, settings = self._run(source, fitted, examples)
+        self._require_equal_start(run, examples)
+        self._require_fit(run, examples)
+        run.predictors.clear()  # they hold the weights of now
+        return run, self._trainer(loop, run, settings, examples)
+
+    def _built(self, examples: Examples) -> tuple[TrainableModel, Examples]:
+        """Return the graph that the builder makes for the data, and the data as its input."""
+        estimator = self.estimator
+        (column,) = examples.columns.values()
+        source = built_source(
+            cast("Builder | None", estimator.model), column.shape[1], examples.targets.n_outputs, self.rng
+        )
+        spec = source.inputs[0]
+        return source, replace(examples, columns={spec.name: column.of_type(spec.dtype)})
+
+    def _run(self, source: TrainableModel, fitted: FittedModel | None, examples: Examples) -> tuple[Run, StepSettings]:
+        """Return a new run, or the old one brought in line with parameters that were changed since."""
+        estimator, columns = self.estimator, examples.columns
+        chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng)
+        seen, head, settings = chosen.seen, chosen.head, chosen.settings
+        if self.old is not None:
+            return resume_run(self.old, seen, head, settings, estimator.trainable, columns), settings
+        run = new_run(chosen.source, seen, head, settings, estimator.trainable, columns, self.rng, fitted)
+        run.began = Start.of(estimator.model, estimator.output, estimator.output_kind)
+        if chosen.own is not None:
+            require_own_start(chosen.own, seen, head, run.plain_predictor(), columns, settings.device)
+        return run, settings
+
+    def _require_equal_start(self, run: Run, examples: Examples) -> None:
+        """Raise where the graph of a fitted model does not predict what the model predicts."""
+        fitted = run.fitted
+        if self.old is not None or fitted is None:
+            return
+        if isinstance(fitted, FittedFile):
+            run.fitted = started(fitted, examples.columns, run.predictions)
+            return
+        X, takes_words = self.call.X, fitted.table is not None and fitted.table.takes_words
+        rows = X if takes_words else sample_rows(X)  # words may differ in every row
+        what = "It is refused, as training would begin from another model: its ONNX form"
+        found = predictions_on(self.estimator, run, rows)
+        require_equal(self.estimator.model, rows, found, what=what, tolerance=1e-4)
+        run.sample = sample_rows(X)
+
+    def _require_fit(self, run: Run, examples: Examples) -> None:
+        """Raise where the data hold what the model cannot take; warn where its type rounds them."""
+        require_numbers(self.estimator, run, examples.columns)
+        if examples.targets.task == "regression":
+            warn_of_rounding(self.call.y, run.model.dtype, "y")
+
+    def _trainer(self, loop: TrainerSettings, run: Run, settings: StepSettings, examples: Examples) -> Trainer:
+        """Return the loop over the rows to train on, which scores those to validate on."""
+        estimator, one_pass = self.estimator, self.call.one_pass
+        rows, held_out = self._split(examples)
+        limit = batch_limit(estimator.batch_size, settings.optimizer)
+        shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
+        batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
+        validate = validation_score(estimator, run, examples, held_out, self.call.validation)
+        # calls of partial_fit may bring more or fewer rows
+        room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
+        return Trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)
+
+    def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the rows to train on, and those held out for early stopping; rows of weight zero are in neither."""
+        weights, estimator = examples.weights, self.estimator
+        rows = np.arange(len(examples)) if weights is None else np.flatnonzero(weights)
+        if not estimator.early_stopping or self.call.validation is not None or self.call.one_pass:
+            return rows, None
+        return split_rows(rows, examples.targets, float(estimator.validation_fraction), self.rng)

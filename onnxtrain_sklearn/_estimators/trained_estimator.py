@@ -1,0 +1,32 @@
+"""The way back into scikit-learn: the fitted model that was given, with the trained numbers written into a copy."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from .._fitted.equivalence import require_equal, sample_rows
+from .._fitted.write_back import write_back
+from .._given.ml_files import FittedFile
+from .._typing import Estimator, MatrixLike
+from ..exceptions import ModelError
+from .graph_inputs import predictions_on
+from .run import Run
+
+
+def trained_estimator(estimator: Any, run: Run, X: MatrixLike | None) -> Any:
+    """Return a copy of the fitted model with the numbers of ``run``; both predict the same on rows of data."""
+    if run.fitted is None or isinstance(run.fitted, FittedFile):
+        raise ModelError(
+            "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
+            "Use to_onnx()."
+        )
+    if X is None and run.sample is None:
+        raise ValueError(
+            "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give "
+            "some rows, to_sklearn(X)."
+        )
+    rows = run.sample if X is None else sample_rows(X)
+    result = write_back(cast("Estimator", estimator.model), run.fitted.origins, run.source.weights(), run.weights())
+    found = predictions_on(estimator, run, rows)
+    require_equal(result, rows, found, what="Take to_onnx(), as the trained graph", tolerance=1e-5)
+    return result
