@@ -22,6 +22,7 @@ from .._fitted.tables import Table
 from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
+from .._graph.unrolling import unroll
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
 from .._refusal import reason
@@ -142,7 +143,7 @@ def _classes(head: Head) -> np.ndarray:
 
 def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
     """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
-    model = _in_opset(model, container.target_opset_any_domain(""))
+    model = _in_opset(unroll(model), container.target_opset_any_domain(""))
     variables = _connect(model.graph, operator)
     proto = to_proto(model)
     ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)

@@ -25,6 +25,7 @@ from .._graph.protobuf import checked
 from .._graph.queries import dims, is_float, reads
 from .._graph.shapes import infer_declared
 from .._graph.survival import require_loadable, require_result_loads
+from .._graph.unrolling import unroll
 from .._refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from .ort_training import engine as ort
@@ -73,6 +74,8 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 
 def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     model.ir_version = min(model.ir_version, _runtime.limits().ir_version)
+    if engine == "ort-training":  # which has no gradient of a subgraph; "auto" leaves these to the portable engine
+        unroll(model)
     _require_free_names(model.graph, wrt)
     reached = _reached(model.graph, wrt, of) - _empty(model.graph)
     result = _first_able(_candidates(model, engine), model, [name for name in wrt if name in reached], of)

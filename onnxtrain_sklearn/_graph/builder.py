@@ -156,6 +156,19 @@ class GraphBuilder:
             infer_shapes(ir.Model(self.graph, ir_version=10))
         return None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
+    def body(self, stem: str) -> GraphBuilder:
+        """Return a builder of a new body for an If, Loop or Scan; its constants are nodes, all its names are new."""
+        graph = ir.Graph([], [], nodes=[], name=self.name(stem), opset_imports=dict(self.graph.opset_imports))
+        inner = GraphBuilder(graph, dtype=self.dtype, prefix=self._prefix, constant_nodes=True)
+        inner.taken = self.taken
+        return inner
+
+    def input(self, stem: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
+        """Add an input to the graph, under a new name; a size that is None is not known."""
+        value = ir.Value(name=self.name(stem), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self.graph.inputs.append(value)
+        return value
+
     def name(self, stem: str) -> str:
         """Return a name that nothing in the graph has yet."""
         return self.taken.free(f"{self._prefix}/{stem}")

@@ -1,75 +1,127 @@
-"""From probabilities of pairs of classes to probabilities of the classes, as LIBSVM couples them.
+"""Class probabilities from the probabilities of pairs of classes, coupled as in LIBSVM.
 
-The classes' probabilities p minimise p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
+The class probabilities p minimize p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
 -r[j, i] r[i, j], where r[i, j] is the probability of class i beside class j. LIBSVM and onnxruntime approach the
-minimum by sweeps over the classes until no component of Qp departs from p'Qp by more than 0.005 / classes. They stop
-early on purpose, and so does this form: each row ends where they end it. Over 600,000 random rows of 2 to 10 classes
-none took more than 6 sweeps.
+minimum by sweeps over the classes, and stop when no component of Qp departs from p'Qp by more than 0.005 / classes.
+That is early: the probabilities of a fitted model are not those of the minimum, and their gradient is not that of the
+linear system that the minimum solves. So the sweeps are computed here too, and each row stops where LIBSVM stops it.
+
+The graph is a Loop over the sweeps, which ends when all rows have stopped, around a Scan over the classes: its size
+depends neither on the number of sweeps nor on that of classes. Over a million rows of 2 to 50 classes, random, sharp
+and contradictory ones, none took more than 6 sweeps. Inside, the rows are the last axis: what a step reads and writes
+is contiguous.
 
 Reference: Wu, Lin, Weng: Probability estimates for multi-class classification by pairwise coupling, JMLR 5 (2004).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .context import Source
 
 SWEEPS = 8
+TOLERANCE = np.float32(0.005)
+
+_BOOL = ir.DataType.BOOL
 
 
-def coupled(r: Source, pairs: ir.Value, classes: int) -> ir.Value:
+def coupled(op: GraphBuilder, pairs: ir.Value, classes: int) -> ir.Value:
     """Return the probabilities of the classes, (rows, classes), from those of the pairs i < j, (rows, pairs)."""
-    op = r.op
-    q = _quadratic_form(op, pairs, classes)
-    columns = [op.Gather(q, np.array([i]), axis=1) for i in range(classes)]
-    flat = [op.Reshape(column, np.array([-1, classes])) for column in columns]
-    rows = op.Gather(op.Shape(pairs), np.array([0]), axis=0)
-    p = op.Expand(np.full((1, classes), 1 / classes, np.float32), op.Concat(rows, np.array([classes]), axis=0))
-    for _ in range(SWEEPS):
-        p = _swept(op, p, q, flat, classes)
-    return p
+    form = _quadratic_form(op, pairs, classes)
+    start = _State.of(op, form, op.Mul(form.ones, np.full((classes, 1), 1 / classes, op.dtype.numpy())))
+    body = op.body("sweep")
+    body.input("number", ir.DataType.INT64, [])
+    body.input("go_on", _BOOL, [])
+    both, value = body.input("both", op.dtype, [2 * classes, None]), body.input("value", op.dtype, [1, None])
+    state = _State(both, value, body.input("arrived", _BOOL, [1, None]), classes)
+    swept = _State.of(body, form, body.Where(state.arrived, state.p(body), _sweep(body, form, state)))
+    body.graph.outputs.extend([swept.incomplete(body), *swept.values()])
+    most = np.array(SWEEPS if classes > 2 else 3)  # two classes take two at most
+    ends = op.emit("Loop", most, start.incomplete(op), *start.values(), outputs=3, body=body.graph)
+    # inference does not know the shape of what a Loop returns
+    shape = op.Concat(op.Gather(op.Shape(pairs), np.array([0]), axis=0), np.array([classes]), axis=0)
+    return op.Reshape(op.Transpose(_State(ends[0], ends[1], ends[2], classes).p(op), perm=[1, 0]), shape)
 
 
-def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> ir.Value:
-    """Return Q, (rows, classes, classes), and with it the diagonal as sums of squares."""
-    first, second = (np.array(side) for side in zip(*combinations(range(classes), 2), strict=True))
-    others = op.Sub(1.0, pairs)
-    count = len(first)
-    squares = np.zeros((2 * count, classes * classes), np.float32)
-    crossed = np.zeros((count, classes * classes), np.float32)
-    for k, (i, j) in enumerate(zip(first, second, strict=True)):
-        squares[k, j * classes + j] = 1  # r[i, j] enters the diagonal of class j
-        squares[count + k, i * classes + i] = 1  # r[j, i] that of class i
-        crossed[k, [i * classes + j, j * classes + i]] = -1
-    both = op.Concat(pairs, others, axis=1)
-    flat = op.Add(op.MatMul(op.Mul(both, both), squares), op.MatMul(op.Mul(pairs, others), crossed))
-    return op.Reshape(flat, np.array([-1, classes, classes]))
+@dataclass(frozen=True)
+class _Form:
+    """Q, (classes, classes, rows), its diagonal, (classes, 1, rows), and a one for each row, (1, rows).
 
-
-def _swept(op: GraphBuilder, p: ir.Value, q: ir.Value, columns: list[ir.Value], classes: int) -> ir.Value:
-    """Return ``p`` after one sweep, or as it is in the rows that have arrived.
-
-    A state of 2 classes columns, p and Qp, takes the step of class i in one: (state + d [e_i, Q_i]) / (1 + d).
+    A slice of ``columns``, (classes, 2 classes, rows), is what the step of a class adds to p and to Qp.
     """
-    product = op.Squeeze(op.MatMul(q, op.Unsqueeze(p, axes=[2])), axes=[2])
-    value = op.ReduceSum(op.Mul(p, product), axes=[1], keepdims=True)
-    away = op.ReduceMax(op.Abs(op.Sub(product, value)), axes=[1], keepdims=True)
-    arrived = op.Less(away, np.float32(0.005) / np.float32(classes))
-    state = op.Concat(p, product, axis=1)
-    for i in range(classes):
-        gradient = op.Gather(state, np.array([classes + i]), axis=1)
-        curvature = op.Gather(columns[i], np.array([i]), axis=1)
-        step = op.Div(op.Sub(value, gradient), curvature)
-        total = op.Add(step, 1.0)
-        if i + 1 < classes:
-            gain = op.Mul(step, op.Add(op.Mul(step, curvature), op.Mul(gradient, 2.0)))
-            value = op.Div(op.Add(value, gain), op.Mul(total, total))
-        unit = np.eye(classes, dtype=np.float32)[i : i + 1]
-        moved = op.Concat(op.Mul(step, unit), op.Mul(step, columns[i]), axis=1)
-        state = op.Div(op.Add(state, moved), total)
-    return op.Where(arrived, p, op.Slice(state, [0], [classes], [1]))
+
+    matrix: ir.Value
+    diagonal: ir.Value
+    columns: ir.Value
+    ones: ir.Value
+    classes: int
+
+
+def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
+    count, places = classes * (classes - 1) // 2, np.zeros((classes, classes), np.int64)
+    for k, (i, j) in enumerate(combinations(range(classes), 2)):
+        places[i, j], places[j, i] = k, count + k
+    unit = np.eye(classes, dtype=op.dtype.numpy())[:, :, None]
+    first = op.Transpose(pairs, perm=[1, 0])
+    row = op.Gather(first, np.array([0]), axis=0)
+    ones = op.Cast(op.Equal(row, row), to=op.dtype)  # of a shape that inference knows: the Loop needs it
+    r = op.Mul(op.Gather(op.Concat(first, op.Sub(1.0, first), axis=0), places, axis=0), 1 - unit)
+    squares = op.ReduceSum(op.Mul(r, r), axes=[0], keepdims=True)
+    matrix = op.Sub(op.Mul(squares, unit), op.Mul(r, op.Transpose(r, perm=[1, 0, 2])))
+    columns = op.Concat(op.Mul(ones, unit), matrix, axis=1)
+    return _Form(matrix, op.Transpose(squares, perm=[1, 0, 2]), columns, ones, classes)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a sweep begins with: p and Qp, (2 classes, rows), p'Qp and which rows have arrived, (1, rows)."""
+
+    both: ir.Value
+    value: ir.Value
+    arrived: ir.Value
+    classes: int
+
+    @classmethod
+    def of(cls, op: GraphBuilder, form: _Form, p: ir.Value) -> _State:
+        product = op.ReduceSum(op.Mul(form.matrix, p), axes=[1], keepdims=False)
+        value = op.ReduceSum(op.Mul(p, product), axes=[0], keepdims=True)
+        away = op.ReduceMax(op.Abs(op.Sub(product, value)), axes=[0], keepdims=True)
+        arrived = op.Less(away, float(TOLERANCE / np.float32(form.classes)))
+        return cls(op.Concat(p, product, axis=0), value, arrived, form.classes)
+
+    def p(self, op: GraphBuilder) -> ir.Value:
+        return op.Slice(self.both, [0], [self.classes], [0])
+
+    def values(self) -> tuple[ir.Value, ...]:
+        return self.both, self.value, self.arrived
+
+    def incomplete(self, op: GraphBuilder) -> ir.Value:
+        """Return whether some row has not arrived, a scalar."""
+        open_rows = op.Cast(op.Not(self.arrived), to=ir.DataType.INT32)
+        return op.Cast(op.ReduceMax(open_rows, keepdims=False), to=_BOOL)
+
+
+def _sweep(op: GraphBuilder, form: _Form, state: _State) -> ir.Value:
+    """Return p after a step for each class.
+
+    Each step divides by the new sum of p, as LIBSVM does. One division at the end would give the same numbers, but
+    where a probability of a pair is near 0 or 1 their gradients would cancel in float32.
+    """
+    body = op.body("step")
+    sizes = {"both": 2 * form.classes, "value": 1, "diagonal": 1, "column": 2 * form.classes}
+    both, value, diagonal, column = (body.input(stem, op.dtype, [n, None]) for stem, n in sizes.items())
+    component = body.MatMul(body.input("unit", op.dtype, [1, 2 * form.classes]), both)
+    step = body.Div(body.Sub(value, component), diagonal)
+    total = body.Add(step, 1.0)
+    moved = body.Div(body.Add(both, body.Mul(step, column)), total)
+    raised = body.Div(body.Add(value, body.Mul(step, body.Add(value, component))), body.Mul(total, total))
+    body.graph.outputs.extend([moved, raised])
+    units = np.eye(form.classes, 2 * form.classes, form.classes, dtype=op.dtype.numpy())[:, None, :]
+    given = state.both, state.value, form.diagonal, form.columns, units
+    ends = op.emit("Scan", *given, outputs=2, body=body.graph, num_scan_inputs=3)
+    return _State(ends[0], ends[1], state.arrived, form.classes).p(op)

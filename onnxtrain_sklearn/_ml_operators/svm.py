@@ -127,7 +127,7 @@ def _voted(r: Source, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
 
 def _scores(r: Source, pairs: ir.Value, classes: int) -> ir.Value:
     if r.floats("prob_a").size:
-        return post_transforms.transformed(r, coupled(r, _pairwise_probabilities(r, pairs), classes))
+        return post_transforms.transformed(r, coupled(r.op, _pairwise_probabilities(r, pairs), classes))
     if classes > 2:
         return post_transforms.transformed(r, pairs)
     raw = r.attribute("post_transform", "NONE") == "NONE"

@@ -9,7 +9,7 @@ iterations too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
 from ..._graph.queries import constant, dims, is_float, kind, operand, reads
-from ..._graph.shapes import infer_shapes
 from ..._graph.supported import ANY, Known
 from ..path import Passage, dependent, passages
 from .context import Slopes, unsupported, zeros_like
@@ -125,53 +124,6 @@ def _rename(graph: ir.Graph, op: GraphBuilder) -> None:
         node.name = op.name(node.op_type)
         for value in node.outputs:
             value.name = op.name(value.name) if value.name else value.name
-
-
-def settle(model: ir.Model) -> None:
-    """Let the bodies know the opset, and Loops the shapes of states that keep those that they begin with; in place."""
-    for graph in model.graph.subgraphs():
-        graph.opset_imports.update(model.graph.opset_imports)
-    loops = [node for node in model.graph.all_nodes() if node.op_type == "Loop" and not node.domain]
-    assumed = [state for loop in loops for state in _begin_as_given(loop)]
-    while assumed:
-        for value in [v for loop in loops for node in _inside(loop) for v in node.outputs]:
-            value.shape = None
-        infer_shapes(model)
-        kept = [state for state in assumed if state.holds()]
-        if kept == assumed:
-            return
-        for state in assumed:
-            if state not in kept:
-                state.value.shape = state.declared
-        assumed = kept
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """A state of a Loop whose shape is assumed to be that of the value it begins with."""
-
-    value: ir.Value
-    declared: ir.Shape | None
-    becomes: ir.Value
-
-    def holds(self) -> bool:
-        """Whether an iteration leaves the shape as it is, so that all do."""
-        shape = dims(self.value)
-        return shape == dims(self.becomes) and None not in (shape or [])
-
-
-def _begin_as_given(loop: ir.Node) -> list[_State]:
-    body = loop.attributes["body"].as_graph()
-    states = []
-    for start, x, y in zip(list(loop.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:], strict=False):
-        if start is not None and start.shape is not None and dims(x) != dims(start):
-            states.append(_State(x, x.shape, y))
-            x.type, x.shape = start.type, ir.Shape(list(start.shape))
-    return states
-
-
-def _inside(loop: ir.Node) -> Iterator[ir.Node]:
-    yield from loop.attributes["body"].as_graph().all_nodes()
 
 
 # --- If ---

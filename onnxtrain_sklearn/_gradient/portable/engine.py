@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ... import _runtime
 from ..._graph.builder import GraphBuilder
 from ..._graph.contrib.lowering import refusal
+from ..._graph.loops import infer_loops
 from ..._graph.queries import describe, is_float, kind
 from ..._graph.shapes import infer_shapes
 from ..._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
@@ -83,7 +84,7 @@ def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     graph = result.graph
     _require_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
-    control_flow.settle(result)
+    infer_loops(result)
     wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
     expand(result, wanted, output, RULES.keys() | control_flow.RULES.keys())
     forward = set(graph)
