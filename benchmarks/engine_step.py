@@ -24,9 +24,11 @@ from onnxtrain_sklearn import MLP, SGD, AdamW, _runtime
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import TrainableModel, trainable_model
-from onnxtrain_sklearn._training.host_step import OptimizerState, TrainingStep
+from onnxtrain_sklearn._training.base_step import StepParts
+from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, StepSettings, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
+from onnxtrain_sklearn._training.step import OptimizerState
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 
@@ -96,11 +98,12 @@ def settings(net: Net, optimizer: str, engine: str) -> StepSettings:
     )
 
 
-def new_step(net: Net, optimizer: str, engine: str) -> TrainingStep:
+def new_step(net: Net, optimizer: str, engine: str) -> HostStep:
     """Return a step with random rows in its buffers."""
     rng, parameters = np.random.default_rng(0), FlatParameters(net.model.weights(), net.model.dtype)
-    step = TrainingStep(net.model, settings(net, optimizer, engine), parameters, {}, OptimizerState(), net.batch)
-    columns = step.room(net.batch).columns
+    parts = StepParts(net.model, settings(net, optimizer, engine), parameters, {}, OptimizerState(), net.batch)
+    step = HostStep(parts)
+    columns = step.buffers(net.batch).columns
     columns["X"][...] = rng.standard_normal(columns["X"].shape)
     columns[TARGET][...] = rng.integers(net.classes, size=net.batch)
     return step
@@ -116,7 +119,7 @@ def measure(net: Net, optimizer: str, repeat: int) -> dict[str, float]:
     return best
 
 
-def seconds(step: TrainingStep, count: int) -> float:
+def seconds(step: HostStep, count: int) -> float:
     step.run(RATE, float(step.batch))  # wakes up the threads
     start = time.perf_counter()
     for _ in range(count):

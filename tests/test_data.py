@@ -268,14 +268,14 @@ def batches(n=10, size=4, *, weights=None, seed=None, rows=None):
 
 def epoch(source, capacity=4):
     """The rows and the weights of the batches of one epoch, and what it yields."""
-    room = new_room(capacity)
+    buffers = new_buffers(capacity)
     return [
-        (room.columns["X"].ravel().astype(int), room.sample_weight.copy(), total)
-        for total in source.fill(lambda rows: room)
+        (buffers.columns["X"].ravel().astype(int), buffers.sample_weight.copy(), total)
+        for total in source.fill(lambda rows: buffers)
     ]
 
 
-def new_room(capacity=4):
+def new_buffers(capacity=4):
     return BatchBuffers({"X": np.zeros((capacity, 1), np.float32)}, np.zeros(capacity, np.float32))
 
 
@@ -345,21 +345,21 @@ def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):
     source, calls = batches(4, seed=0), []
     take = Column.take
     monkeypatch.setattr(Column, "take", lambda self, rows, out: (calls.append(len(rows)), take(self, rows, out))[1])
-    room = new_room()
+    buffers = new_buffers()
     for _ in range(3):
-        assert list(source.fill(lambda rows: room)) == [4]
+        assert list(source.fill(lambda rows: buffers)) == [4]
     assert calls == [4]
-    list(source.fill(lambda rows: new_room()))
+    list(source.fill(lambda rows: new_buffers()))
     assert calls == [4, 4]
 
 
-def test_room_is_asked_for_as_many_rows_as_a_batch_has():
-    rooms = {rows: new_room(rows) for rows in (4, 2)}
+def test_buffers_are_asked_for_as_many_rows_as_a_batch_has():
+    by_size = {rows: new_buffers(rows) for rows in (4, 2)}
     source, seen = batches(10), []
-    for _ in source.fill(rooms.__getitem__):
-        seen.append([room.columns["X"].ravel().tolist() for room in rooms.values()])
+    for _ in source.fill(by_size.__getitem__):
+        seen.append([buffers.columns["X"].ravel().tolist() for buffers in by_size.values()])
     assert seen == [[[0, 1, 2, 3], [0, 0]], [[4, 5, 6, 7], [0, 0]], [[4, 5, 6, 7], [8, 9]]]
-    assert rooms[2].sample_weight.tolist() == [1, 1]
+    assert by_size[2].sample_weight.tolist() == [1, 1]
 
 
 def test_several_columns_stay_aligned():

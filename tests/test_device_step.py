@@ -15,7 +15,7 @@ from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtG
 from onnxtrain_sklearn._runtime import Binding, DeviceArray, create_session, resolve_device
 from onnxtrain_sklearn._training import device_step as _device_step
 from onnxtrain_sklearn._training.device_step import DeviceStep
-from onnxtrain_sklearn._training.host_step import TrainingStep
+from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
 
@@ -83,7 +83,7 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
     monkeypatch.setattr(_device_step, "RESIDENT_LIMIT", limit)
     device = classifier(**CASES[name]).fit(X, y, WEIGHTS)
     assert isinstance(device._run.step, DeviceStep)
-    assert isinstance(host._run.step, TrainingStep)
+    assert isinstance(host._run.step, HostStep)
     assert_same(device, host)
     host_state, device_state = host._run.state, device._run.state
     assert (host_state.t, host_state.draws) == (device_state.t, device_state.draws)
@@ -120,7 +120,7 @@ def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory
         assert_array_equal(array, twin.weights_[name])
     monkeypatch.delitem(_runtime.OWN_MEMORY, "CPUExecutionProvider")
     third.partial_fit(X[:30], y[:30])
-    assert isinstance(third._run.step, TrainingStep)
+    assert isinstance(third._run.step, HostStep)
     assert_same(third, device)
 
 
@@ -177,7 +177,7 @@ def test_an_interruption_keeps_the_weights_reached(own_memory, monkeypatch):
 
 def test_lbfgs_trains_with_the_step_of_the_host(own_memory):
     fitted = classifier(optimizer=LBFGS(), max_iter=30).fit(X, y)
-    assert isinstance(fitted._run.step, TrainingStep)
+    assert isinstance(fitted._run.step, HostStep)
     assert fitted.loss_ < fitted.loss_curve_[0] / 2
 
 

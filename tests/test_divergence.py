@@ -10,7 +10,7 @@ from sklearn.datasets import make_classification, make_regression
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.host_step import TrainingStep
+from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Progress, Schedule
 
@@ -88,7 +88,7 @@ def test_interruption_with_early_stopping_restores_the_best_weights():
 
 def test_interruption_of_lbfgs_keeps_the_iterations_done(monkeypatch):
     X, y = blobs()
-    calls, gradients = [], TrainingStep.gradients
+    calls, gradients = [], HostStep.gradients
 
     def counted(step, weight):
         calls.append(weight)
@@ -96,7 +96,7 @@ def test_interruption_of_lbfgs_keeps_the_iterations_done(monkeypatch):
             raise KeyboardInterrupt
         return gradients(step, weight)
 
-    monkeypatch.setattr(TrainingStep, "gradients", counted)
+    monkeypatch.setattr(HostStep, "gradients", counted)
     with pytest.warns(UserWarning, match="interrupted"):
         estimator = small(optimizer="lbfgs", max_iter=50).fit(X, y)
     assert 0 < estimator.n_iter_ < 8

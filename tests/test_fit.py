@@ -16,7 +16,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.host_step import TrainingStep
+from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.schedules import Cosine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -51,13 +51,13 @@ class record_steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rates: list[float] = []
-        run = TrainingStep.run
+        run = HostStep.run
 
-        def recorded(step: TrainingStep, learning_rate: float, weight: float) -> float:
+        def recorded(step: HostStep, learning_rate: float, weight: float) -> float:
             self.rates.append(learning_rate)
             return run(step, learning_rate, weight)
 
-        monkeypatch.setattr(TrainingStep, "run", recorded)
+        monkeypatch.setattr(HostStep, "run", recorded)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), "adam", "adamw", "rmsprop", "adagrad"])
@@ -387,7 +387,7 @@ def test_generators_in_equal_states_give_equal_bits_and_are_drawn_from():
 
 def test_shuffling_draws_a_new_order_for_every_epoch(monkeypatch):
     X = np.arange(40, dtype=np.float32).reshape(-1, 1)
-    orders, take = [], "onnxtrain_sklearn._data.columns.Batches.gather"
+    orders, take = [], "onnxtrain_sklearn._data.batches.Batches.gather"
     monkeypatch.setattr(take, lambda self, rows, *rest: orders.append(rows.copy()))
     for shuffle in (True, False):
         orders.clear()

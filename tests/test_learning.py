@@ -16,7 +16,7 @@ from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.batches import Batches
-from onnxtrain_sklearn._training.host_step import TrainingStep
+from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, Cosine, Progress, Schedule, Warmup, resolve_schedule
@@ -50,13 +50,13 @@ class record_steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rates: list[float] = []
-        run = TrainingStep.run
+        run = HostStep.run
 
-        def recorded(step: TrainingStep, learning_rate: float, weight: float) -> float:
+        def recorded(step: HostStep, learning_rate: float, weight: float) -> float:
             self.rates.append(learning_rate)
             return run(step, learning_rate, weight)
 
-        monkeypatch.setattr(TrainingStep, "run", recorded)
+        monkeypatch.setattr(HostStep, "run", recorded)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

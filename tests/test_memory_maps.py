@@ -16,8 +16,8 @@ from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._training.host_step import OptimizerState
 from onnxtrain_sklearn._training.parameters import FlatParameters, owned
+from onnxtrain_sklearn._training.step import OptimizerState
 
 WIDE = 600
 rng = np.random.RandomState(0)

@@ -18,9 +18,11 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._training import host_step as _step
-from onnxtrain_sklearn._training.host_step import OptimizerState, TrainingStep
+from onnxtrain_sklearn._training.base_step import StepParts
+from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn._training.loss_graph import TARGET, StepSettings
 from onnxtrain_sklearn._training.parameters import FlatParameters
+from onnxtrain_sklearn._training.step import OptimizerState
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES, LogLoss, SquaredError
 
@@ -37,18 +39,19 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
     weights = model.weights()
     chosen = {name: weights.pop(name) for name in trainable or model.parameters}
     parameters = FlatParameters(chosen, np.dtype(dtype or model.dtype))
-    return TrainingStep(model, StepSettings(**(defaults | settings)), parameters, weights, OptimizerState(), batch)
+    settings = StepSettings(**(defaults | settings))
+    return HostStep(StepParts(model, settings, parameters, weights, OptimizerState(), batch))
 
 
 def fill(step, X, y, weights=None):
     """Put rows into the buffers, padded as a minibatch is; return the sum of their weights."""
     weights = np.ones(len(X)) if weights is None else weights
-    room = step.buffers(step.batch)
-    for buffer, rows in ((room.columns["X"], X), (room.columns[TARGET], y)):
+    buffers = step.buffers(step.batch)
+    for buffer, rows in ((buffers.columns["X"], X), (buffers.columns[TARGET], y)):
         buffer[: len(X)] = np.reshape(rows, (len(X), *buffer.shape[1:]))
         buffer[len(X) :] = buffer[0]
-    room.sample_weight[...] = 0
-    room.sample_weight[: len(X)] = weights
+    buffers.sample_weight[...] = 0
+    buffers.sample_weight[: len(X)] = weights
     return float(np.sum(weights))
 
 
@@ -225,10 +228,10 @@ def new_like(step, **changes):
     """The same step with other settings, on the same rows."""
     names = step.parameters.names
     other = new_step(mlp(), batch=step.batch, trainable=names, **changes)
-    room, like = step.buffers(step.batch), other.buffers(step.batch)
-    for name, column in room.columns.items():
+    buffers, like = step.buffers(step.batch), other.buffers(step.batch)
+    for name, column in buffers.columns.items():
         like.columns[name][...] = column
-    like.sample_weight[...] = room.sample_weight
+    like.sample_weight[...] = buffers.sample_weight
     return other
 
 

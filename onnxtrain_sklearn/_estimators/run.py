@@ -22,10 +22,9 @@ from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
 from .._inference.predictor import Predictor
-from .._training.device_step import DeviceStep
 from .._training.history import History
-from .._training.host_step import OptimizerState, TrainingStep
 from .._training.parameters import FlatParameters
+from .._training.step import OptimizerState, Step
 from .start import Start
 
 Columns = Mapping[str, Column]
@@ -74,7 +73,7 @@ class Run:
     began: Start | None = None
     state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
-    step: TrainingStep | DeviceStep | None = None
+    step: Step | None = None
     step_key: object = None
     predictors: dict[tuple[str, int], Predictor] = field(default_factory=dict)
 

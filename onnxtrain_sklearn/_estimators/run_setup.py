@@ -10,10 +10,11 @@ import numpy as np
 from .._fitted.model import FittedModel
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
-from .._training.host_step import OptimizerState, in_trainable_type
+from .._training.host_step import in_trainable_type
 from .._training.loss_graph import StepSettings, as_float32
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
+from .._training.step import OptimizerState
 from .run import Columns, Run
 
 

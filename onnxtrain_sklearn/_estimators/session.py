@@ -19,6 +19,7 @@ from .._given.comparison import require_own_start
 from .._given.ml_files import FittedFile, started
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import LBFGS
+from .._training.choice import new_trainer
 from .._training.loop import Trainer, TrainerSettings
 from .._training.loss_graph import StepSettings
 from ..models import Builder
@@ -121,7 +122,7 @@ class Session:
         validate = validation_score(estimator, run, examples, held_out, self.call.validation)
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
-        return Trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)
+        return new_trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)
 
     def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the rows to train on, and those held out for early stopping; rows of weight zero are in neither."""

@@ -20,7 +20,7 @@ CLASSES: Mapping[str, str] = {
     "FlatParameters": "_training.parameters",
     "Head": "_inference.head",
     "History": "_training.history",
-    "OptimizerState": "_training.host_step",
+    "OptimizerState": "_training.step",
     "Origin": "_fitted.provenance",
     "Run": "_estimators.run",
     "Start": "_estimators.start",
@@ -36,7 +36,7 @@ EARLIER_CLASSES: Mapping[str, str] = {"Parts": "TablePipeline"}
 
 EARLIER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "FlatParameters": {"everything": "buffer", "moving": "running_statistics"},
-    "History": {"proven": "last_finite"},
+    "History": {"plan_told": "warned_of_end", "proven": "last_finite"},
 }
 """By class: the earlier names of attributes, and those of now."""
 

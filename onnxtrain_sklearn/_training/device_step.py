@@ -1,47 +1,29 @@
 """The training step on a device with memory of its own.
 
-Parameters, gradients and optimizer state live there, and so do the data where they fit: they are uploaded once, and
-each minibatch is gathered on the device. What changes from step to step (the order of the rows, their weights, the
-learning rate) is uploaded once an epoch, and once an epoch the host reads the loss and what was trained.
+Parameters, gradients and optimizer state live on the device. So do the data where they fit: they are uploaded once, and
+the device gathers each minibatch. What changes from step to step (the order of the rows, their weights, the learning
+rate) is uploaded once an epoch. The host reads the losses and what was trained once an epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from .. import _runtime
 from .._data.batches import BatchBuffers, Batches
-from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
-from .._graph.edits import initializers_to_inputs
-from .._graph.protobuf import to_proto
-from .._graph.trainable import TrainableModel
-from .._optimizers.update_graph import clip_graph, update_graph
 from .._runtime import Array, DeviceArray
 from ..optimizers import Optimizer
-from .dropout import UniformNumbers, expose_dropout
-from .host_step import OptimizerState, prepare_slots
-from .loss_graph import (
-    LOSS,
-    PENALTY,
-    TARGET,
-    WEIGHT,
-    StepSettings,
-    buffer_shape,
-    ir_type,
-    penalty_graph,
-    target_layout,
-    training_graph,
-)
-from .parameters import FlatParameters
+from .base_step import BaseStep, StepParts
+from .dropout import UniformNumbers
+from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 
 RESIDENT_LIMIT = 2**31
-"""Bytes of data that are uploaded as a whole; of larger data each minibatch is."""
+"""Largest data, in bytes, that are uploaded as a whole; minibatches of larger data are uploaded one by one."""
 
 DATA, ROWS = "onnxtrain/data/", "onnxtrain/rows"
 
@@ -50,7 +32,7 @@ DATA, ROWS = "onnxtrain/data/", "onnxtrain/rows"
 class DevicePass:
     """One forward and backward pass over a fixed number of rows.
 
-    ``buffers`` is where the host gathers the minibatch; where the device does, only its weights are used.
+    The host gathers the minibatch in ``buffers``. Where the device gathers it, only their size is used.
     """
 
     buffers: BatchBuffers
@@ -58,59 +40,37 @@ class DevicePass:
     uniform: UniformNumbers
 
 
-class DeviceStep:
-    """Run the minibatches of whole epochs on a device; parameters and attributes are those of ``TrainingStep``.
+class DeviceStep(BaseStep):
+    """Train on the minibatches of whole epochs on a device.
 
-    ``parameters`` and ``state`` are the host's copies: they are uploaded when new data come, and brought up to date
-    after each epoch.
+    ``parameters`` and ``state`` are the host's copies. They are uploaded when new data arrive, and updated after each
+    epoch.
     """
 
-    def __init__(
-        self,
-        model: TrainableModel,
-        settings: StepSettings,
-        parameters: FlatParameters,
-        frozen: Mapping[str, np.ndarray],
-        state: OptimizerState,
-        batch: int,
-    ) -> None:
-        assert settings.device.memory is not None
-        assert isinstance(settings.optimizer, Optimizer)
-        self.settings, self.parameters, self.state, self.batch = settings, parameters, state, batch
-        self._model, self._frozen, self._memory = model, frozen, settings.device.memory
-        self._update = update_graph(
-            settings.optimizer, ir_type(parameters.vector.dtype), fused=_runtime.has_gradient_builder()
-        )
-        prepare_slots(state, self._update.slots, parameters.vector)
+    def __init__(self, parts: StepParts, optimizer: Optimizer, memory: tuple[str, int]) -> None:
+        super().__init__(parts)
+        self._memory, self._update = memory, self._update_graph(optimizer)
+        parameters = parts.parameters
         self._buffer, self._gradient = self._new(parameters.buffer), self._new(parameters.gradient)
         self._moved = self._new(parameters.buffer[len(parameters.vector) :])
-        self._slots = {name: self._new(slot) for name, slot in state.slots.items()}
+        self._slots = {name: self._new(slot) for name, slot in parts.state.slots.items()}
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
         self._after = self._bindings_after_the_gradient()
-        self._pass(batch, resident=True)
+        self._pass(parts.batch, resident=True)
 
     def train(self, batches: Batches, next_rate: Callable[[], float]) -> Iterator[tuple[float, float]]:
-        """Take a step on each minibatch of one pass; then yield the sum of weights and the loss of each step."""
+        """Train on each minibatch of one pass; then yield the sum of weights and the loss of each step."""
         if self._loaded is not batches:
             self._load(batches)
         minibatches = batches.minibatches()
         passes = [self._pass(len(rows), resident=bool(self._data)) for rows in minibatches]
         weights = np.array([batches.weight_of(rows) for rows in minibatches])
         scalars = self._scalars(weights, [next_rate() for _ in minibatches])
-        order, row_weights = self._order(batches, minibatches, passes)
-        start = 0
         try:
-            for i, (one, rows) in enumerate(zip(passes, minibatches, strict=True)):
-                size = len(one.buffers.sample_weight)
-                feeds: dict[str, Array] = {WEIGHT: row_weights.part(start, (size,))}
-                if self._data:
-                    feeds |= {**self._data, ROWS: order.part(start, (size,))}
-                else:
-                    batches.gather(rows, one.buffers)
+            for i, (one, feeds) in enumerate(self._fed(batches, minibatches, passes)):
                 self._run(one, feeds, {name: array.part(i, ()) for name, array in scalars.items()})
-                start += size
         finally:
             self.synchronize()
         losses = scalars[LOSS].read().astype(np.float64) + scalars[PENALTY].read()
@@ -123,11 +83,25 @@ class DeviceStep:
             self.state.slots[name][...] = slot.read()
 
     def forget_state(self) -> None:
-        """Put the optimizer back to where it was before its first step."""
-        self.state.t = 0
-        for name, initial in self._update.slots.items():
-            self.state.slots[name].fill(initial)
+        """Reset the optimizer to its state before the first step, on the device too."""
+        super().forget_state()
         self._loaded = None
+
+    def _fed(
+        self, batches: Batches, minibatches: Sequence[np.ndarray], passes: Sequence[DevicePass]
+    ) -> Iterator[tuple[DevicePass, dict[str, Array]]]:
+        """Yield the pass of each minibatch and the arrays that it reads; gather the rows unless the device does."""
+        order, weights = self._order(batches, minibatches, passes)
+        start = 0
+        for rows, one in zip(minibatches, passes, strict=True):
+            shape = one.buffers.sample_weight.shape
+            feeds: dict[str, Array] = {WEIGHT: weights.part(start, shape)}
+            if self._data:
+                feeds |= {**self._data, ROWS: order.part(start, shape)}
+            else:
+                batches.gather(rows, one.buffers)
+            yield one, feeds
+            start += shape[0]
 
     def _run(self, one: DevicePass, feeds: Mapping[str, Array], now: Mapping[str, DeviceArray]) -> None:
         if one.uniform.buffers:
@@ -150,7 +124,7 @@ class DeviceStep:
     def _order(
         self, batches: Batches, minibatches: Sequence[np.ndarray], passes: Sequence[DevicePass]
     ) -> tuple[DeviceArray, DeviceArray]:
-        """Return the rows of all minibatches one after the other, filled up as ``Batches.into`` does, and weights."""
+        """Return the rows of all minibatches in one vector, padded as ``Batches.fill`` does, and their weights."""
         order, weights = [], []
         for rows, one in zip(minibatches, passes, strict=True):
             missing = len(one.buffers.sample_weight) - len(rows)
@@ -160,7 +134,7 @@ class DeviceStep:
         return self._new(np.concatenate(order).astype(np.int64)), self._new(np.concatenate(weights).astype(dtype))
 
     def _scalars(self, weights: np.ndarray, rates: Sequence[float]) -> dict[str, DeviceArray]:
-        """Return the scalars that each step reads, and those that it writes, by name."""
+        """Return vectors of the scalars that the steps read or write, one element for each step, by name."""
         dtype = self.parameters.vector.dtype
         steps = [self._update.coefficients(rate, self.state.t + i + 1) for i, rate in enumerate(rates)]
         kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
@@ -179,67 +153,37 @@ class DeviceStep:
         return self._passes[key]
 
     def _new_pass(self, batch: int, resident: bool) -> DevicePass:
-        parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
-        graph = training_graph(self._model, settings, self._frozen, batch)
-        uniform = UniformNumbers(expose_dropout(graph), settings.seed)
-        columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
-        columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
-        gradient = differentiate(graph, parameters.names, LOSS, settings.engine)
-        self.engine, model = gradient.engine, gradient.model
-        initializers_to_inputs(model.graph, list(parameters.views()))
+        parameters, graph = self.parameters, self._pass_graph(batch)
+        buffers, uniform = graph.buffers, graph.uniform
         if resident:
-            gather_rows(model.graph, list(columns), batch)
+            gather_rows(graph.model.graph, list(buffers.columns), batch)
         inputs: dict[str, Array] = {name: self._part(self._buffer, name) for name in parameters.views()}
-        inputs |= {**uniform.buffers, **({} if resident else columns)}
-        outputs: dict[str, Array] = {f"{name}_grad": self._part(self._gradient, name) for name in parameters.names}
-        outputs |= {
-            self._model.running_statistics[n]: self._part(self._moved, n, len(parameters.vector))
-            for n in parameters.running_statistics
-        }
-        binding = _runtime.Binding(self._session(model), inputs, outputs)
-        return DevicePass(BatchBuffers(columns, np.ones(batch, dtype)), binding, uniform)
+        inputs |= {**uniform.buffers, **({} if resident else buffers.columns)}
+        gradients = {name: self._part(self._gradient, name) for name in parameters.names}
+        start = len(parameters.vector)
+        moved = {name: self._part(self._moved, name, start) for name in parameters.running_statistics}
+        binding = self._bind_pass(self._session(graph.model), inputs, {}, gradients, moved)
+        return DevicePass(buffers, binding, uniform)
 
     def _bindings_after_the_gradient(self) -> list[tuple[_runtime.Binding, list[str]]]:
-        """Return what runs after the gradient, in this order, each with the scalars that it takes."""
+        """Return what runs after the gradient, in this order, each with the scalars that change from step to step."""
         bindings = [self._copying()] if self.parameters.running_statistics else []
-        if self.settings.alpha and self.parameters.penalized.stop:
-            bindings.append(self._penalty())
+        if self.penalized:
+            size = (self.parameters.penalized.stop,)
+            penalty = self._bind_penalty(self._buffer.part(0, size), self._gradient.part(0, size))
+            bindings.append((penalty, ["strength", PENALTY]))
         if self.settings.max_grad_norm is not None:
-            bindings.append(self._clipping())
-        return [*bindings, self._updating()]
+            bindings.append((self._bind_clipping(self._gradient, self._new), []))
+        vectors = {"parameters": self._buffer.part(0, self.parameters.vector.shape), **self._slots}
+        update = self._bind_update(self._session(self._update.model), vectors, self._gradient, {})
+        return [*bindings, (update, list(self._update.coefficients(0.001, 1)))]
 
     def _copying(self) -> tuple[_runtime.Binding, list[str]]:
-        """The next running statistics take the place of the last ones."""
+        """Copy the next running statistics over the last ones."""
         start, kind = len(self.parameters.vector), ir_type(self._moved.dtype)
         size = len(self.parameters.buffer) - start
-        value = ir.val("moved", kind, (size,))
-        op = GraphBuilder(ir.Graph([value], [], nodes=[], opset_imports={"": 18}, name="copy"), prefix="copy")
-        copy = op.Identity(value)
-        copy.name, copy.type, copy.shape = "statistics", value.type, value.shape
-        op.graph.outputs.append(copy)
         outputs: dict[str, Array] = {"statistics": self._buffer.part(start, (size,))}
-        session = self._session(ir.Model(op.graph, ir_version=8))
-        return _runtime.Binding(session, {"moved": self._moved}, outputs), []
-
-    def _penalty(self) -> tuple[_runtime.Binding, list[str]]:
-        size, dtype = self.parameters.penalized.stop, self.parameters.vector.dtype
-        model = penalty_graph(size, dtype, self.settings)
-        gradients = self._gradient.part(0, (size,))
-        inputs = {"weights": self._buffer.part(0, (size,)), "gradients": gradients}
-        return _runtime.Binding(self._session(model), inputs, {"new_gradients": gradients}), ["strength", PENALTY]
-
-    def _clipping(self) -> tuple[_runtime.Binding, list[str]]:
-        dtype = self.parameters.vector.dtype
-        limit, norm = self._new(np.array(self.settings.max_grad_norm, dtype)), self._new(np.zeros((), dtype))
-        inputs = {"gradients": self._gradient, "max_norm": limit}
-        outputs = {"new_gradients": self._gradient, "norm": norm}
-        return _runtime.Binding(self._session(clip_graph(ir_type(dtype))), inputs, outputs), []
-
-    def _updating(self) -> tuple[_runtime.Binding, list[str]]:
-        vectors = {"parameters": self._buffer.part(0, self.parameters.vector.shape), **self._slots}
-        outputs: dict[str, Array] = {f"new_{name}": vector for name, vector in vectors.items()}
-        binding = _runtime.Binding(self._session(self._update.model), {**vectors, "gradients": self._gradient}, outputs)
-        return binding, list(self._update.coefficients(0.001, 1))
+        return _runtime.Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs), []
 
     def _new(self, array: np.ndarray) -> DeviceArray:
         return DeviceArray(array, self._memory)
@@ -248,13 +192,19 @@ class DeviceStep:
         span, shape = self.parameters.span(name), self.parameters.view(name).shape
         return flat.part(span.start - offset, shape)
 
-    def _session(self, model: ir.Model) -> Any:
-        proto, settings = to_proto(model), self.settings
-        return _runtime.create_session(proto.SerializeToString(), settings.device, options=settings.session_options)
+
+def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
+    """Return the graph that copies the vector ``moved`` to ``statistics``."""
+    value = ir.val("moved", kind, (size,))
+    op = GraphBuilder(ir.Graph([value], [], nodes=[], opset_imports={"": 18}, name="copy"), prefix="copy")
+    copy = op.Identity(value)
+    copy.name, copy.type, copy.shape = "statistics", value.type, value.shape
+    op.graph.outputs.append(copy)
+    return ir.Model(op.graph, ir_version=8)
 
 
 def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
-    """Let ``graph`` gather the minibatch itself: each of these inputs becomes rows of all data."""
+    """Let ``graph`` gather the minibatch itself: each of these inputs becomes a Gather of rows of all data."""
     op = GraphBuilder(graph, prefix="onnxtrain/gather")
     rows = ir.val(ROWS, ir.DataType.INT64, (batch,))
     graph.inputs.append(rows)

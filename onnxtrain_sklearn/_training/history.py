@@ -72,7 +72,7 @@ class History:
         Epochs in a row that did not improve by ``tol``.
     early_stopping : bool
         Whether it was scores that had to improve, in the latest call.
-    plan_told : bool
+    warned_of_end : bool
         Whether it was said that a schedule is at its end.
     last_finite : ndarray or None
         The latest parameters seen to give a finite loss; not pickled.
@@ -88,7 +88,7 @@ class History:
     best_score: float = -math.inf
     idle_epochs: int = 0
     early_stopping: bool = False
-    plan_told: bool = False
+    warned_of_end: bool = False
     last_finite: np.ndarray | None = None
     best: np.ndarray | None = None
 

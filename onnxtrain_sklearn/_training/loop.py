@@ -1,7 +1,7 @@
-"""The epoch loop in small steps: batches, learning rate, validation, early stopping, divergence.
+"""The epoch loop: minibatches, learning rate, validation, early stopping, divergence.
 
-The trainer moves numbers between a training step, the batches and a schedule; it knows neither graph nor session nor
-estimator. What it learns is in :class:`~onnxtrain_sklearn._history.History`.
+The trainer passes numbers between a training step, the batches and a schedule. It knows no graph, no session and no
+estimator. What happened is recorded in :class:`~onnxtrain_sklearn._training.history.History`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches
-from .._optimizers.lbfgs import LBFGS
 from ..exceptions import DivergenceError, warn
 from ..schedules import Schedule
-from .device_step import DeviceStep
 from .history import History
-from .host_step import TrainingStep
+from .step import Step
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class TrainerSettings:
     verbose: bool
 
 
-STARVED = 1e-3
-"""Factor of a schedule below which a step changes as good as nothing."""
+NEGLIGIBLE_FACTOR = 1e-3
+"""Factor of a schedule below which a step changes practically nothing."""
 
 
 class Trainer:
@@ -46,7 +44,7 @@ class Trainer:
     Parameters
     ----------
     settings : TrainerSettings
-    step : TrainingStep
+    step : Step
     batches : Batches
     history : History
         Continued in place.
@@ -57,7 +55,7 @@ class Trainer:
     def __init__(
         self,
         settings: TrainerSettings,
-        step: TrainingStep | DeviceStep,
+        step: Step,
         batches: Batches,
         history: History,
         validate: Callable[[], float] | None = None,
@@ -73,15 +71,15 @@ class Trainer:
         self._rate: float | None = None
 
     def fit(self) -> None:
-        """Train until ``max_iter`` epochs are done or nothing improves any more; warn where it was the former.
+        """Train until ``max_iter`` epochs are done, with a warning, or until nothing improves any more.
 
-        The plan that schedules see reaches to the end of these epochs, and improvement is judged anew, whatever was
-        trained before: on other data, or with another loss, what was best then says nothing.
+        The plan of the schedule extends to the end of these epochs. Improvement is measured from here on, whatever was
+        trained before: the best loss on other data, or of another loss function, cannot be compared.
         """
-        optimizer, max_iter = self._step.settings.optimizer, self._settings.max_iter
+        max_iter = self._settings.max_iter
         self._begin(max_iter * self._batches.steps)
-        self._tell_of_the_end_of_the_plan()
-        ended = self._guarded(lambda: self._minimize(optimizer) if isinstance(optimizer, LBFGS) else self._epochs())
+        self._warn_of_a_finished_schedule()
+        ended = self._guarded(self._train)
         self._keep_best()
         if not ended and not self._settings.schedule.finished(self._history.progress):
             warn(
@@ -96,7 +94,7 @@ class Trainer:
         if progress.total_steps is None:
             progress.total_steps = self._settings.max_iter * self._batches.steps
         self._history.change(early_stopping=False)
-        self._tell_of_the_end_of_the_plan()
+        self._warn_of_a_finished_schedule()
 
         def one_epoch() -> bool:
             self._record(self._epoch())
@@ -105,7 +103,7 @@ class Trainer:
         self._guarded(one_epoch)
 
     def settle(self) -> None:
-        """Put what is trained into order after an interrupt: finite, and the best where scores decide."""
+        """Leave usable weights after an interrupt: finite ones, and the best where validation scores decide."""
         self._step.synchronize()
         if not self._is_finite():
             self._buffer[...] = self._history.last_finite
@@ -132,21 +130,25 @@ class Trainer:
             self._buffer[...] = history.best
         history.best = None
 
-    def _tell_of_the_end_of_the_plan(self) -> None:
-        """Warn once where a schedule has come to its end, and what is trained from here on changes nothing."""
+    def _warn_of_a_finished_schedule(self) -> None:
+        """Warn once where a schedule is at its end, so that training changes practically nothing from here on."""
         schedule, progress, rate = self._settings.schedule, self._history.progress, self._settings.learning_rate_init
-        if self._history.plan_told or not schedule.finished(progress) or schedule.factor(progress) >= STARVED:
+        if (
+            self._history.warned_of_end
+            or not schedule.finished(progress)
+            or schedule.factor(progress) >= NEGLIGIBLE_FACTOR
+        ):
             return
-        self._history.plan_told = True
+        self._history.warned_of_end = True
         warn(
             f"{schedule!r} was at its end when this call began, at step {progress.step}: the learning rate stays at "
-            f"{rate * schedule.factor(progress):.3g}, and training changes as good as nothing. Without total_steps the "
-            f"plan is max_iter epochs, of the last fit or of the first partial_fit. Give total_steps, the steps of all "
-            f"calls together, such as learning_rate=schedules.Cosine(total_steps=100_000).",
+            f"{rate * schedule.factor(progress):.3g}, so training changes practically nothing. Without total_steps the "
+            f"schedule lasts max_iter epochs of the last fit or the first partial_fit. Give total_steps, the steps of "
+            f"all calls together, such as learning_rate=schedules.Cosine(total_steps=100_000).",
         )
 
     def _guarded(self, train: Callable[[], bool]) -> bool:
-        """Return what ``train`` does; an error takes the weights back by an epoch, an interrupt leaves them."""
+        """Return what ``train`` returns; restore the weights of an epoch ago after an error, not after an interrupt."""
         try:
             return train()
         except DivergenceError:
@@ -156,7 +158,8 @@ class Trainer:
             self._buffer[...] = self._last
             raise
 
-    def _epochs(self) -> bool:
+    def _train(self) -> bool:
+        """Train for up to ``max_iter`` epochs; return whether training ended before."""
         for _ in range(self._settings.max_iter):
             self._record(self._epoch())
             if self._idle() and self._plateau():
@@ -183,11 +186,11 @@ class Trainer:
         return self._rate
 
     def _is_finite(self) -> bool:
-        """Whether weights and optimizer state are: a second moment that overflowed stops training without a sign."""
+        """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
         return all(bool(np.isfinite(vector).all()) for vector in (self._buffer, *self._step.state.slots.values()))
 
     def _diverge(self) -> None:
-        """Forget the optimizer's state, which is spoilt, and raise; the weights are put back where it is caught."""
+        """Reset the optimizer's state, which is not finite, and raise; who catches it restores the weights."""
         self._step.forget_state()
         epoch = self._history.progress.epoch + 1
         raise DivergenceError(
@@ -213,45 +216,6 @@ class Trainer:
         """Let the schedule act on a plateau; return whether training ends there."""
         self._history.add_plateau()
         return self._settings.schedule.stops_at_plateau(self._history.progress, self._settings.learning_rate_init)
-
-    def _minimize(self, optimizer: LBFGS) -> bool:
-        """Minimize the loss of all rows, an iteration counting as an epoch; return whether no limit ended the search.
-
-        A line search that finds no lower loss is no reason to warn: in float32 that is how a minimum looks.
-        """
-        step, total_weight = self._step, self._batches.weight
-        assert isinstance(step, TrainingStep)
-        reached = self._vector.astype(np.float64)
-
-        def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:
-            self._vector[...] = vector
-            loss, gradient = 0.0, np.zeros(len(vector))
-            for weight in self._batches.fill(step.buffers):
-                loss += weight * step.gradients(total_weight)
-                gradient += weight * step.parameters.gradient
-            return loss / total_weight, gradient / total_weight
-
-        def after_iteration(vector: np.ndarray, loss: float) -> bool:
-            reached[...] = self._vector[...] = vector
-            if not (math.isfinite(loss) and np.isfinite(vector).all()):
-                self._diverge()
-            self._history.last_finite = self._last = self._buffer.copy()
-            self._record(loss)
-            return self._settings.early_stopping and self._idle()
-
-        settings = self._settings
-        try:
-            end = optimizer.minimize(
-                objective, reached, max_iter=settings.max_iter, tol=settings.tol, callback=after_iteration
-            )
-        finally:
-            self._vector[...] = reached
-        if not math.isfinite(end.loss):
-            self._diverge()
-        if not end.n_iter:
-            after_iteration(reached, end.loss)
-        self._history.idle_epochs = 0
-        return not end.limited
 
     def _report(self) -> None:
         history, epoch = self._history, self._history.progress.epoch

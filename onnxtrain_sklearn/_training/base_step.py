@@ -1,0 +1,159 @@
+"""What the steps on host and device share: the graphs of a step, their sessions, and the optimizer's initial state.
+
+A step runs up to four graphs in this order: the gradient, the gradient of the penalty, the clipping of the norm, the
+update. Where their arrays lie, and when they are bound, is up to the subclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .. import _runtime
+from .._data.batches import BatchBuffers
+from .._gradient.engine import differentiate
+from .._graph.edits import initializers_to_inputs
+from .._graph.protobuf import to_proto
+from .._graph.trainable import TrainableModel
+from .._optimizers.update_graph import UpdateGraph, clip_graph, update_graph
+from .._runtime import Array, Binding
+from ..optimizers import Optimizer
+from .dropout import UniformNumbers, expose_dropout
+from .loss_graph import (
+    LOSS,
+    TARGET,
+    StepSettings,
+    buffer_shape,
+    ir_type,
+    penalty_graph,
+    target_layout,
+    training_graph,
+    work,
+)
+from .parameters import FlatParameters
+from .step import OptimizerState
+
+
+@dataclass(frozen=True, eq=False)
+class PassGraph:
+    """The gradient graph of a fixed number of rows, and the host's arrays that it reads.
+
+    ``work`` counts the multiply-adds of its forward pass.
+    """
+
+    model: ir.Model
+    work: float
+    buffers: BatchBuffers
+    uniform: UniformNumbers
+
+
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """What a step is built from.
+
+    Attributes
+    ----------
+    model : TrainableModel
+    settings : StepSettings
+    parameters : FlatParameters
+        Updated in place.
+    frozen : mapping of str to ndarray
+        Values of the parameters that are not trained.
+    state : OptimizerState
+        Updated in place; slots that the optimizer needs are created where they are missing.
+    batch : int
+        Rows of a full minibatch.
+    """
+
+    model: TrainableModel
+    settings: StepSettings
+    parameters: FlatParameters
+    frozen: Mapping[str, np.ndarray]
+    state: OptimizerState
+    batch: int
+
+
+class BaseStep:
+    """The construction of a step; its public attributes are those of :class:`~.step.Step`."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
+        self.batch, self.engine = parts.batch, parts.settings.engine
+        self._model, self._frozen = parts.model, parts.frozen
+        self._initial_slots: Mapping[str, float] = {}
+
+    @property
+    def penalized(self) -> bool:
+        """Whether a penalty applies to any parameter."""
+        return bool(self.settings.alpha and self.parameters.penalized.stop)
+
+    def forget_state(self) -> None:
+        """Reset the optimizer to its state before the first step."""
+        self.state.reset(self._initial_slots)
+
+    def _pass_graph(self, batch: int) -> PassGraph:
+        """Return the gradient graph of ``batch`` rows; what is trained is among its inputs."""
+        parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
+        graph = training_graph(self._model, settings, self._frozen, batch)
+        uniform = UniformNumbers(expose_dropout(graph), settings.seed)
+        columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
+        columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
+        forward_work = work(graph.graph)
+        gradient = differentiate(graph, parameters.names, LOSS, settings.engine)
+        self.engine = gradient.engine
+        initializers_to_inputs(gradient.model.graph, list(parameters.views()))
+        return PassGraph(gradient.model, forward_work, BatchBuffers(columns, np.ones(batch, dtype)), uniform)
+
+    def _bind_pass(
+        self,
+        session: _runtime.Session,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        gradients: Mapping[str, Array],
+        statistics: Mapping[str, Array],
+    ) -> Binding:
+        """Bind a gradient graph.
+
+        ``gradients`` and ``statistics`` are where it writes the gradient of each parameter and the next value of each
+        running statistic, by name.
+        """
+        written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
+        written |= {self._model.running_statistics[name]: array for name, array in statistics.items()}
+        names = {value.name for value in session.get_inputs()}
+        return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
+
+    def _bind_penalty(self, weights: Array, gradients: Array, **scalars: Array) -> Binding:
+        """Bind the graph that adds the gradient of the penalty to ``gradients``, in place."""
+        model = penalty_graph(self.parameters.penalized.stop, self.parameters.vector.dtype, self.settings)
+        inputs = {"weights": weights, "gradients": gradients, **scalars}
+        return Binding(self._session(model), inputs, {"new_gradients": gradients})
+
+    def _bind_clipping(self, gradients: Array, place: Callable[[np.ndarray], Array]) -> Binding:
+        """Bind the graph that limits the norm of ``gradients``, in place; ``place`` gives an array its memory."""
+        dtype = self.parameters.vector.dtype
+        limit, norm = place(np.array(self.settings.max_grad_norm, dtype)), place(np.zeros((), dtype))
+        session = self._session(clip_graph(ir_type(dtype)))
+        return Binding(session, {"gradients": gradients, "max_norm": limit}, {"new_gradients": gradients, "norm": norm})
+
+    def _update_graph(self, optimizer: Optimizer) -> UpdateGraph:
+        """Return the graph of the update, and give the optimizer's state the slots that it needs."""
+        vector = self.parameters.vector
+        graph = update_graph(optimizer, ir_type(vector.dtype), fused=_runtime.has_gradient_builder())
+        self.state.prepare(graph.slots, vector)
+        self._initial_slots = graph.slots
+        return graph
+
+    def _bind_update(
+        self, session: _runtime.Session, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
+    ) -> Binding:
+        """Bind the update of ``vectors``, which are the parameters and the slots, in place."""
+        outputs = {f"new_{name}": vector for name, vector in vectors.items()}
+        return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
+
+    def _session(self, model: ir.Model, threads: int = 1) -> _runtime.Session:
+        """Small graphs get one thread: a second pool that spins would compete with the gradient session's."""
+        settings, content = self.settings, to_proto(model).SerializeToString()
+        return _runtime.create_session(content, settings.device, threads=threads, options=settings.session_options)

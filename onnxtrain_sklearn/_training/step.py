@@ -1,0 +1,81 @@
+"""What a training step is: the interface that the loop sees, and the optimizer's state that steps continue.
+
+A step owns sessions and the arrays bound to them; the loop knows neither. There are two: one for the host's memory and
+one for devices with memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from .._data.batches import BatchBuffers, Batches
+from .parameters import FlatParameters, owned
+
+
+@dataclass
+class OptimizerState:
+    """Steps taken, the optimizer's vectors by slot name, and how many times dropout masks were drawn."""
+
+    t: int = 0
+    slots: dict[str, np.ndarray] = field(default_factory=dict)
+    draws: int = 0
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.slots = {name: owned(slot) for name, slot in self.slots.items()}
+
+    def prepare(self, slots: Mapping[str, float], like: np.ndarray) -> None:
+        """Create these slots at their initial values, shaped as ``like``, unless they exist already."""
+        if {name: v.shape for name, v in self.slots.items()} != dict.fromkeys(slots, like.shape):
+            fresh = {name: np.full_like(like, initial) for name, initial in slots.items()}
+            vars(self).update(t=0, slots=fresh)  # at once: an interrupt finds the old state or the new one
+
+    def reset(self, slots: Mapping[str, float]) -> None:
+        """Return to the state before the first step: slots at these initial values."""
+        self.t = 0
+        for name, initial in slots.items():
+            self.slots[name].fill(initial)
+
+
+class Step(Protocol):
+    """What the loop sees of a training step.
+
+    Attributes
+    ----------
+    parameters : FlatParameters
+        What is trained: the host's copy.
+    state : OptimizerState
+        The host's copy.
+    batch : int
+        Rows of a full minibatch.
+    engine : str
+        Name of the engine that differentiated the graph.
+    """
+
+    parameters: FlatParameters
+    state: OptimizerState
+    batch: int
+    engine: str
+
+    def train(self, batches: Batches, next_rate: Callable[[], float]) -> Iterator[tuple[float, float]]:
+        """Train on each minibatch of one pass; yield the sum of its weights and its loss before the update."""
+
+    def synchronize(self) -> None:
+        """Bring the host's copies of parameters and optimizer state up to date."""
+
+    def forget_state(self) -> None:
+        """Reset the optimizer to its state before the first step."""
+
+
+class GradientStep(Step, Protocol):
+    """A step that also gives the gradient of a minibatch without an update."""
+
+    def buffers(self, rows: int) -> BatchBuffers:
+        """Return the buffers that the next step reads, for a minibatch of ``rows`` rows."""
+
+    def gradients(self, weight: float) -> float:
+        """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included."""
