@@ -1,8 +1,9 @@
 """Graph builders: objects that make an ONNX graph of the size that the data need.
 
 A builder has one method, ``build(n_features, n_outputs, random_state) -> onnx.ModelProto``; the estimators accept any
-object that has it. The graph maps ``X`` (N, n_features) to ``scores`` (N, n_outputs), without a final activation:
-the loss brings its own. Random numbers are drawn here, from ``random_state``, and nowhere else.
+object that has it, and the names in :data:`MODELS`. The graph maps ``X`` (N, n_features) to ``scores`` (N, n_outputs),
+without a final activation: the loss brings its own. Random numbers are drawn here, from ``random_state``, and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ._graph.builder import GraphBuilder
 from ._graph.protobuf import to_proto
 from .exceptions import nearest
 
-__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear", "is_builder"]
+__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear", "is_builder", "resolve_builder"]
 
 ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "identity": lambda op, x: x,
@@ -171,7 +172,7 @@ class Linear(GraphModel):
 
 
 MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
-"""The builders that the package brings."""
+"""The builders that the package brings; the estimators take their names as ``model``."""
 
 
 class Builder(Protocol):
@@ -195,6 +196,15 @@ ModelSource: TypeAlias = "onnx.ModelProto | bytes | str | os.PathLike[str] | Bui
 def is_builder(model: object) -> TypeGuard[Builder]:
     """Whether ``model`` makes a graph sized to the data."""
     return not isinstance(model, type) and callable(getattr(model, "build", None))
+
+
+def resolve_builder(model: ModelSource) -> Builder | None:
+    """Return the builder that ``model`` is or names, ``MLP()`` for None; None where it is a graph or an estimator."""
+    if model is None:
+        return MLP()
+    if isinstance(model, str):
+        return MODELS[model]() if model in MODELS else None
+    return model if is_builder(model) else None
 
 
 def _check_initialization(name: str) -> None:

@@ -27,7 +27,7 @@ from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._typing import MatrixLike
 from ..losses import Loss
-from ..models import ModelSource, is_builder
+from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule
 from .availability import (
     check_one_pass,
@@ -373,7 +373,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         given = None if classes is None else sorted_classes(classes)
         if fitted and given is not None and listed(given) != listed(self.classes_):
             raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}.")
-        if given is not None and not (self.model is None or is_builder(self.model) or is_estimator(self.model)):
+        if given is not None and resolve_builder(self.model) is None and not is_estimator(self.model):
             require_sorted(classes, given)
         return None if fitted else given
 

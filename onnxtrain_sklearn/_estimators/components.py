@@ -14,12 +14,12 @@ from sklearn.base import BaseEstimator
 
 from ..exceptions import instead_of
 from ..losses import resolve_loss
-from ..models import MLP
+from ..models import resolve_builder
 from ..optimizers import resolve_optimizer
 from ..schedules import resolve_schedule
 
 _RESOLVERS: dict[str, Callable[[Any], Any]] = {
-    "model": lambda model: MLP() if model is None else model,
+    "model": lambda model: resolve_builder(model) or model,
     "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
     "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
     "learning_rate": lambda rate: resolve_schedule(rate) if isinstance(rate, str) else rate,

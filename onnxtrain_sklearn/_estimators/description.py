@@ -15,7 +15,7 @@ from .._graph.constants import tensor_of
 from .._graph.trainable import TrainableModel
 from .._training.parameters import Trainable
 from .._training.selection import selected
-from ..models import ModelSource, is_builder
+from ..models import ModelSource, resolve_builder
 from .model_source import source_of
 from .run import Run
 
@@ -154,7 +154,7 @@ def _describe(estimator: Describable) -> Description:
     if run is not None:
         return _of_run(run, model)
     title = _title(model)
-    if model is None or is_builder(model):
+    if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
     source, names = selected(source_of(model, estimator.output)[0], estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
@@ -168,8 +168,8 @@ def _of_run(run: Run, model: ModelSource) -> Description:
 
 
 def _title(model: ModelSource) -> str:
-    if model is None:
-        return "MLP()"
+    if model is None or isinstance(model, str):
+        model = resolve_builder(model) or model
     if isinstance(model, str | os.PathLike):
         return repr(os.path.basename(os.fspath(model)))
     return "ONNX graph" if isinstance(model, bytes | onnx.ModelProto) else " ".join(repr(model).split())

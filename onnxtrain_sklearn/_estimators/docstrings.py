@@ -12,7 +12,8 @@ PARAMETERS = """
         or nothing: the loss is taken on the scores before it{model_extra}.
         A fitted scikit-learn {kind}, or a pipeline that ends in one, is converted by skl2onnx and trained from its
         own numbers; its features{labels} are kept, columns of text that it encodes among them. A graph builder, such
-        as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data; None: ``MLP()``.
+        as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data; "mlp", "linear": these with their
+        defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``.
     loss : str or Loss, default="{loss}"
         What is minimised: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. The mean over the rows of
         a minibatch, weighted by ``sample_weight``. For a fitted scikit-learn model "{loss}"

@@ -17,8 +17,8 @@ from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
 from .._refusal import refusing
 from .._typing import MatrixLike
-from ..exceptions import ModelError, instead_of
-from ..models import MLP, Builder, ModelSource, is_builder
+from ..exceptions import ModelError, instead_of, nearest
+from ..models import MODELS, Builder, ModelSource, resolve_builder
 from .run import Run
 from .settings import Parameters, require_own_kind
 
@@ -37,7 +37,12 @@ def source_of(
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise TypeError(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
-            f"graph builder such as MLP(), or None, {instead_of(model)}."
+            f"graph builder such as MLP(), its name, or None, {instead_of(model)}."
+        )
+    if isinstance(model, str) and not os.path.exists(model) and model.isidentifier():
+        raise ValueError(
+            f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
+            f"file {model!r}."
         )
     whole = dequantized(load(model))
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
@@ -54,7 +59,7 @@ def known_source(
         if old.began is not None:
             old.began.require_same(estimator.model, estimator.output, estimator.output_kind)
         return old.given, old.fitted
-    if estimator.model is None or is_builder(estimator.model):
+    if resolve_builder(estimator.model) is not None:
         return None, None
     if is_estimator(estimator.model):
         require_own_kind(estimator)
@@ -62,10 +67,10 @@ def known_source(
     return of_kind(found, classifies=is_classifier(estimator))
 
 
-def built_source(model: Builder | None, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
+def built_source(builder: Builder, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
     """Return the trainable form of the graph that a builder makes for the data."""
-    whole = load((MLP() if model is None else model).build(n_features, n_outputs, rng))
+    whole = load(builder.build(n_features, n_outputs, rng))
     source = replace(trainable_model(whole), reference=whole)
     if len(source.inputs) != 1:
-        raise ModelError(f"{type(model).__name__}.build made a graph with {len(source.inputs)} inputs, not 1.")
+        raise ModelError(f"{type(builder).__name__}.build made a graph with {len(source.inputs)} inputs, not 1.")
     return source

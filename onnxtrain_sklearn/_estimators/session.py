@@ -6,7 +6,7 @@ Nothing is trained here. The training step comes last: nothing before it changes
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -22,7 +22,7 @@ from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
 from .._training.loop import Trainer, TrainerSettings
 from .._training.loss_graph import StepSettings
-from ..models import Builder
+from ..models import resolve_builder
 from .examples import Call, Examples, batches_for, training_examples
 from .graph_inputs import predictions_on, require_numbers, take_features
 from .head_choice import choose_head
@@ -70,11 +70,10 @@ class Session:
 
     def _built(self, examples: Examples) -> tuple[TrainableModel, Examples]:
         """Return the graph that the builder makes for the data, and the data as its input."""
-        estimator = self.estimator
+        builder = resolve_builder(self.estimator.model)
+        assert builder is not None
         (column,) = examples.columns.values()
-        source = built_source(
-            cast("Builder | None", estimator.model), column.shape[1], examples.targets.n_outputs, self.rng
-        )
+        source = built_source(builder, column.shape[1], examples.targets.n_outputs, self.rng)
         spec = source.inputs[0]
         return source, replace(examples, columns={spec.name: column.of_type(spec.dtype)})
 

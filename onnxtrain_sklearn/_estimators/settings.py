@@ -17,7 +17,7 @@ from .._training.loop import TrainerSettings
 from .._training.parameters import Trainable
 from ..exceptions import ModelError, instead_of, nearest
 from ..losses import Loss
-from ..models import ModelSource, is_builder
+from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule, resolve_schedule
 
 AUTO_BATCH = 200
@@ -69,8 +69,8 @@ def _check_output(estimator: Parameters) -> None:
     output, model = estimator.output, estimator.model
     if not isinstance(output, str | None):
         raise TypeError(f"output must be the name of an output of the graph or None, {instead_of(output)}.")
-    if output is not None and (model is None or is_builder(model)):
-        builder = "None (MLP())" if model is None else type(model).__name__
+    if output is not None and resolve_builder(model) is not None:
+        builder = "None (MLP())" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
         raise ValueError(
             f"output={output!r} names an output of a given ONNX graph; model is {builder}, whose graph has one output. "
             f"Leave output=None."

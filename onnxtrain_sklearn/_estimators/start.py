@@ -10,7 +10,7 @@ from typing import Any
 from sklearn.base import clone
 
 from ..exceptions import ModelError
-from ..models import MLP, ModelSource
+from ..models import ModelSource, resolve_builder
 from .content import content
 
 
@@ -51,7 +51,7 @@ class Start:
 def _default(model: ModelSource) -> Any:
     if isinstance(model, os.PathLike):
         return os.fspath(model)
-    return MLP() if model is None else model
+    return resolve_builder(model) or model
 
 
 def _told(model: ModelSource) -> str:

@@ -25,7 +25,7 @@ from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._refusal import refusing
 from ..exceptions import ModelError, warn
-from ..models import MODELS
+from ..models import MODELS, ModelSource, resolve_builder
 
 ROWS = 13
 """Rows that the given graph runs on, spread over the data: a number that no graph is exported for."""
@@ -68,13 +68,13 @@ def output_kinds(estimator: object) -> tuple[str, ...]:
     return KINDS[is_classifier(estimator)]
 
 
-def is_foreign(model: object) -> bool:
+def is_foreign(model: ModelSource) -> bool:
     """Whether ``model`` is an ONNX graph from elsewhere: given, or made by a builder of the user's own."""
-    return not (model is None or type(model) in MODELS.values() or is_estimator(model))
+    return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(model)
 
 
 def own_output(
-    model: object, source: TrainableModel, columns: Mapping[str, Column], device: _runtime.Device
+    model: ModelSource, source: TrainableModel, columns: Mapping[str, Column], device: _runtime.Device
 ) -> OwnOutput | None:
     """Run the graph that ``source`` was made from on some rows of the data; None where ``model`` is not foreign."""
     if not is_foreign(model):
