@@ -11,7 +11,8 @@ from sklearn.base import is_classifier
 
 from .._fitted.model import FittedModel, fitted_model, is_estimator
 from .._fitted.tables import holds_text
-from .._given.ml_files import fitted_file, is_fitted_graph, of_kind
+from .._given.ml_files import fitted_file, is_fitted_graph
+from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model

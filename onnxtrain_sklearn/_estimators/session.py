@@ -16,7 +16,8 @@ from .._data.validation import split_rows
 from .._fitted.equivalence import require_equal, sample_rows
 from .._fitted.model import FittedModel
 from .._given.comparison import require_own_start
-from .._given.ml_files import FittedFile, started
+from .._given.ml_files import FittedFile
+from .._given.ml_start import started
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer

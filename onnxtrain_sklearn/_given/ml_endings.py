@@ -1,0 +1,133 @@
+"""The end of a graph of ai.onnx.ml: its votes, the order of its classes, the leaves of forests, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from .._fitted.decision_rules import CHOICE, PAIRS, add_output, number_classes
+from .._fitted.scores import normalise_leaves
+from .._graph.builder import GraphBuilder
+from .._graph.queries import is_float
+from .._graph.trainable import TrainableModel
+from .._ml_operators.context import Role
+from ..exceptions import ModelError
+from .ml_graphs import (
+    ML,
+    TOLERANCE,
+    constant_of,
+    maker_of,
+    numbers_of_attribute,
+)
+
+
+def plain_value(value: ir.Value) -> ir.Value:
+    """Return what a value is equal to: before a Cast to its own type, an Identity, a multiplication by one."""
+    while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
+        same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
+        if not same and not _is_times_one(node):
+            break
+        value = x
+    return value
+
+
+def _is_times_one(node: ir.Node) -> bool:
+    factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
+    return factor is not None and factor.ravel().tolist() == [1.0]
+
+
+def machine_of_votes(label: ir.Value) -> ir.Node | None:
+    """Return the support vector machine that chooses the label."""
+    node, index = maker_of(label)
+    machine = node is not None and node.domain == ML and node.op_type == "SVMClassifier" and index == 0
+    return node if machine and node is not None and sum(numbers_of_attribute(node, "vectors_per_class")) else None
+
+
+def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
+    """Let the classes that votes choose be an output, and the scores of pairs what is trained where votes are counted.
+
+    The first column of two margins of LIBSVM speaks for the second class.
+    """
+    classes = len(numbers_of_attribute(machine, "vectors_per_class"))
+    of_probabilities = bool(numbers_of_attribute(machine, "prob_a"))
+    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+    if of_probabilities or classes > 2:
+        add_output(graph, CHOICE, op.Identity(number_classes(machine, classes)))
+    if classes > 2 and not of_probabilities:
+        add_output(graph, PAIRS, op.Neg(machine.outputs[1]))
+    if classes == 2 and not of_probabilities:
+        graph.outputs[0] = op.Gather(machine.outputs[1], np.array([0]), axis=1)
+        graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        graph.sort()
+
+
+def post_transform_of(node: ir.Node) -> str:
+    return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
+
+
+def keep_leaf_shares(model: ir.Model, role: Role) -> None:
+    """Keep the leaves of a forest probabilities: each adds up to the share of its tree, or is one number below it."""
+    value = model.graph.initializers[role.name].const_value
+    if role.role != "leaf_values" or value is None or role.places is None:
+        return
+    numbers, trees = value.numpy(), len(np.unique(role.places[..., 0]))
+    total = numbers.sum(axis=1) if numbers.ndim == 2 else np.full(1, 1 / trees)
+    share = float(total.mean())
+    within = bool((numbers >= 0).all() and (numbers <= share * (1 + TOLERANCE)).all())
+    if within and np.allclose(total, share, rtol=TOLERANCE):
+        normalise_leaves(model, role.name, share, np.ones((numbers.shape[-1], 1), np.float32), several=False)
+
+
+def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.ndarray | None:
+    """Put the columns of the scores into the order of sorted labels, and number the chosen class so.
+
+    Returns the order, None where they are sorted.
+    """
+    order = np.argsort(classes, kind="stable")
+    if (order == np.arange(len(order))).all():
+        return None
+    if any(v.name == PAIRS for v in graph.outputs):
+        raise ModelError(f"The classes of the graph, {list(classes)}, are not sorted, as those of scikit-learn are.")
+    op = GraphBuilder(graph, prefix="sorted", constant_nodes=True)
+    for i, value in enumerate(graph.outputs):
+        by_class = op.Gather(value, order, axis=1) if i == 0 else op.Gather(np.argsort(order), value)
+        by_class.type = value.type
+        graph.outputs[i] = by_class
+        if i:
+            value.name, by_class.name = None, value.name
+    graph.sort()
+    return order
+
+
+def keep_name(graph: ir.Graph, name: str | None) -> None:
+    """Give what is trained the name of the output that was asked for, where nothing else has it."""
+    final, taken = graph.outputs[0], {v.name for v in (*graph.inputs, *graph.initializers.values())}
+    holder = next((v for node in graph for v in node.outputs if v.name == name and v is not final), None)
+    if final.name != name and holder is None and name not in taken and final.producer() is not None:
+        final.name = name
+
+
+def is_setting(role: Role, source: TrainableModel) -> bool:
+    """Whether a parameter is no fitted number: a constant that fills gaps, codes of categories, a scaler's zeros."""
+    if role.role in ("base_values", "imputed", "default"):  # leaves can say the same as base values
+        return True
+    if role.name not in source.parameters:
+        return False
+    value = source.model.graph.initializers[role.name].const_value
+    numbers = np.empty(0) if value is None else value.numpy()
+    if role.role == "values":
+        return bool((np.sort(numbers) == np.arange(numbers.size)).all())
+    neutral = {"offset": 0.0, "scale": 1.0}.get(role.role)
+    return neutral is not None and bool((numbers == neutral).all())
+
+
+def hold_as_constants(graph: ir.Graph, names: Collection[str]) -> None:
+    """Turn initializers into Constant nodes: whoever trains the exported graph further does not find them."""
+    op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
+    for value in [value for name, value in graph.initializers.items() if name in names]:
+        assert value.const_value is not None
+        ir.convenience.replace_all_uses_with(value, op.constant(value.const_value.numpy()))
+        del graph.initializers[value.name or ""]
+    graph.sort()

@@ -1,0 +1,129 @@
+"""What a graph of ai.onnx.ml says of itself: its inputs, the labels of its classes, the output that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.queries import is_float
+from ..exceptions import ModelError, nearest
+
+ML = "ai.onnx.ml"
+
+TOLERANCE = 1e-4
+"""Largest difference between numbers that count as equal, relative to the largest."""
+
+
+CLASSIFIERS = {
+    "LinearClassifier": "classlabels_ints",
+    "SVMClassifier": "classlabels_ints",
+    "TreeEnsembleClassifier": "classlabels_int64s",
+}
+"""Operators whose first output is a label, and their attribute with integer labels."""
+
+
+_COLUMNS = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze"})
+
+
+_SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze"})
+
+
+def require_numeric_inputs(graph: ir.Graph) -> None:
+    texts = [value.name for value in graph.inputs if value.dtype is ir.DataType.STRING]
+    if texts:
+        raise ModelError(
+            f"The graph takes text, in {', '.join(map(repr, texts))}, which is trained for fitted scikit-learn models "
+            f"alone. Give that model, or an ONNX file of what comes behind its encoders."
+        )
+
+
+def classes_of_graph(label: ir.Value, zipped: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Return the labels of the classes in the order of the scores, where the graph names them."""
+    node, _ = maker_of(label)
+    labels = list(zipped)
+    if not labels and node is not None and node.op_type in CLASSIFIERS and node.domain == ML:
+        labels = numbers_of_attribute(node, "classlabels_strings") or numbers_of_attribute(
+            node, CLASSIFIERS[node.op_type]
+        )
+    if not labels and node is not None and node.op_type in ("ArrayFeatureExtractor", "Gather"):
+        held = constant_of(node.inputs[0])
+        labels = [] if held is None else held.ravel().tolist()
+    return np.array(_texts(labels)) if len(set(labels)) == len(labels) > 1 else None
+
+
+def _texts(labels: Sequence[object]) -> list[Any]:
+    return [one.decode() if isinstance(one, bytes) else one for one in labels]
+
+
+def numbers_of_attribute(node: ir.Node, name: str) -> list[Any]:
+    return list(node.attributes[name].value) if name in node.attributes else []
+
+
+def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
+    """Return the node that a value comes from, past those that hand it on, and which of its outputs it is."""
+    while value is not None:
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in _SAME:
+            return node, value.index() or 0
+        value = node.inputs[0]
+    return None, 0
+
+
+def trained_output_of(graph: ir.Graph, output: str | None) -> ir.Value:
+    """Return the output of this name, or the first of floats; the scores that columns of them are taken from."""
+    outputs = {v.name or "": v for v in graph.outputs}
+    floats = [v for v in outputs.values() if isinstance(v.type, ir.TensorType) and is_float(v) and v.producer()]
+    if output is not None:
+        if output not in outputs:
+            raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
+        if (chosen := outputs[output]) not in floats and floats:
+            names = " or ".join(repr(v.name) for v in floats)
+            raise ModelError(f"output={output!r} is of type {chosen.type}; only floats are trained: name {names}.")
+        return chosen
+    if not floats:
+        kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
+        raise ModelError(f"No output of the graph is a tensor of floats, which alone can be trained: {kinds}.")
+    sources = {_source_of_column(value) for value in floats}
+    return sources.pop() or floats[0] if len(floats) > 1 and len(sources) == 1 else floats[0]
+
+
+def _source_of_column(value: ir.Value | None) -> ir.Value | None:
+    """Return what a column is taken from; None for what is no column."""
+    taken = None
+    while value is not None and (node := value.producer()) is not None and node.op_type in _COLUMNS:
+        taken = value = node.inputs[0]
+    return taken
+
+
+def takes_missing_values(node: ir.Node) -> bool:
+    if node.op_type in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "IsNaN"):
+        return True
+    return node.op_type == "Imputer" and bool(np.isnan(node.attributes["replaced_value_float"].as_float()))
+
+
+def declare_columns(graph: ir.Graph) -> None:
+    """Declare as many columns as the operators behind an input have numbers for."""
+    for value in graph.inputs:
+        if value.shape is not None and len(value.shape) == 2 and not isinstance(value.shape[1], int):
+            widths = {width for node, _ in value.uses() if (width := _width(node)) is not None}
+            if len(widths) == 1:
+                value.shape = ir.Shape([value.shape[0], widths.pop()])
+
+
+def _width(node: ir.Node) -> int | None:
+    """Return the number of columns that an operator has numbers for."""
+    if node.domain != ML:
+        return None
+    if node.op_type in ("LinearClassifier", "LinearRegressor"):
+        rows = len(numbers_of_attribute(node, "intercepts")) or 1
+        return len(numbers_of_attribute(node, "coefficients")) // rows
+    lengths = [len(numbers_of_attribute(node, key)) for key in ("offset", "scale", "imputed_value_floats")]
+    return max(lengths) if max(lengths) > 1 else None
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
