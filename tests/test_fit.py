@@ -16,6 +16,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._estimators.session import Session
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.schedules import Cosine
 
@@ -302,13 +303,13 @@ def test_a_split_for_early_stopping_is_held_out_and_stratified(monkeypatch):
     X, y = blobs(200)
     y[:] = (np.arange(200) % 10 == 0).astype(int)
     seen = {}
-    original = OrtGradientClassifier._split
+    original = Session._split
 
     def split(self, *args, **kwargs):
         seen["rows"], seen["held"] = original(self, *args, **kwargs)
         return seen["rows"], seen["held"]
 
-    monkeypatch.setattr(OrtGradientClassifier, "_split", split)
+    monkeypatch.setattr(Session, "_split", split)
     estimator = small(early_stopping=True, validation_fraction=0.2, max_iter=20, n_iter_no_change=3, tol=1e-4).fit(X, y)
     assert len(seen["held"]) == 40
     assert y[seen["held"]].sum() == 4
