@@ -377,7 +377,7 @@ class TestEnsembles:
 
     def test_a_boost_of_one_has_no_gradient(self):
         model = AdaBoostClassifier(n_estimators=1).fit(X[OLD], TWO[OLD])
-        with pytest.raises(ModelError, match="no number that its output has a gradient for"):
+        with pytest.raises(ModelError, match="has no parameter with a gradient"):
             still(model, X[NEW], TWO[NEW])
 
     def test_weights_of_regressors_may_be_a_list(self):

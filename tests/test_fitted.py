@@ -446,7 +446,7 @@ class TestRefused:
             (lambda: regressor(NearestNeighbors().fit(X)), NUMBER, ModelError, r"nor classes\. Give"),
             (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "take OrtGradientClassifier"),
             (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
-            (lambda: classifier(one_boost()), BINARY, ModelError, "no number that its output has a gradient for"),
+            (lambda: classifier(one_boost()), BINARY, ModelError, "has no parameter with a gradient"),
         ],
     )
     def test_says_why_and_leaves_the_estimator(self, estimator, y, error, text):

@@ -25,6 +25,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, losses
 from onnxtrain_sklearn._fitted.equivalence import margins
+from onnxtrain_sklearn._fitted.record import record_of
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn._graph.edits import initializers_to_inputs
@@ -75,7 +76,7 @@ class TestPairs:
         model.fit(X[OLD], FOUR[OLD])
         tuned = still(model, X[NEW], FOUR[NEW])
         assert_allclose(tuned.decision_function(X), model.decision_function(X), rtol=1e-4, atol=1e-4)
-        clear = margins(model, X, model.decision_function(X)) > 1e-5
+        clear = margins(record_of(model), X, model.decision_function(X)) > 1e-5
         assert_array_equal(tuned.predict(X)[clear], model.predict(X)[clear])
         assert not hasattr(tuned, "predict_proba")
 
@@ -280,7 +281,7 @@ class TestThresholds:
         tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.05, random_state=0)
         back = tuned.fit(X[NEW], TWO[NEW]).to_sklearn()
         assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
-        clear = margins(back, X, np.zeros((len(X), 1))) > 1e-5
+        clear = margins(record_of(back), X, np.zeros((len(X), 1))) > 1e-5
         assert_array_equal(back.predict(X)[clear], tuned.predict(X)[clear])
 
     def test_a_threshold_matters_in_this_data(self):

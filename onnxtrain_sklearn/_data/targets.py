@@ -8,6 +8,7 @@ into ``classes``, or as rows of zeros and a one for each of several; whatever ty
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import assert_all_finite, check_array, column_or_1d
 from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.utils.validation import check_non_negative
 
 from .._graph.links import Task
 from .._typing import ClassWeight, SparseLike
@@ -171,12 +172,24 @@ def _indicators(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
 
 
+def _checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
+    """Return a weight for each row, checked as scikit-learn checks them by a function that is private there."""
+    if sample_weight is None:
+        return np.ones(n_rows)
+    if isinstance(sample_weight, Number):
+        sample_weight = np.full(n_rows, sample_weight)
+    weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, order="C", input_name="sample_weight")
+    if weights.shape != (n_rows,):
+        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!")
+    check_non_negative(weights, "`sample_weight`")
+    return np.asarray(weights)
+
+
 def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight: ClassWeight) -> np.ndarray | None:
     """Return the weight of every row, None where all are one; class weights are multiplied in."""
     if sample_weight is None and class_weight is None:
         return None
-    rows = np.empty((len(targets.values), 1))
-    weights = np.asarray(_check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True))
+    weights = _checked_weights(sample_weight, len(targets.values))
     if class_weight is not None:
         weights = weights * _class_weights(class_weight, targets, weights)
     if not weights.sum() > 0:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from sklearn.base import is_classifier
 
-from .._fitted.model import FittedModel, fitted_model, is_estimator
+from .._fitted.model import FittedModel, is_estimator
 from .._fitted.tables import holds_text
 from .._given.ml_files import fitted_file, is_fitted_graph
 from .._given.ml_start import of_kind
@@ -34,6 +34,8 @@ def source_of(
     if is_estimator(model):
         if output is not None:
             raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
+        from .._fitted.preparation import fitted_model  # needs skl2onnx and private names of scikit-learn
+
         return fitted_model(model, has_text=has_text)
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise TypeError(

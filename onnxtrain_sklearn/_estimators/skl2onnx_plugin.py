@@ -1,10 +1,9 @@
-"""The estimators at home in skl2onnx: a pipeline or an ensemble that holds some becomes one ONNX graph.
+"""Converters of skl2onnx for both estimators, so that pipelines and ensembles that contain them convert.
 
-With ``_conversion`` the border to skl2onnx. A converter takes the graph that ``predict`` runs, brings it to the opset
-that is asked for, and hands its nodes and weights over under names that are free in the whole: any number of them fit
-into one graph, and what comes out is what ``predict`` gives. Numbers come out in the type of the input, as from all
-converters of skl2onnx; inside, the graph keeps its own. The form of a graph that is given away alone is decided in
-``_inference``.
+A converter brings the graph that ``predict`` runs to the opset that is asked for, and adds its nodes and weights under
+names that are free in the whole graph. So several of the estimators fit into one graph, whose outputs are those of
+``predict``. The numbers have the type of the input, as with all converters of skl2onnx; inside, the graph keeps its
+own type. Only public names of skl2onnx are used here.
 """
 
 from __future__ import annotations
@@ -51,7 +50,10 @@ _TYPES = {
 
 
 def register_converters() -> bool:
-    """Teach skl2onnx to convert the estimators; importing the package does it.
+    """Register the converters of both estimators with skl2onnx; importing the package does it.
+
+    skl2onnx has no entry points. Its ensembles look a class up in a table when they convert what is nested in them, so
+    the table must have the classes before any conversion begins.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""LightGBM's and XGBoost's estimators in skl2onnx, by the converters of onnxmltools.
+"""Converts the estimators of LightGBM and XGBoost by the converters of onnxmltools.
 
-A converter that the user has registered counts. Where there is none, that of onnxmltools is at work while a model is
-converted, and skl2onnx's registry is afterwards as it was.
+A converter that the user has registered with skl2onnx is used. Otherwise that of onnxmltools is registered while a
+model is converted, and removed afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sklearn.base import is_classifier
 
 from .._typing import Estimator
 from ..exceptions import ModelError
+from . import skl2onnx_bridge
 
 _CONVERTERS = {
     "lightgbm": "onnxmltools.convert.lightgbm.operator_converters.LightGbm:convert_lightgbm",
@@ -41,9 +42,8 @@ def library_of(estimator: Estimator) -> str | None:
 @contextmanager
 def converters_of_boosters(parts: Iterable[Estimator]) -> Iterator[None]:
     """Register what is needed to convert ``parts`` and is not registered, as long as the context lasts."""
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-
-    found = {type(part): part for part in parts if library_of(part) and type(part) not in sklearn_operator_name_map}
+    boosters = {type(part): part for part in parts if library_of(part)}
+    found = {kind: part for kind, part in boosters.items() if not skl2onnx_bridge.has_converter(kind)}
     if not found:
         yield
         return
@@ -54,13 +54,11 @@ def converters_of_boosters(parts: Iterable[Estimator]) -> Iterator[None]:
             yield
         finally:
             for kind in found:
-                _forget(kind)
+                skl2onnx_bridge.forget(kind, _alias(kind))
 
 
 def _register(part: Estimator) -> None:
-    import skl2onnx
-    from skl2onnx.common import shape_calculator as shapes
-
+    shapes = skl2onnx_bridge.shapes()
     kind, of_classes = type(part), is_classifier(part)
     if part.get_params().get("zero_as_missing"):
         raise ModelError(f"{kind.__name__}(zero_as_missing=True) has no right ONNX form. Fit it without.")
@@ -69,7 +67,7 @@ def _register(part: Estimator) -> None:
         if of_classes
         else shapes.calculate_linear_regressor_output_shapes
     )
-    skl2onnx.update_registered_converter(
+    skl2onnx_bridge.package().update_registered_converter(
         kind, _alias(kind), declare, _converter(part), options=_OPTIONS if of_classes else None
     )
 
@@ -86,17 +84,6 @@ def _converter(part: Estimator) -> Callable[..., None]:
             f"(pip install onnxmltools), or register another one with skl2onnx.update_registered_converter."
         ) from error
     return found
-
-
-def _forget(kind: type) -> None:
-    from skl2onnx._parse import sklearn_parsers_map
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-    from skl2onnx.common._registration import _converter_pool, _shape_calculator_pool
-
-    for registry in (sklearn_parsers_map, sklearn_operator_name_map):
-        registry.pop(kind, None)
-    for pool in (_converter_pool, _shape_calculator_pool):
-        pool.pop(_alias(kind), None)
 
 
 def _alias(kind: type) -> str:

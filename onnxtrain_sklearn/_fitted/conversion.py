@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,26 +25,15 @@ from sklearn.preprocessing import OneHotEncoder
 from .._graph.protobuf import load, to_proto
 from .._typing import Container, Estimator, Operator, Scope
 from ..exceptions import ModelError
+from . import skl2onnx_bridge
 from .boosters import converters_of_boosters
-from .converters.context import ParameterSource
+from .converter_adapter import OPSET, convert, parsers, shape_calculators
+from .converters.context import ConversionRecord
 from .converters.registry import CONVERTERS
 from .corrections import repair
-from .skl2onnx_bridge import OPSET, convert, parsers, shape_calculators
+from .record import record_of
 from .table_graph import name_inputs
-from .traversal import last_step, unwrapped, walk
-
-
-@dataclass
-class ConversionRecord:
-    """What each converter added: the estimator that it converted, its nodes and its initializers.
-
-    Of some initializers it is known which attribute they are.
-    """
-
-    estimator: Any
-    nodes: frozenset[str]
-    initializers: frozenset[str]
-    known: tuple[ParameterSource, ...] = ()
+from .traversal import unwrapped, walk
 
 
 def converted(
@@ -61,17 +49,14 @@ def converted(
     ModelError
         It cannot be converted.
     """
-    import skl2onnx
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-    from skl2onnx.common._registration import get_converter
-
+    skl2onnx = skl2onnx_bridge.package()
     estimator = _with_counted_classes(unwrapped(estimator))
     watched: list[ConversionRecord] = []
     parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
-    watching = _watching(get_converter, watched)
+    watching = _watching(skl2onnx_bridge.converter, watched)
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():
-            kinds = {type(part) for part in parts} & {*sklearn_operator_name_map, *CONVERTERS}
+            kinds = {type(part) for part in parts} & {*skl2onnx_bridge.converted_classes(), *CONVERTERS}
             warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
             warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # what may not work is compared
             proto = skl2onnx.convert_sklearn(
@@ -110,28 +95,21 @@ def _with_counted_classes(estimator: Estimator) -> Any:
 
 def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
     """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
-    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
-
+    types = skl2onnx_bridge.types()
     if columns is not None:
-        kinds = {True: StringTensorType, False: FloatTensorType}
+        kinds = {True: types.StringTensorType, False: types.FloatTensorType}
         return [(name, kinds[is_text]([None, 1])) for name, is_text in columns.items()]
     if not hasattr(estimator, "n_features_in_"):
         raise ModelError(
             f"This {type(estimator).__name__} has no n_features_in_, the number of columns that it was fitted to. Give "
             f"a model that is fitted to a matrix, or to texts in a pipeline that begins with their encoder."
         )
-    return [("X", FloatTensorType([None, estimator.n_features_in_]))]
+    return [("X", types.FloatTensorType([None, estimator.n_features_in_]))]
 
 
 def _options(estimator: Estimator) -> dict[int, dict[str, Any]]:
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-    from skl2onnx.common._registration import get_converter
-
-    last = last_step(estimator)
-    if type(last) not in sklearn_operator_name_map:
-        return {id(last): {}}
-    known = get_converter(sklearn_operator_name_map[type(last)]).get_allowed_options() or {}
-    return {id(last): {"zipmap": False} if "zipmap" in known else {}}
+    last = record_of(estimator).last
+    return {id(last): {"zipmap": False} if "zipmap" in skl2onnx_bridge.allowed_options(type(last)) else {}}
 
 
 def _convertible(estimator: Estimator) -> Any:

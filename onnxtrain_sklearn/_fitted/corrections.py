@@ -12,9 +12,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.ensemble._forest import ForestClassifier, ForestRegressor
-from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
@@ -34,8 +40,8 @@ Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
 def repair(graph: ir.Graph, estimator: Estimator, names: frozenset[str]) -> None:
     """Put right the nodes of these names, which the converter of ``estimator`` made."""
-    for kind, function in REPAIRS.items():
-        if isinstance(estimator, kind):
+    for kind, functions in REPAIRS.items():
+        for function in functions if isinstance(estimator, kind) else ():
             function(graph, estimator, [node for node in graph if node.name in names])
 
 
@@ -226,22 +232,24 @@ def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node])
 WORDS = r"(?u)\b\w\w+\b"
 """What scikit-learn takes for a word by default."""
 
-REPAIRS: dict[type, Repair] = {
-    BaseHistGradientBoosting: _categories_of_boosting,
-    DecisionTreeClassifier: _missing_values_of_trees,
-    DecisionTreeRegressor: _missing_values_of_trees,
-    ForestClassifier: _missing_values_of_trees,
-    ForestRegressor: _missing_values_of_trees,
-    GradientBoostingClassifier: _no_start_of_boosting,
-    GaussianProcessRegressor: _sums_of_processes,
-    CountVectorizer: _words_of_texts,
-    HistGradientBoostingRegressor: _log_link_of_boosting,
-    KNeighborsRegressor: _targets_of_neighbours,
-    LinearDiscriminantAnalysis: _two_classes_of_discriminants,
-    MLPClassifier: _two_labels_of_perceptrons,
-    MLPRegressor: _outputs_of_perceptrons,
-    MinMaxScaler: _leave_gaps_out,
-    PowerTransformer: _power_transform,
-    RadiusNeighborsRegressor: _targets_of_neighbours,
+REPAIRS: dict[type, tuple[Repair, ...]] = {
+    CountVectorizer: (_words_of_texts,),
+    DecisionTreeClassifier: (_missing_values_of_trees,),
+    DecisionTreeRegressor: (_missing_values_of_trees,),
+    ExtraTreesClassifier: (_missing_values_of_trees,),
+    ExtraTreesRegressor: (_missing_values_of_trees,),
+    GaussianProcessRegressor: (_sums_of_processes,),
+    GradientBoostingClassifier: (_no_start_of_boosting,),
+    HistGradientBoostingClassifier: (_categories_of_boosting,),
+    HistGradientBoostingRegressor: (_categories_of_boosting, _log_link_of_boosting),
+    KNeighborsRegressor: (_targets_of_neighbours,),
+    LinearDiscriminantAnalysis: (_two_classes_of_discriminants,),
+    MLPClassifier: (_two_labels_of_perceptrons,),
+    MLPRegressor: (_outputs_of_perceptrons,),
+    MinMaxScaler: (_leave_gaps_out,),
+    PowerTransformer: (_power_transform,),
+    RadiusNeighborsRegressor: (_targets_of_neighbours,),
+    RandomForestClassifier: (_missing_values_of_trees,),
+    RandomForestRegressor: (_missing_values_of_trees,),
 }
 """The repairs by class."""

@@ -11,71 +11,52 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from sklearn.svm import SVC, NuSVC
 
 from .._graph.builder import GraphBuilder
 from .._graph.queries import attribute, constant
-from .._typing import Estimator
 from ..exceptions import ModelError
-from .conversion import ConversionRecord
-from .converters.context import EPSILON
-from .converters.multioutput import in_order_of_labels, is_estimator_an_output
+from .converters.context import EPSILON, ConversionRecord
+from .converters.multioutput import in_order_of_labels
 from .decision_rules import CHOICE, add_output, chosen_index
+from .record import ModelRecord
 from .scores import ends_in
-from .traversal import last_step
 
 Place = tuple[ir.Value, int, int]
 """A matrix, the first of its columns that belong to an output, and their number."""
 
 
-def classes_of_outputs(estimator: Estimator) -> list[np.ndarray] | None:
-    """Return the classes of each label that a classifier predicts; None: it predicts one label a row."""
-    last = last_step(estimator)
-    classes = getattr(last, "classes_", None)
-    if isinstance(classes, list):
-        return [np.asarray(known) for known in classes]
-    binarizer = getattr(last, "_label_binarizer", None)
-    several = bool(getattr(last, "multilabel_", False)) or getattr(binarizer, "y_type_", "").startswith("multilabel")
-    return [np.arange(2)] * len(np.asarray(classes)) if several else None
-
-
-def are_indicators(classes: Sequence[np.ndarray]) -> bool:
-    """Whether each of several labels says yes or no: its classes are 0 and 1."""
-    return len(classes) > 1 and all(known.dtype.kind in "biuf" and np.array_equal(known, [0, 1]) for known in classes)
-
-
-def keep_votes_of_labels(graph: ir.Graph, estimator: Estimator, watched: Sequence[ConversionRecord]) -> None:
-    """Make an output of the classes that machines with probabilities choose by votes, a column a label."""
-    last = last_step(estimator)
-    parts = in_order_of_labels(last, [last_step(e) for e in last.estimators_]) if is_estimator_an_output(last) else []
-    machines = [one for one in parts if isinstance(one, SVC | NuSVC) and hasattr(one, "predict_proba")]
+def keep_votes_of_labels(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Add an output for the classes that machines with probabilities choose by votes, one column per label."""
+    parts = in_order_of_labels(record.last, record.members) if record.members else []
+    machines = [one.last for one in parts if one.is_libsvm and one.has_probabilities]
     if not machines:
         return
     op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
-    chosen = {id(one): op.Reshape(chosen_index(graph, one, watched), np.array([-1, 1])) for one in machines}
+    chosen = {id(one): op.Reshape(chosen_index(graph, one, conversions), np.array([-1, 1])) for one in machines}
     nothing = op.Mul(chosen[id(machines[0])], 0)
-    columns = [chosen[id(one)] if id(one) in chosen else op.Add(nothing, int(one.y_[0])) for one in parts]
+    columns = [chosen[id(p.last)] if id(p.last) in chosen else op.Add(nothing, int(p.last.y_[0])) for p in parts]
     add_output(graph, CHOICE, op.Concat(*columns, axis=1))
 
 
-def expose_labels(model: ir.Model, estimator: Estimator, classes: Sequence[np.ndarray]) -> None:
+def expose_labels(model: ir.Model, record: ModelRecord) -> None:
     """Let the graph end in scores: one for each label that is 0 or 1, through a sigmoid, else one for each class."""
-    graph, last, probable = model.graph, last_step(estimator), hasattr(estimator, "predict_proba")
+    graph, probable, classes = model.graph, record.has_probabilities, record.outputs
+    assert classes is not None
     if len(graph.outputs) == 1 and ends_in(_source(graph.outputs[0]), "Sigmoid"):
         return
     op = GraphBuilder(graph, prefix="labels", constant_nodes=True)
-    machine = is_estimator_an_output(last) and isinstance(last_step(last.estimators_[0]), SVC | NuSVC)
-    places, yes_or_no = _places(op, last, classes), are_indicators(classes)
-    if yes_or_no:
+    machine = bool(record.members) and record.members[0].is_libsvm
+    places, indicators = _places(op, record), record.has_indicators
+    if indicators:
         columns = [_logit(op, place) if probable else _margin(op, place, machine) for place in places]
     else:
         sized = zip(places, map(len, classes), strict=True)
         columns = [_scores(op, place, size, probable, machine) for place, size in sized]
     scores = op.Concat(*columns, axis=1)
-    output = op.Sigmoid(scores) if probable and yes_or_no else scores
+    output = op.Sigmoid(scores) if probable and indicators else scores
     for value in (scores, output):
         value.type = ir.TensorType(ir.DataType.FLOAT)
-        value.shape = ir.Shape([None, len(classes) if yes_or_no else sum(map(len, classes))])
+        value.shape = ir.Shape([None, len(classes) if indicators else sum(map(len, classes))])
     graph.outputs[:] = [output, *(value for value in graph.outputs if value.name == CHOICE)]
     graph.sort()
     common.RemoveUnusedNodesPass()(model)
@@ -107,14 +88,14 @@ def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Val
     return place[0]
 
 
-def _places(op: GraphBuilder, estimator: Estimator, classes: Sequence[np.ndarray]) -> list[Place]:
-    """Return where the numbers of each output are."""
-    values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in classes]
+def _places(op: GraphBuilder, record: ModelRecord) -> list[Place]:
+    """Return where the numbers of each label are."""
+    values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in record.outputs or ()]
     if len(values) == len(sizes):
         return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
     (value,) = values
     maker = value.producer()
-    if maker is not None and maker.op_type == "Concat" and is_estimator_an_output(estimator):
+    if maker is not None and maker.op_type == "Concat" and record.has_one_per_label:
         return [(part, 0, _width(op, part) or 1) for part in maker.inputs if part is not None]
     shape = op.shape(value) or ()
     if len(shape) == 3:

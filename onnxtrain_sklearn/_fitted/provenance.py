@@ -16,8 +16,7 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from .._ml_operators.context import Role
 from .._typing import Estimator
-from .conversion import ConversionRecord
-from .converters.context import ParameterSource
+from .converters.context import ConversionRecord, ParameterSource
 from .tracers import Tracer, numbers_of
 from .traversal import Path, follow, has_attributes, walk
 

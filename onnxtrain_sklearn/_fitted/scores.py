@@ -13,19 +13,21 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from sklearn.ensemble._forest import ForestClassifier
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
-from sklearn.svm import SVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from .._graph.builder import GraphBuilder
 from .._graph.queries import dims
 from .._typing import Estimator
 from ..exceptions import ModelError
-from .conversion import ConversionRecord
-from .converters.context import EPSILON
+from .converters.context import EPSILON, ConversionRecord
 from .provenance import Origin
-from .traversal import follow, gives_labels, last_step
+from .record import ModelRecord
+from .traversal import follow
+
+CLASSIFYING_TREES = (DecisionTreeClassifier, ExtraTreesClassifier, RandomForestClassifier)
+"""The classes whose leaves hold probabilities."""
 
 
 def prune(model: ir.Model, position: int) -> None:
@@ -64,7 +66,7 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin
     through a softmax, a probability of zero has a gradient.
     """
     owner = follow(root, origin.owner)
-    if origin.role != "leaf_values" or not isinstance(owner, DecisionTreeClassifier | ForestClassifier):
+    if origin.role != "leaf_values" or not isinstance(owner, CLASSIFYING_TREES):
         return origin
     share = 1.0 / len(getattr(owner, "estimators_", [owner]))
     sizes = np.atleast_1d(owner.n_classes_)
@@ -123,14 +125,13 @@ def tie_normal_density(model: ir.Model, origin: Origin, root: Estimator, watched
     model.graph.sort()
 
 
-def expose_scores(model: ir.Model, estimator: Estimator) -> None:
-    """Let the graph of a model that gives labels end in scores, or in an activation on scores, for a loss."""
-    if not gives_labels(estimator):
+def expose_scores(model: ir.Model, record: ModelRecord) -> None:
+    """Let the graph of a model end in scores, or in an activation on scores, for a loss."""
+    if not record.gives_labels:
         show_scores(model, probabilities=None)
         return
-    probabilities = hasattr(estimator, "predict_proba")
-    # The first column of LIBSVM speaks for the second class.
-    second = 0 if isinstance(last_step(estimator), SVC | NuSVC) else 1
+    second = 0 if record.is_libsvm else 1  # the first column of LIBSVM is the score of the second class
+    probabilities = record.has_probabilities
     show_scores(model, probabilities=probabilities, margin=None if probabilities else second)
 
 

@@ -1,182 +1,103 @@
-"""Converters of our own at work inside skl2onnx: what they emit becomes nodes and initializers of its container.
+"""Border to skl2onnx: the only module that knows its private names, each imported where it is first needed.
 
-skl2onnx puts estimators into order and converts those that are left to it, those within an estimator of ours too.
+skl2onnx keeps its converters in tables by class and by name. Its public interface adds entries. To read the tables, to
+remove an entry, or to parse a nested estimator, the private names are needed.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable
 from typing import Any
 
-import onnx_ir as ir
-from sklearn.base import ClassifierMixin, is_outlier_detector
-from sklearn.compose import ColumnTransformer
-
-from .._graph.builder import GraphBuilder
-from .._graph.protobuf import to_proto
-from .._typing import Container, Estimator, Operator, Parsers, Scope, Variable
+from .._typing import Estimator, Parsers, Scope, Variable
 from ..exceptions import ModelError
-from .converters.context import ParameterSource, Source
-from .converters.registry import CONVERTERS, converter_of
-from .traversal import last_step, unwrapped
 
-OPSET = 18
-
-_NUMBERS = {
-    "BooleanTensorType": ir.DataType.BOOL,
-    "FloatTensorType": ir.DataType.FLOAT,
-    "Int64TensorType": ir.DataType.INT64,
+PRIVATE = {
+    "parse": ("skl2onnx._parse", "_parse_sklearn"),
+    "parse_column_transformer": ("skl2onnx._parse", "_parse_sklearn_column_transformer"),
+    "parsers": ("skl2onnx._parse", "sklearn_parsers_map"),
+    "names": ("skl2onnx._supported_operators", "sklearn_operator_name_map"),
+    "converter": ("skl2onnx.common._registration", "get_converter"),
+    "converters": ("skl2onnx.common._registration", "_converter_pool"),
+    "shape_calculators": ("skl2onnx.common._registration", "_shape_calculator_pool"),
 }
-_DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
-"""What skl2onnx calls types."""
+"""The private names, as module and attribute."""
 
 
-def convert(scope: Scope, operator: Operator, container: Container) -> list[ParameterSource] | None:
-    """Convert an estimator by our own converter and return what is known of its parameters; None: there is none."""
-    estimator = operator.raw_operator
-    own = converter_of(estimator)
-    if own is None or any(type(variable.type).__name__ not in _NUMBERS for variable in operator.inputs):
-        return None
-    inputs = [ir.val(v.full_name, _NUMBERS[type(v.type).__name__], ("N", None)) for v in operator.inputs]
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET, "ai.onnx.ml": 3}, name="converted")
-    op = GraphBuilder(graph, prefix=scope.get_unique_operator_name(type(estimator).__name__), constant_nodes=True)
-    rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))
-    options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
-
-    def within(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
-        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
-        outputs = _declared(scope, container, estimator, variable, raw_scores)
-        graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
-        return list(graph.inputs[-len(outputs) :])
-
-    source = Source(op, estimator, rows, bool(options.get("raw_scores")), within)
-    results = own.emit(source)
-    if results is not None:
-        _add(graph, results, [variable.full_name for variable in operator.outputs], container)
-    return None if results is None else source.known
+def package() -> Any:
+    """Return skl2onnx itself."""
+    return _imported("skl2onnx")
 
 
-def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -> ir.Value:
-    """Return the inputs of an estimator as one matrix of float32."""
-    parts = [x if x.dtype is ir.DataType.FLOAT else op.Cast(x, to=int(ir.DataType.FLOAT)) for x in inputs]
-    if len(parts) > 1:
-        return op.Concat(*parts, axis=1)
-    parts[0].shape = ir.Shape(["N", columns])
-    return parts[0]
+def types() -> Any:
+    """Return its module of types."""
+    return _imported("skl2onnx.common.data_types")
 
 
-def _variable(scope: Scope, estimator: Estimator, rows: ir.Value) -> Any:
-    """Return rows that a converter computes, under a name of their own, as what another one takes."""
-    from skl2onnx.common.data_types import FloatTensorType
-
-    variable = scope.declare_local_variable("rows", FloatTensorType([None, estimator.n_features_in_]))
-    variable.init_status(is_fed=True)  # skl2onnx would not see it behind a constant
-    rows.name = variable.full_name
-    return variable
+def shapes() -> Any:
+    """Return its module of functions that declare shapes."""
+    return _imported("skl2onnx.common.shape_calculator")
 
 
-def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
-    """Have skl2onnx convert an estimator within another one, and return its outputs."""
-    from skl2onnx._parse import _parse_sklearn
+def _imported(module: str) -> Any:
+    try:
+        import skl2onnx
 
-    estimator = unwrapped(estimator)
-    last = last_step(estimator)
-    known = container._get_allowed_options(last)
-    if raw_scores and "raw_scores" not in known and hasattr(last, "predict_proba"):
-        raise ModelError(f"The ONNX form of {type(last).__name__} gives probabilities and no decision function.")
-    options = {"zipmap": False} if "zipmap" in known else {}
-    options |= {"raw_scores": raw_scores} if "raw_scores" in known else {}
-    for holder in (scope, container):
-        holder.add_options(id(last), options)
-    return list(_parse_sklearn(scope, estimator, [rows], custom_parsers=parsers()))
+        return skl2onnx if module == skl2onnx.__name__ else importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(
+            f"Fitted scikit-learn models are converted by skl2onnx, which cannot be imported ({error}). Install it: "
+            f"pip install 'onnxtrain-sklearn[fitted]'."
+        ) from error
 
 
-def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Container) -> None:
-    """Add the nodes and parameters of a graph to those of the container; its results get their names."""
-    op = GraphBuilder(graph, prefix=f"{names[0]}/out", constant_nodes=True)
-    for value, name in zip(results, names, strict=True):
-        value = op.Identity(value) if value.producer() is None else value
-        value.name = name
-        graph.outputs.append(value)
-    proto = to_proto(ir.Model(graph, ir_version=10))
-    container.initializers.extend(proto.graph.initializer)
-    container.nodes.extend(proto.graph.node)
-    container.node_domain_version_pair_sets.update((d, v) for d, v in graph.opset_imports.items())
+def _private(key: str) -> Any:
+    module, name = PRIVATE[key]
+    try:
+        return getattr(_imported(module), name)
+    except AttributeError as error:
+        raise ModelError(
+            f"skl2onnx {package().__version__} has no {module}.{name}, which fitted models are converted with. Install "
+            f"the version that this package is tested with: pip install 'onnxtrain-sklearn[fitted]'."
+        ) from error
 
 
-# Estimators that skl2onnx does not know, or declares otherwise
+def converted_classes() -> set[type]:
+    """Return the classes that have a converter in skl2onnx."""
+    return set(_private("names"))
 
 
-def parsers() -> dict[type, Callable[..., Any]]:
-    """Return the parsers for skl2onnx, by class; those of classifiers, it has itself."""
-    declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
-    made = {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
-    return {**made, ColumnTransformer: _by_position}
+def has_converter(kind: type) -> bool:
+    """Whether skl2onnx has a converter for a class, its own or one that was registered."""
+    return kind in _private("names")
 
 
-def _by_position(
-    scope: Scope, transformer: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
-) -> list[Any]:
-    """Parse a transformer of columns by their positions: a matrix has no names, least of all within an ensemble.
-
-    skl2onnx keeps the order of the matrix where all of its columns are taken, so that they are picked here.
-    """
-    from skl2onnx._parse import _parse_sklearn_column_transformer
-
-    parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
-             for name, part, _ in transformer.transformers_]  # fmt: skip
-    if len(inputs) == 1:
-        (rows,), inputs = inputs, []
-        for i, (name, part, places) in enumerate(parts):
-            start = sum(len(before) for _, _, before in parts[:i])
-            inputs += [_picked(scope, rows, places, transformer.n_features_in_)] if places else []
-            parts[i] = (name, part, list(range(start, start + len(places))))
-    twin = copy.copy(transformer)
-    twin.transformers_ = parts
-    return list(_parse_sklearn_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
+def converter(name: str) -> Callable[..., None]:
+    """Return the converter of a name."""
+    found: Callable[..., None] = _private("converter")(name)
+    return found
 
 
-def _picked(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
-    """Return some columns of a matrix, declared as many as they are."""
-    if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
-        return rows
-    operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
-    operator.inputs, operator.column_indices = [rows], places
-    operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
-    return operator.outputs[0]
+def allowed_options(kind: type) -> dict[str, Any]:
+    """Return the options that the converter of a class has, with their values."""
+    names = _private("names")
+    return (converter(names[kind]).get_allowed_options() or {}) if kind in names else {}  # type: ignore[attr-defined]
 
 
-def shape_calculators() -> dict[type, Callable[..., Any]]:
-    """Return what declares outputs for skl2onnx, by class."""
-    return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
+def parse(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers) -> Any:
+    """Declare an estimator and its outputs."""
+    return _private("parse")(scope, estimator, inputs, custom_parsers)
 
 
-def _parsed(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None) -> list[Any]:
-    """Declare the outputs of what is converted by a converter of ours: one, and labels before it for a detector."""
-    from skl2onnx._parse import _parse_sklearn
-    from skl2onnx._supported_operators import sklearn_operator_name_map
-    from skl2onnx.common.data_types import FloatTensorType, Int64TensorType
-
-    known = type(estimator) in sklearn_operator_name_map
-    if converter_of(estimator) is None and not known:
-        raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
-    if converter_of(estimator) is None:
-        others = {kind: parser for kind, parser in (custom_parsers or {}).items() if kind is not type(estimator)}
-        return list(_parse_sklearn(scope, estimator, inputs, others))
-    operator = scope.declare_local_operator(type(estimator).__name__, estimator)
-    operator.inputs = inputs
-    if is_outlier_detector(estimator):
-        operator.outputs.append(scope.declare_local_variable("label", Int64TensorType()))
-    operator.outputs.append(scope.declare_local_variable("variable", FloatTensorType()))
-    return list(operator.outputs)
+def parse_column_transformer(
+    scope: Scope, transformer: Estimator, inputs: list[Variable], custom_parsers: Parsers
+) -> Any:
+    """Declare the parts of a ColumnTransformer and their outputs."""
+    return _private("parse_column_transformer")(scope, transformer, inputs, custom_parsers=custom_parsers)
 
 
-def _declare_columns(operator: Operator) -> None:
-    """Declare the columns that a converter of ours makes; skl2onnx knows those of its own."""
-    own = converter_of(operator.raw_operator)
-    if own is None or own.columns is None:
-        operator.infer_types()
-        return
-    for output in operator.outputs:
-        output.type = type(output.type)([None, own.columns(operator.raw_operator)])
+def forget(kind: type, name: str) -> None:
+    """Remove what was registered for a class under a name."""
+    for table, key in (("parsers", kind), ("names", kind), ("converters", name), ("shape_calculators", name)):
+        _private(table).pop(key, None)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import VotingRegressor
-from sklearn.feature_extraction.text import _VectorizerMixin
+from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
@@ -294,7 +294,7 @@ def _is_text(step: Estimator | None, place: int) -> bool:
 
 
 def _is_vectorizer(step: object) -> bool:
-    return isinstance(step, _VectorizerMixin)
+    return isinstance(step, CountVectorizer | HashingVectorizer)
 
 
 def _imputes(step: Estimator) -> bool:

@@ -1,4 +1,4 @@
-"""The way through scikit-learn's models: what is within them, what they end in, and what they predict."""
+"""Traversal of fitted scikit-learn estimators: nested estimators, the first and the last step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from sklearn.base import BaseEstimator, is_classifier, is_outlier_detector
+from sklearn.base import BaseEstimator
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
-from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 from .._typing import Estimator
+from . import sklearn_private
 
 Path: TypeAlias = "tuple[str | int, ...]"
 """Attributes and positions that lead from a model to what is within it."""
@@ -107,7 +107,7 @@ def unwrapped(estimator: Estimator) -> Any:
         return unwrapped(estimator.estimator)
     if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV | SelfTrainingClassifier):
         return unwrapped(estimator.estimator_)
-    if isinstance(estimator, BaseSearchCV) and hasattr(estimator, "best_estimator_"):
+    if isinstance(estimator, sklearn_private.BaseSearchCV) and hasattr(estimator, "best_estimator_"):
         return unwrapped(estimator.best_estimator_)
     if isinstance(estimator, Pipeline):
         steps = [(name, unwrapped(step)) for name, step in estimator.steps]
@@ -115,13 +115,3 @@ def unwrapped(estimator: Estimator) -> Any:
             estimator = copy.copy(estimator)
             estimator.steps = steps
     return estimator
-
-
-def gives_labels(model: Estimator) -> bool:
-    """Whether a model predicts classes: a classifier, or a detector of outliers, whose classes are -1 and 1."""
-    return is_classifier(model) or is_outlier_detector(model)
-
-
-def classes_of(model: Estimator) -> np.ndarray:
-    """Return the classes that a model predicts, in the order of its scores."""
-    return np.array([-1, 1]) if is_outlier_detector(model) else np.asarray(model.classes_)

@@ -14,10 +14,17 @@ import numpy as np
 from scipy import linalg
 from sklearn.base import is_classifier
 from sklearn.covariance import EmpiricalCovariance
-from sklearn.ensemble import IsolationForest
-from sklearn.ensemble._forest import BaseForest, ForestRegressor
-from sklearn.ensemble._gb import BaseGradientBoosting
-from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    IsolationForest,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.svm import OneClassSVM
 from sklearn.tree import BaseDecisionTree
 
@@ -83,10 +90,24 @@ def _repeat_for_libsvm(owner: Estimator, attribute: str) -> None:
 # Trees
 
 
+WITH_TREES = (
+    BaseDecisionTree,
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    IsolationForest,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+"""The classes whose trees are written to."""
+
+
 def _require_trees(owner: Estimator, origin: Origin) -> None:
     """Raise where the trees are not scikit-learn's own: other libraries keep them where nothing can be written."""
-    own = BaseDecisionTree | BaseForest | BaseGradientBoosting | BaseHistGradientBoosting | IsolationForest
-    if not isinstance(owner, own):
+    if not isinstance(owner, WITH_TREES):
         raise ModelError(
             f"{origin.name!r} was trained, and {type(owner).__name__} keeps its trees in a form of its own that "
             f"numbers cannot be written back to. Freeze it with trainable=..., or take to_onnx()."
@@ -108,9 +129,9 @@ def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.
 
 def _factor(owner: Estimator) -> float:
     """Return what a tree's numbers are multiplied by, where they are all zero and do not tell."""
-    if isinstance(owner, BaseGradientBoosting):
+    if isinstance(owner, GradientBoostingClassifier | GradientBoostingRegressor):
         return float(owner.learning_rate)
-    return 1.0 / len(owner.estimators_) if isinstance(owner, ForestRegressor) else 1.0
+    return 1.0 / len(owner.estimators_) if isinstance(owner, RandomForestRegressor | ExtraTreesRegressor) else 1.0
 
 
 def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:

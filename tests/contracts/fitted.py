@@ -26,8 +26,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime
 from onnxtrain_sklearn._fitted.equivalence import margins, margins_of_labels, values
-from onnxtrain_sklearn._fitted.multioutput import classes_of_outputs
-from onnxtrain_sklearn._fitted.traversal import gives_labels, walk
+from onnxtrain_sklearn._fitted.record import record_of
+from onnxtrain_sklearn._fitted.traversal import walk
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 
@@ -92,7 +92,7 @@ def state(model: Any) -> str | bytes:
 
 def start(model: Any, X: Any, y: np.ndarray) -> Any:
     """Return the estimator that has not moved from the fitted model yet, or the error that refuses it."""
-    kind = OrtGradientClassifier if gives_labels(model) else OrtGradientRegressor
+    kind = OrtGradientClassifier if record_of(model).gives_labels else OrtGradientRegressor
     tuned = kind(model, learning_rate_init=0.0, max_iter=1, optimizer="adam", shuffle=False, batch_size=len(y))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -124,16 +124,17 @@ def check_names(tuned: Any) -> None:
 
 def check_predictions(tuned: Any, model: Any, X: Any, tolerance: float) -> None:
     """Assert that both predict the same, numbers within a tolerance and labels where classes are not even."""
-    if not gives_labels(model):
+    record = record_of(model)
+    if not record.gives_labels:
         return check_numbers(tuned.predict(X), np.asarray(model.predict(X)), tolerance)
     method = "predict_proba" if hasattr(model, "predict_proba") else "decision_function"
     found, expected = of_labels(tuned, model, X, method)
     for ours, theirs in zip(found, expected, strict=True):
         check_numbers(ours, theirs, tolerance)
-    if classes_of_outputs(model) is None:
-        sure = margins(model, X, expected[0])
+    if record.outputs is None:
+        sure = margins(record, X, expected[0])
     else:
-        sure = margins_of_labels(model, X, values(model, method, X, (len(X), tuned.n_outputs_)), method)
+        sure = margins_of_labels(record, X, values(record, method, X, (len(X), tuned.n_outputs_)), method)
     clear = sure > 1e-4
     assert clear.mean() > 0.5
     np.testing.assert_array_equal(tuned.predict(X)[clear], model.predict(X)[clear])

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.ensemble import BaggingClassifier
-from sklearn.ensemble._forest import ForestClassifier
+from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 
 from ..._typing import Estimator
 from ...exceptions import ModelError
-from ..traversal import last_step, walk
+from ..record import record_of
+from ..traversal import walk
 from .context import EPSILON, FLOAT, Converter, Source
 
 
@@ -92,7 +92,7 @@ def _temperature(s: Source, one: Estimator) -> ir.Value:
     elif _has_empty_leaves(one.estimator):
         raise ModelError(
             f"This CalibratedClassifierCV takes logarithms of probabilities that are zero: leaves of its "
-            f"{type(last_step(one.estimator)).__name__} hold no row of some class. While they are trained they stay "
+            f"{record_of(one.estimator).last_name} hold no row of some class. While they are trained they stay "
             f"{EPSILON:g} away from zero, which changes such a logarithm by far. Take method='sigmoid', or fit larger "
             f"leaves."
         )
@@ -104,8 +104,8 @@ def _temperature(s: Source, one: Estimator) -> ir.Value:
 
 def _has_empty_leaves(estimator: Estimator) -> bool:
     """Whether each of the trees that a probability is the mean of has a leaf with nothing of the same class."""
-    last = last_step(estimator)
-    if not isinstance(last, BaggingClassifier | DecisionTreeClassifier | ForestClassifier):
+    last = record_of(estimator).last
+    if not isinstance(last, BaggingClassifier | DecisionTreeClassifier | ExtraTreesClassifier | RandomForestClassifier):
         return False
     fitted = [part for _, part in walk(last) if hasattr(part, "tree_")]
     empty = np.full(len(last.classes_), len(fitted) > 0)

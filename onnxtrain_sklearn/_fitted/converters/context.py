@@ -52,6 +52,25 @@ class ParameterSource:
 
 
 @dataclass(frozen=True)
+class ConversionRecord:
+    """What the converter of an estimator added to the graph.
+
+    Attributes
+    ----------
+    estimator : object
+    nodes, initializers : frozenset of str
+        Their names.
+    known : tuple of ParameterSource
+        The initializers whose attributes a converter of our own names.
+    """
+
+    estimator: Any
+    nodes: frozenset[str]
+    initializers: frozenset[str]
+    known: tuple[ParameterSource, ...] = ()
+
+
+@dataclass(frozen=True)
 class Source:
     """One fitted estimator that is converted.
 

@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 from scipy.linalg import solve_triangular
 from sklearn.gaussian_process import GaussianProcessClassifier, kernels
-from sklearn.gaussian_process._gpc import COEFS, LAMBDAS
 
 from ..._graph.builder import GraphBuilder
 from ..._ml_operators.distances import root, squared_distances
 from ..._typing import Estimator
 from ...exceptions import ModelError
+from .. import sklearn_private
 from ..traversal import Path
 from .context import Converter, Source
 
@@ -65,7 +65,7 @@ def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
     With r = l / sqrt(1 + 2 variance l²), the difference of two of them is taken from that of their squares, and that
     of two error functions from the integral between.
     """
-    factors, widths = COEFS.ravel(), LAMBDAS.ravel()
+    factors, widths = sklearn_private.COEFS.ravel(), sklearn_private.LAMBDAS.ravel()
     largest = int(np.abs(factors).argmax())
     inside = [op.Add(op.Mul(variance, 2 * float(width) ** 2), 1.0) for width in widths]
     roots = [op.Div(float(width), op.Sqrt(value)) for width, value in zip(widths, inside, strict=True)]

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
-from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
@@ -22,12 +21,6 @@ from .context import FLOAT, INT64, Converter, Source
 from .trees import branches, leaves
 
 T = TypeVar("T")
-
-
-def is_estimator_an_output(estimator: Estimator) -> bool:
-    """Whether a classifier holds a fitted estimator for each of its outputs."""
-    several = isinstance(estimator, OneVsRestClassifier) and bool(getattr(estimator, "multilabel_", False))
-    return several or isinstance(estimator, MultiOutputClassifier | ClassifierChain)
 
 
 def in_order_of_labels(estimator: Estimator, parts: Sequence[T]) -> list[T]:

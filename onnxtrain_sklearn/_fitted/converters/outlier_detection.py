@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.covariance import EllipticEnvelope
 from sklearn.ensemble import IsolationForest
-from sklearn.ensemble._iforest import _average_path_length
 from sklearn.linear_model import SGDOneClassSVM
 from sklearn.neighbors import LocalOutlierFactor
 
+from .. import sklearn_private
 from .context import Converter, Source, of_rows
 from .neighbors import nearest_points, power_of
 from .trees import branches, leaves
@@ -44,7 +44,7 @@ def _isolation_forest(s: Source) -> ir.Value:
     op, forest = s.op, s.estimator
     paths = op.emit("TreeEnsembleRegressor", s.x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
     paths.dtype = ir.DataType.FLOAT
-    usual = len(forest.estimators_) * float(_average_path_length([forest._max_samples])[0])
+    usual = len(forest.estimators_) * float(sklearn_private._average_path_length([forest._max_samples])[0])
     scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
     return op.Sub(scores, s.parameter(forest, "offset_"))
 

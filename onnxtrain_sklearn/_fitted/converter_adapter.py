@@ -1,0 +1,177 @@
+"""Adapter that runs this package's converters inside skl2onnx.
+
+What a converter emits becomes nodes and initializers of skl2onnx's container. skl2onnx orders the estimators and
+converts those without a converter here, also where they are nested in an estimator that has one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from sklearn.base import ClassifierMixin, is_outlier_detector
+from sklearn.compose import ColumnTransformer
+
+from .._graph.builder import GraphBuilder
+from .._graph.protobuf import to_proto
+from .._typing import Container, Estimator, Operator, Parsers, Scope, Variable
+from ..exceptions import ModelError
+from . import skl2onnx_bridge
+from .converters.context import ParameterSource, Source
+from .converters.registry import CONVERTERS, converter_of
+from .record import record_of
+from .traversal import unwrapped
+
+OPSET = 18
+
+_NUMBERS = {
+    "BooleanTensorType": ir.DataType.BOOL,
+    "FloatTensorType": ir.DataType.FLOAT,
+    "Int64TensorType": ir.DataType.INT64,
+}
+_DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
+"""What skl2onnx calls types."""
+
+
+def convert(scope: Scope, operator: Operator, container: Container) -> list[ParameterSource] | None:
+    """Convert an estimator by our own converter and return what is known of its parameters; None: there is none."""
+    estimator = operator.raw_operator
+    own = converter_of(estimator)
+    if own is None or any(type(variable.type).__name__ not in _NUMBERS for variable in operator.inputs):
+        return None
+    inputs = [ir.val(v.full_name, _NUMBERS[type(v.type).__name__], ("N", None)) for v in operator.inputs]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET, "ai.onnx.ml": 3}, name="converted")
+    op = GraphBuilder(graph, prefix=scope.get_unique_operator_name(type(estimator).__name__), constant_nodes=True)
+    rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))
+    options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
+
+    def within(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
+        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
+        outputs = _declared(scope, container, estimator, variable, raw_scores)
+        graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
+        return list(graph.inputs[-len(outputs) :])
+
+    source = Source(op, estimator, rows, bool(options.get("raw_scores")), within)
+    results = own.emit(source)
+    if results is not None:
+        _add(graph, results, [variable.full_name for variable in operator.outputs], container)
+    return None if results is None else source.known
+
+
+def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -> ir.Value:
+    """Return the inputs of an estimator as one matrix of float32."""
+    parts = [x if x.dtype is ir.DataType.FLOAT else op.Cast(x, to=int(ir.DataType.FLOAT)) for x in inputs]
+    if len(parts) > 1:
+        return op.Concat(*parts, axis=1)
+    parts[0].shape = ir.Shape(["N", columns])
+    return parts[0]
+
+
+def _variable(scope: Scope, estimator: Estimator, rows: ir.Value) -> Any:
+    """Return rows that a converter computes as a variable of skl2onnx, the input of another converter."""
+    variable = scope.declare_local_variable(
+        "rows", skl2onnx_bridge.types().FloatTensorType([None, estimator.n_features_in_])
+    )
+    variable.init_status(is_fed=True)  # skl2onnx would not see it behind a constant
+    rows.name = variable.full_name
+    return variable
+
+
+def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
+    """Have skl2onnx convert an estimator within another one, and return its outputs."""
+    estimator = unwrapped(estimator)
+    record = record_of(estimator)
+    known = skl2onnx_bridge.allowed_options(type(record.last))
+    if raw_scores and "raw_scores" not in known and record.has_probabilities:
+        raise ModelError(f"The ONNX form of {record.last_name} gives probabilities and no decision function.")
+    options = {"zipmap": False} if "zipmap" in known else {}
+    options |= {"raw_scores": raw_scores} if "raw_scores" in known else {}
+    for holder in (scope, container):
+        holder.add_options(id(record.last), options)
+    return list(skl2onnx_bridge.parse(scope, estimator, [rows], parsers()))
+
+
+def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Container) -> None:
+    """Add the nodes and parameters of a graph to those of the container; its results get their names."""
+    op = GraphBuilder(graph, prefix=f"{names[0]}/out", constant_nodes=True)
+    for value, name in zip(results, names, strict=True):
+        value = op.Identity(value) if value.producer() is None else value
+        value.name = name
+        graph.outputs.append(value)
+    proto = to_proto(ir.Model(graph, ir_version=10))
+    container.initializers.extend(proto.graph.initializer)
+    container.nodes.extend(proto.graph.node)
+    container.node_domain_version_pair_sets.update((d, v) for d, v in graph.opset_imports.items())
+
+
+# Estimators that skl2onnx does not know, or declares otherwise
+
+
+def parsers() -> dict[type, Callable[..., Any]]:
+    """Return the parsers for skl2onnx, by class; those of classifiers, it has itself."""
+    declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
+    made = {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
+    return {**made, ColumnTransformer: _by_position}
+
+
+def _by_position(
+    scope: Scope, transformer: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Parse a transformer of columns by their positions: a matrix has no names, least of all within an ensemble.
+
+    skl2onnx keeps the order of the matrix where all of its columns are taken, so that they are picked here.
+    """
+    parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
+             for name, part, _ in transformer.transformers_]  # fmt: skip
+    if len(inputs) == 1:
+        (rows,), inputs = inputs, []
+        for i, (name, part, places) in enumerate(parts):
+            start = sum(len(before) for _, _, before in parts[:i])
+            inputs += [_picked(scope, rows, places, transformer.n_features_in_)] if places else []
+            parts[i] = (name, part, list(range(start, start + len(places))))
+    twin = copy.copy(transformer)
+    twin.transformers_ = parts
+    return list(skl2onnx_bridge.parse_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
+
+
+def _picked(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
+    """Return some columns of a matrix, declared as many as they are."""
+    if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
+        return rows
+    operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
+    operator.inputs, operator.column_indices = [rows], places
+    operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
+    return operator.outputs[0]
+
+
+def shape_calculators() -> dict[type, Callable[..., Any]]:
+    """Return what declares outputs for skl2onnx, by class."""
+    return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
+
+
+def _parsed(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None) -> list[Any]:
+    """Declare the outputs of what is converted by a converter of ours: one, and labels before it for a detector."""
+    known = skl2onnx_bridge.has_converter(type(estimator))
+    if converter_of(estimator) is None and not known:
+        raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
+    if converter_of(estimator) is None:
+        others = {kind: parser for kind, parser in (custom_parsers or {}).items() if kind is not type(estimator)}
+        return list(skl2onnx_bridge.parse(scope, estimator, inputs, others))
+    operator = scope.declare_local_operator(type(estimator).__name__, estimator)
+    operator.inputs = inputs
+    if is_outlier_detector(estimator):
+        operator.outputs.append(scope.declare_local_variable("label", skl2onnx_bridge.types().Int64TensorType()))
+    operator.outputs.append(scope.declare_local_variable("variable", skl2onnx_bridge.types().FloatTensorType()))
+    return list(operator.outputs)
+
+
+def _declare_columns(operator: Operator) -> None:
+    """Declare the columns that a converter of ours makes; skl2onnx knows those of its own."""
+    own = converter_of(operator.raw_operator)
+    if own is None or own.columns is None:
+        operator.infer_types()
+        return
+    for output in operator.outputs:
+        output.type = type(output.type)([None, own.columns(operator.raw_operator)])

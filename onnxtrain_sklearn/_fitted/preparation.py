@@ -1,0 +1,157 @@
+"""Prepares a fitted scikit-learn model for training: from the estimator to a trainable graph.
+
+A model is converted in float32 and pruned to the output that is trained, and its ai.onnx.ml operators are rewritten.
+Its parameters get the names of the estimators and attributes that they come from. Its output gets a form that a loss
+can be computed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx_ir as ir
+from sklearn.preprocessing import OrdinalEncoder
+from sklearn.utils.validation import check_is_fitted
+
+from .._graph.shapes import infer_shapes
+from .._graph.trainable import TrainableModel, trainable_model
+from .._ml_operators.rewrite import Rewritten, rewrite
+from .._typing import Estimator
+from ..exceptions import ModelError, UnsupportedOperatorError
+from ..losses import Loss, Quantile
+from .boosters import library_of, loss_of_booster
+from .conversion import converted
+from .converters.context import ConversionRecord
+from .decision_rules import CHOICE, PAIRS, keep_threshold, keep_votes
+from .model import FEATURES, FittedModel
+from .multioutput import expose_labels, keep_votes_of_labels
+from .provenance import Origin, named
+from .record import ModelRecord, record_of
+from .refusals import refuse_untrainable, without_gradient
+from .scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
+from .table_graph import in_parts
+from .tables import Table, table_of
+from .tracers import Tracer
+from .traversal import follow
+
+
+def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
+    """Return a fitted model as a trainable graph, and what else is known of it.
+
+    ``has_text`` says whether the data have columns that are not numeric.
+
+    Raises
+    ------
+    NotFittedError
+    ModelError
+        The model cannot be converted, or has nothing to train; the message says why.
+    """
+    check_is_fitted(estimator)
+    record = record_of(estimator)
+    refuse_untrainable(record)
+    table = table_of(estimator, has_text=has_text)
+    model, origins = _graph_of(record, table)
+    source = _trainable(model, origins, record)
+    source, parts = (source, None) if table is None else in_parts(source)
+    if not source.parameters:
+        raise ModelError(without_gradient(record))
+    return source, FittedModel(
+        origins=tuple(origin for origin in origins if origin.name in source.parameters),
+        classes=record.classes,
+        n_labels=None if record.outputs is None else len(record.outputs),
+        features={name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)},
+        loss=_loss_of(record, source),
+        table=table,
+        parts=parts,
+    )
+
+
+def _trainable(model: ir.Model, origins: Sequence[Origin], record: ModelRecord) -> TrainableModel:
+    """Return the graph with the parameters that are fitted numbers, in the order of their origins."""
+    names = {value.name for value in model.graph.outputs}
+    special: dict[str, Any] = {name: name for name in (PAIRS, CHOICE) if name in names}
+    try:
+        source = trainable_model(model, **special)
+    except UnsupportedOperatorError:
+        raise
+    except ModelError as error:
+        raise ModelError(without_gradient(record)) from error
+    fitted = [o for o in origins if o.name in source.parameters and not _is_setting(o, source, record.estimator)]
+    return replace(source, parameters=tuple(origin.name for origin in fitted))
+
+
+def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Sequence[Origin]]:
+    """Return the graph in plain operators, and where its parameters come from.
+
+    The order matters: votes are found by the nodes of the converters, which rewriting replaces; parameters are
+    compared with attributes before anything is computed from them; thresholds apply to the scores, once exposed.
+    """
+    estimator, texts = record.estimator, None if table is None else table.texts
+    rewritten, conversions, structure = _rewritten(record, texts)
+
+    def again(twin: Estimator) -> tuple[ir.Model, object]:
+        other, _, its_structure = _rewritten(record_of(twin), texts)
+        return other.model, its_structure
+
+    model, tracer = rewritten.model, Tracer(estimator, structure, again)
+    origins = named(model, rewritten.roles, conversions, estimator, tracer)
+    origins = [as_probabilities(model, one, estimator) for one in origins]
+    for origin in origins:
+        tie_normal_density(model, origin, estimator, conversions)
+    expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
+    keep_threshold(model.graph, record)
+    return infer_shapes(model), origins
+
+
+def _rewritten(
+    record: ModelRecord, texts: Mapping[str, bool] | None
+) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
+    """Return the graph in plain operators, what each converter added to it, and the structure before rewriting."""
+    model, conversions = converted(record.estimator, texts)
+    prune(model, 1 if record.gives_labels else 0)
+    structure = [(node.op_type, [x and x.name for x in node.inputs]) for node in model.graph]
+    keep_votes(model.graph, record, conversions)
+    keep_votes_of_labels(model.graph, record, conversions)
+    infer_shapes(model)
+    drop_needless_norms(model.graph)
+    return rewrite(model), conversions, structure
+
+
+def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
+    """Whether a parameter was not fitted: the neutral numbers of a scaler, an intercept with fit_intercept=False."""
+    owner = follow(estimator, origin.owner)
+    if isinstance(owner, OrdinalEncoder) or (origin.role == "default" and len(getattr(owner, "categories_", ())) > 1):
+        return True  # one mean for the unknown categories of several columns
+    if origin.attribute:
+        if origin.attribute[0] == "_y_train_mean":
+            return not owner.normalize_y
+        return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
+    if origin.role in ("base_values", "imputed"):  # leaves can hold base values; the user chose the constant
+        return True
+    numbers = source.model.graph.initializers[origin.name].const_value
+    neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
+    return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
+
+
+def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
+    """Return the loss that the last step minimizes, as far as there is one for it here."""
+    last = record.last
+    if record.gives_labels:
+        machine = last.estimators_[0] if record.is_one_vs_one else last
+        return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
+    if library_of(last) is not None:
+        return loss_of_booster(last)
+    if source.link == "exp":
+        return _loss_of_log_link(last)
+    if record.last_name == "QuantileRegressor":
+        return Quantile(last.quantile)
+    return {"HuberRegressor": "huber"}.get(record.last_name, "squared_error")
+
+
+def _loss_of_log_link(last: Estimator) -> str:
+    if isinstance(getattr(last, "loss", None), str):  # of trees
+        return str(last.loss)
+    power = getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(type(last).__name__, 0))
+    return {1.0: "poisson", 2.0: "gamma"}.get(float(power), "squared_error")

@@ -1,0 +1,129 @@
+"""Fitted models that are refused: checks before the conversion, and why a model has no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.feature_extraction.text import TfidfTransformer, TfidfVectorizer
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
+
+from .._typing import Estimator
+from ..exceptions import ModelError
+from . import sklearn_private
+from .record import ModelRecord, record_of
+from .traversal import walk
+
+
+def refuse_untrainable(record: ModelRecord) -> None:
+    """Raise ModelError for a model that has no output to train, or a rule that training would not keep."""
+    _refuse_other_tasks(record)
+    _refuse_labels_alone(record)
+    last = record.last
+    if isinstance(last, LocalOutlierFactor) and not last.novelty:
+        raise ModelError(
+            f"This {record.last_name} has scores only for the rows that it was fitted to. Fit it with novelty=True."
+        )
+    if isinstance(last, OneVsRestClassifier):
+        _refuse_one_vs_rest(last)
+    for inner in _estimators_whose_labels_count(last):
+        _refuse_own_decision_rule(record, record_of(inner))
+    for _, part in walk(record.estimator):
+        if isinstance(part, TfidfTransformer | TfidfVectorizer) and part.sublinear_tf:
+            raise ModelError(f"{type(part).__name__}(sublinear_tf=True) has no right ONNX form. Fit it without.")
+
+
+def _refuse_other_tasks(record: ModelRecord) -> None:
+    if not (record.gives_labels or record.task == "regression"):
+        raise ModelError(
+            f"A fitted {record.name} predicts neither numbers nor classes{_what_else(record)}. Give a regressor, a "
+            f"classifier, a detector of outliers, or a pipeline that ends in one."
+        )
+
+
+def _what_else(record: ModelRecord) -> str:
+    if record.task == "clustering" or record.has_probabilities:  # mixtures of densities
+        return ", but clusters that it found itself"
+    return ", but transforms rows" if hasattr(record.estimator, "transform") else ""
+
+
+def _refuse_labels_alone(record: ModelRecord) -> None:
+    alone = record.task == "classification" and record.outputs is None
+    if alone and not (record.has_probabilities or record.has_decision_function):
+        way = " Fit it with voting='soft'." if isinstance(record.last, VotingClassifier) else ""
+        raise ModelError(
+            f"This {record.last_name} has neither predict_proba() nor decision_function(): it predicts labels only, "
+            f"which have no gradient.{way}"
+        )
+
+
+def _refuse_one_vs_rest(last: OneVsRestClassifier) -> None:
+    if last.multilabel_:
+        _refuse_constant_labels(last)
+    elif len(last.estimators_) > 1:
+        _refuse_other_order(last)
+
+
+def _refuse_constant_labels(last: OneVsRestClassifier) -> None:
+    """A label that was the same in all rows has no decision function, beside those of other labels."""
+    constant = [isinstance(one, sklearn_private._ConstantPredictor) for one in last.estimators_]
+    if any(constant) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
+        raise ModelError(
+            f"Label {constant.index(True)} of this OneVsRestClassifier was the same in all rows that it was fitted to, "
+            f"and has no decision function. Fit it to rows that differ in every label."
+        )
+
+
+def _refuse_other_order(last: OneVsRestClassifier) -> None:
+    """Labels follow decision functions where there are any, but probabilities are trained where there are any."""
+    inner = record_of(last.estimators_[0]).last_name
+    both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
+    if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
+        raise ModelError(
+            f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes the "
+            f"probabilities, which need not agree with them. Give a classifier that has only one of both."
+        )
+
+
+def _estimators_whose_labels_count(last: Estimator) -> Sequence[Any]:
+    """Return the estimators within a model whose labels it uses as they are."""
+    if isinstance(last, StackingClassifier):
+        return [last.final_estimator_]
+    return list(last.estimators_) if isinstance(last, MultiOutputClassifier | ClassifierChain) else []
+
+
+def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:
+    """Within another model, labels are those of the largest probability or score."""
+    by_votes = inner.is_libsvm and inner.has_probabilities and isinstance(outer.last, StackingClassifier)
+    clipped = inner.is_linear_by_descent and inner.last.loss == "modified_huber" and len(inner.last.classes_) > 2
+    if inner.threshold is not None or by_votes or inner.is_one_vs_one or clipped:
+        name = inner.last_name if inner.threshold is None else type(inner.threshold.rule).__name__
+        raise ModelError(
+            f"{name} within {outer.last_name} chooses labels by a rule of its own, which training would not follow "
+            f"there. It is followed where {name} is the model itself, or the last step of a pipeline."
+        )
+
+
+_COUNTED = {
+    BaggingClassifier: (
+        "the votes of its estimators, which have no predict_proba(). Give it estimators that have: "
+        "SVC(probability=True), or CalibratedClassifierCV around others"
+    ),
+    KNeighborsClassifier: "neighbors. Fit it with weights='distance', by which nearer ones count for more",
+    RadiusNeighborsClassifier: "neighbors. Fit it with weights='distance', by which nearer ones count for more",
+}
+"""What probabilities are counts of, and what to do about it."""
+
+
+def without_gradient(record: ModelRecord) -> str:
+    """Return the message for a model none of whose parameters has a gradient."""
+    last, counted = record.last, _COUNTED.get(type(record.last))
+    if counted and not (isinstance(last, BaggingClassifier) and hasattr(last.estimators_[0], "predict_proba")):
+        return f"The probabilities of this {record.last_name} have no gradient: they count {counted}."
+    return (
+        f"This {record.name} has no parameter with a gradient: its predictions change in steps, as counts of neighbors "
+        f"and of votes do, or not at all."
+    )

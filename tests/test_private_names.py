@@ -1,0 +1,128 @@
+"""Private names of scikit-learn and skl2onnx: which are there, and that networks train without any of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import onnxtrain_sklearn
+from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn._fitted import skl2onnx_bridge, sklearn_private
+from onnxtrain_sklearn.exceptions import ModelError
+
+FOLDER = Path(onnxtrain_sklearn.__file__).parent
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+@pytest.mark.parametrize("name", sklearn_private.NAMES)
+def test_installed_version_of_sklearn_has(name):
+    assert getattr(sklearn_private, name) is getattr(importlib.import_module(sklearn_private.NAMES[name]), name)
+
+
+@pytest.mark.parametrize("key", skl2onnx_bridge.PRIVATE)
+def test_installed_version_of_skl2onnx_has(key):
+    module, name = skl2onnx_bridge.PRIVATE[key]
+    assert hasattr(importlib.import_module(module), name)
+
+
+def private_imports(file):
+    """Yield what a file imports from scikit-learn and skl2onnx by a private name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        names = [f"{names[0]}.{alias.name}" for alias in node.names] if names else names
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            parts = name.split(".")
+            if parts[0] in ("sklearn", "skl2onnx") and any(part.startswith("_") for part in parts):
+                yield name
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: str(file.relative_to(FOLDER)))
+def test_no_other_module_imports_a_private_name(file):
+    assert not set(private_imports(file))
+
+
+BLOCKED = """
+import sys
+from importlib.abc import MetaPathFinder
+
+import {before}
+
+blocked = {blocked}
+
+class Blocker(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import numpy as np
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from sklearn.linear_model import LogisticRegression
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+y = (X[:, 0] > 0).astype(int)
+OrtGradientClassifier(MLP((4,)), max_iter=30, learning_rate_init=0.1).fit(X, y, sample_weight=np.ones(40)).predict(X)
+assert not [name for name in blocked if name in sys.modules]
+try:
+    OrtGradientClassifier(LogisticRegression().fit(X, y)).fit(X, y)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run_without(blocked, before="sys"):
+    code = BLOCKED.format(blocked=blocked, before=before)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_networks_train_without_skl2onnx():
+    said = run_without(["skl2onnx"])
+    assert said.startswith("ModelError Fitted scikit-learn models are converted by skl2onnx, which cannot be imported")
+    assert "pip install 'onnxtrain-sklearn[fitted]'" in said
+
+
+def test_networks_train_where_skl2onnx_is_another_version():
+    hidden = sorted({module for module, _ in skl2onnx_bridge.PRIVATE.values()})
+    run_without([*hidden, "skl2onnx"])
+
+
+def test_networks_train_without_the_private_names_of_sklearn():
+    code = """
+import importlib, sys
+from sklearn.utils import all_estimators
+all_estimators()  # its own modules import what is deleted here
+import {modules}
+for module, name in {names}:
+    delattr(sys.modules[module], name)
+import numpy as np
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+OrtGradientClassifier(MLP((4,)), max_iter=30).fit(X, X[:, 0] > 0, sample_weight=np.ones(40)).predict(X)
+"""
+    names = [(module, name) for name, module in sklearn_private.NAMES.items()]
+    code = code.format(modules=", ".join(sorted({module for module, _ in names})), names=names)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_is_gone_is_told(monkeypatch):
+    monkeypatch.setitem(sklearn_private.NAMES, "_gone", "sklearn.utils")
+    with pytest.raises(ModelError, match=r"has no sklearn\.utils\._gone, which fitted models"):
+        sklearn_private._gone  # noqa: B018
+
+
+def test_a_name_of_skl2onnx_that_is_gone_is_told(monkeypatch):
+    monkeypatch.setitem(skl2onnx_bridge.PRIVATE, "names", ("skl2onnx._supported_operators", "_gone"))
+    with pytest.raises(ModelError, match=r"has no skl2onnx\._supported_operators\._gone"):
+        OrtGradientClassifier(LogisticRegression().fit(X, Y)).fit(X, Y)
