@@ -19,6 +19,7 @@ from .. import _runtime
 from .._refusal import reason
 from ..exceptions import ModelError
 from .limits import current
+from .operands import misfit
 
 
 def require_survivable(proto: onnx.ModelProto) -> None:
@@ -32,7 +33,7 @@ def require_survivable(proto: onnx.ModelProto) -> None:
 def require_loadable(model: ir.Model) -> None:
     """Raise ModelError where onnxruntime does not survive loading a graph; must have passed the rules."""
     for node in model.graph.all_nodes():
-        if wrong := _recurrent(node) or _without_sizes(node):
+        if wrong := _recurrent(node) or _without_sizes(node) or misfit(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:

@@ -1,0 +1,54 @@
+"""Operands that end the process in kernels of onnxruntime 1.19 are refused on every runtime, by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.numpy_helper
+import onnx.parser
+import pytest
+
+from onnxtrain_sklearn import gradient_graph
+from onnxtrain_sklearn.exceptions import ModelError
+
+FLOATS, WHOLE = np.ones, np.array
+POOLED = {"i": WHOLE([[[[0, 3], [9, 11]]]])}
+ROIS = {"r": np.array([[0, 0, 2, 2]], np.float32)}
+CASES = {
+    "kernel": ("Conv(x, w)", "1,1,4,4", {"w": FLOATS((1, 1, 0, 3), np.float32)}, "its kernel has no elements"),
+    "transposed": ("ConvTranspose(x, w)", "1,1,4,4", {"w": FLOATS((1, 1, 3, 0), np.float32)}, "its kernel has no elem"),
+    "channels": ("LRN <size = 3> (x)", "2,0,2,3", {}, "its input has no channels"),
+    "window": ("STFT(x, s, w)", "1,8,1", {"s": WHOLE(2), "w": FLOATS(0, np.float32)}, "its window has no elements"),
+    "blocks": ("Col2Im(x, i, k)", "1,4,6", {"i": WHOLE([4, 3]), "k": WHOLE([2])}, "2 sizes and its block_shape 1"),
+    "places": ("MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (x, i)", "1,1,2,2", {"i": POOLED["i"] + 9},
+               "an index is beyond the 16 elements"),
+    "negative": ("MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (x, i)", "1,1,2,2", {"i": POOLED["i"] - 1},
+                 "an index is beyond the 16 elements"),
+    "batch": ("RoiAlign(x, r, n)", "1,1,4,4", {**ROIS, "n": WHOLE([1])}, "an index is beyond its batch"),
+}  # fmt: skip
+RIGHT = {
+    "kernel": {"w": FLOATS((1, 1, 3, 3), np.float32)},
+    "places": POOLED,
+    "batch": {**ROIS, "n": WHOLE([0])},
+    "blocks": {"i": WHOLE([4, 3]), "k": WHOLE([2, 2])},
+}
+
+
+def graph(node, x, arrays):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> net (float[{x}] x) => (float loss) '
+        f"{{ y = {node} loss = ReduceSum <keepdims = 0> (y) }}"
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(a), name) for name, a in arrays.items())
+    return model
+
+
+@pytest.mark.parametrize(("node", "x", "arrays", "message"), CASES.values(), ids=CASES)
+def test_they_are_refused(node, x, arrays, message):
+    with pytest.raises(ModelError, match=rf"is not valid: .*{message}"):
+        gradient_graph(graph(node, x, arrays), wrt="x", engine="portable")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_fits_is_differentiated(name):
+    node, x, _, _ = CASES[name]
+    assert gradient_graph(graph(node, x, RIGHT[name]), wrt="x", engine="portable").graph.output[-1].name == "x_grad"
