@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.helper
 import onnx.numpy_helper
 import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
+from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
 FLOATS, WHOLE = np.ones, np.array
@@ -52,3 +54,16 @@ def test_they_are_refused(node, x, arrays, message):
 def test_what_fits_is_differentiated(name):
     node, x, _, _ = CASES[name]
     assert gradient_graph(graph(node, x, RIGHT[name]), wrt="x", engine="portable").graph.output[-1].name == "x_grad"
+
+
+@pytest.mark.parametrize("labels", [[], [0], [0, 1]])
+def test_classifiers_have_a_label_for_each_score(labels):
+    """Releases differ: 1.19 ends the process without labels, later ones raise an error or read what is not there."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]> net (float[N,2] X) => (int64[N] L, float[N,3] P) '
+        "{ L, P = ai.onnx.ml.LinearClassifier(X) }"
+    )
+    settings = {"coefficients": [1.0] * 6, "intercepts": [0.0] * 3, "classlabels_ints": labels}
+    model.graph.node[0].attribute.extend(onnx.helper.make_attribute(k, v) for k, v in settings.items() if v)
+    with pytest.raises(ModelError, match=rf"LinearClassifier\) is not valid: it has {len(labels)} labels for 3 scores"):
+        load(model)

@@ -133,6 +133,14 @@ def _machines(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     return f"{wrong[0]} has {size.get(wrong[0], 0)} numbers, which does not fit the others" if wrong else None
 
 
+def _labels(node: Any, settings: dict[str, int]) -> str | None:
+    """The kernel takes a label for each score, and does not look how many there are."""
+    size = {a.name: max(len(a.ints), len(a.floats), len(a.strings)) for a in node.attribute}
+    labels = max((size.get(f"classlabels_{kind}", 0) for kind in ("ints", "strings", "int64s")), default=0)
+    scores = size.get("intercepts", 0)
+    return f"it has {labels} labels for {max(1, scores)} scores" if labels < max(1, scores) else None
+
+
 def _regression(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     size = {a.name: len(a.floats) for a in node.attribute}
     count, coefficients = settings.get("n_supports", 0), size.get("coefficients", 0)
@@ -147,7 +155,9 @@ GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 
 RULES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
     "GatherND": (_batch_dims,),
+    "LinearClassifier": (_labels,),
     "SVMClassifier": (_machines,),
     "SVMRegressor": (_regression,),
     "Split": (_num_outputs,),
+    "TreeEnsembleClassifier": (_labels,),
 }
