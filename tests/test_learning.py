@@ -9,54 +9,21 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification, make_regression
+from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.batches import Batches
-from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, Cosine, Progress, Schedule, Warmup, resolve_schedule
 from tests.contracts.test_losses import REFERENCES
+from tests.helpers.data import blobs, line
+from tests.helpers.training import NEVER, record_steps, small
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
-NEVER = -np.inf
-"""A tol that every epoch improves by: training takes all its epochs."""
-
-
-def blobs(n: int = 120, features: int = 5, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    X, y = make_classification(
-        n, features, n_informative=features, n_redundant=0, n_classes=classes, class_sep=1.5, random_state=seed
-    )
-    return scale(X).astype(np.float32), y
-
-
-def line(n: int = 120, features: int = 4, outputs: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    X, y = make_regression(n, features, n_targets=outputs, noise=5.0, random_state=seed)
-    return scale(X).astype(np.float32), scale(y)
-
-
-def small(**parameters: object) -> OrtGradientClassifier:
-    defaults = {"learning_rate_init": 0.01, "max_iter": 5, "batch_size": 32, "tol": NEVER, "random_state": 0}
-    return OrtGradientClassifier(MLP((6,)), **defaults | parameters)
-
-
-class record_steps:
-    """Record the learning rate of every step while the block runs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rates: list[float] = []
-        run = HostStep.run
-
-        def recorded(step: HostStep, learning_rate: float, weight: float) -> float:
-            self.rates.append(learning_rate)
-            return run(step, learning_rate, weight)
-
-        monkeypatch.setattr(HostStep, "run", recorded)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,59 +10,22 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 import onnx.parser
-import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import SGD, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.data import rows
+from tests.helpers.graphs import W, model, operators, trainable
+from tests.helpers.sessions import evaluate
+from tests.helpers.training import one_step
 
 NEWEST = onnx.defs.onnx_opset_version()
 OLDER = _runtime.Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
 NEWER = _runtime.Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
 INSTALLED = _runtime.limits()
 each_runtime = pytest.mark.parametrize("limits", [OLDER, NEWER], ids=["older", "newer"])
-W = "float[3, 1] W = {1, -2, 3}"
-
-
-def model(body="Y = MatMul(X, W)", *, x="float[N, 3] X", y="float[N, 1] Y", weights=W, opset=18, ir_version=8, more=""):
-    domains, functions = more or ("", "")
-    return onnx.parser.parse_model(f"""
-        <ir_version: {ir_version}, opset_import: ["": {opset}{domains}]>
-        net ({x}) => ({y}) <{weights}> {{ {body} }} {functions}""")
-
-
-def trainable(*args, output=None, **kwargs):
-    return trainable_model(load(model(*args, **kwargs)), output)
-
-
-def operators(graph):
-    return [node.op_type for node in graph]
-
-
-def evaluate(proto, **feeds):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
-
-
-def rows(n=8, k=3, seed=0):
-    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
-
-
-def quietly(fit, *args):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fit(*args)
-
-
-def one_step(proto, X, y, rate=0.1):
-    regressor = OrtGradientRegressor(proto, optimizer=SGD(), learning_rate_init=rate, max_iter=1, random_state=0)
-    return quietly(regressor.fit, X, y)
-
-
 # What is a model
 
 

@@ -10,7 +10,6 @@ import onnx
 import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -20,6 +19,7 @@ from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from tests.helpers.sessions import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -67,10 +67,6 @@ def fitted(loss, opset, engine="auto"):
 
 def given_back(estimator):
     return next(entry.version for entry in estimator.to_onnx().opset_import if not entry.domain)
-
-
-def evaluate(proto, **feeds):
-    return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
 @pytest.mark.parametrize("engine", available_engines())

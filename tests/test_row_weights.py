@@ -5,37 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from sklearn.datasets import make_classification, make_regression
 from sklearn.metrics import accuracy_score
-from sklearn.preprocessing import scale
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, Linear, OrtGradientRegressor
+from tests.helpers.data import blobs, line
+from tests.helpers.training import NEVER, small, weights_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
-NEVER = -np.inf
-"""A tol that every epoch improves by: training takes all its epochs."""
-
-
-def blobs(n: int = 120, features: int = 5, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    X, y = make_classification(
-        n, features, n_informative=features, n_redundant=0, n_classes=classes, class_sep=1.5, random_state=seed
-    )
-    return scale(X).astype(np.float32), y
-
-
-def line(n: int = 120, features: int = 4, outputs: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    X, y = make_regression(n, features, n_targets=outputs, noise=5.0, random_state=seed)
-    return scale(X).astype(np.float32), scale(y)
-
-
-def small(**parameters: object) -> OrtGradientClassifier:
-    defaults = {"learning_rate_init": 0.01, "max_iter": 5, "batch_size": 32, "tol": NEVER, "random_state": 0}
-    return OrtGradientClassifier(MLP((6,)), **defaults | parameters)
-
-
-def weights_equal(a: object, b: object) -> bool:
-    return all(np.array_equal(x, b.weights_[name]) for name, x in a.weights_.items())
 
 
 @pytest.mark.parametrize("n", [60, 250])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.step import OptimizerState
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES, LogLoss, SquaredError
+from tests.helpers.training import quietly
 
 DATA = Path(__file__).parent / "data"
 each_engine = pytest.mark.parametrize("engine", available_engines())
@@ -68,12 +68,6 @@ def mlp(hidden=(6,), activation="tanh", n_features=4, n_outputs=1, seed=0):
             array = rng.normal(size=tuple(initializer.dims)).astype(np.float32)
             initializer.CopyFrom(onnx.numpy_helper.from_array(array, initializer.name))
     return proto
-
-
-def quietly(method, *args, **kwargs):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return method(*args, **kwargs)
 
 
 # PyTorch

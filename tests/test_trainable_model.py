@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 
 import numpy as np
 import onnx
@@ -11,7 +10,6 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime
@@ -19,48 +17,12 @@ from onnxtrain_sklearn._graph import edits, inference_form, precision, shapes
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from tests.helpers.data import rows
+from tests.helpers.graphs import W, model, operators, trainable
+from tests.helpers.sessions import evaluate
+from tests.helpers.training import one_step, quietly
 
 NEWEST = onnx.defs.onnx_opset_version()
-W = "float[3, 1] W = {1, -2, 3}"
-
-
-def model(body="Y = MatMul(X, W)", *, x="float[N, 3] X", y="float[N, 1] Y", weights=W, opset=18, ir_version=8, more=""):
-    domains, functions = more or ("", "")
-    return onnx.parser.parse_model(f"""
-        <ir_version: {ir_version}, opset_import: ["": {opset}{domains}]>
-        net ({x}) => ({y}) <{weights}> {{ {body} }} {functions}""")
-
-
-def trainable(*args, output=None, **kwargs):
-    return trainable_model(load(model(*args, **kwargs)), output)
-
-
-def operators(graph):
-    return [node.op_type for node in graph]
-
-
-def evaluate(proto, **feeds):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
-
-
-def rows(n=8, k=3, seed=0):
-    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
-
-
-def quietly(fit, *args):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fit(*args)
-
-
-def one_step(proto, X, y, rate=0.1):
-    regressor = OrtGradientRegressor(proto, optimizer=SGD(), learning_rate_init=rate, max_iter=1, random_state=0)
-    return quietly(regressor.fit, X, y)
-
-
 # Shapes and types
 
 

@@ -20,6 +20,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.data import rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -38,10 +39,6 @@ def model(body, weights=W, x="float[N, 3] X", y="float[N, 1] Y", opset=18, **arr
 
 def parameters(proto):
     return set(source_of(proto, None)[0].parameters)
-
-
-def rows(n=8, k=3, seed=0):
-    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
 
 
 def evaluate(proto, **feeds):

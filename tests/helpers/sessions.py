@@ -10,3 +10,7 @@ def session(model):
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def evaluate(model, **feeds):
+    return session(model).run(None, feeds)

@@ -1,0 +1,26 @@
+"""Graphs of one input and one output, by the text of their nodes."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import trainable_model
+
+W = "float[3, 1] W = {1, -2, 3}"
+
+
+def model(body="Y = MatMul(X, W)", *, x="float[N, 3] X", y="float[N, 1] Y", weights=W, opset=18, ir_version=8, more=""):
+    domains, functions = more or ("", "")
+    return onnx.parser.parse_model(f"""
+        <ir_version: {ir_version}, opset_import: ["": {opset}{domains}]>
+        net ({x}) => ({y}) <{weights}> {{ {body} }} {functions}""")
+
+
+def trainable(*args, output=None, **kwargs):
+    return trainable_model(load(model(*args, **kwargs)), output)
+
+
+def operators(graph):
+    return [node.op_type for node in graph]
