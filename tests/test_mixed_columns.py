@@ -17,21 +17,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.ensemble import HistGradientBoostingRegressor, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import MultinomialNB
-from sklearn.pipeline import make_pipeline, make_union
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
-    MinMaxScaler,
     OneHotEncoder,
-    OrdinalEncoder,
-    PolynomialFeatures,
-    PowerTransformer,
     StandardScaler,
     TargetEncoder,
 )
@@ -41,102 +35,30 @@ import onnxtrain_sklearn._inference.predictor as inference
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.mixed_columns import (
+    BINARY,
+    FRAME,
+    NEW,
+    NUMBER,
+    OLD,
+    OPSETS,
+    THREE,
+    TRANSFORMERS,
+    N,
+    classifier,
+    columns,
+    encoded,
+    fitted,
+    regressor,
+    rng,
+    session_results,
+    with_value,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
     pytest.mark.filterwarnings("ignore:.*TargetEncoder.random_state:FutureWarning"),
 ]
-
-rng = np.random.default_rng(0)
-N, OLD, NEW = 120, slice(0, 60), slice(60, None)
-KINDS, SIZES = rng.choice(["red", "green", "blue"], N), rng.choice(["S", "M", "L"], N)
-FRAME = pd.DataFrame(
-    {
-        "a": rng.normal(size=N),
-        "kind": KINDS,
-        "b": rng.normal(size=N),
-        "size": np.where(rng.random(N) < 0.2, np.nan, SIZES.astype(object)),
-        "count": rng.integers(0, 4, N),
-        "old": rng.random(N) < 0.5,
-        "day": pd.date_range("2020-01-01", periods=N),
-        "note": [f"The {kind.upper()} box, naïve {size * 2} {kind}" for kind, size in zip(KINDS, SIZES, strict=True)],
-    }
-)
-NUMBER = np.array(FRAME["a"] - 2 * FRAME["b"] + 1.5 * (KINDS == "red") - (SIZES == "M") + 0.3 * rng.normal(size=N))
-BINARY = np.where(NUMBER > 0, "yes", "no")
-THREE = np.digitize(NUMBER, [-1.0, 1.0])
-OPSETS = {"": 18, "ai.onnx.ml": 3}
-
-
-def columns(*transformers, **parameters):
-    return make_column_transformer(*transformers, **parameters)
-
-
-def encoded(encoder=None, names=("kind",)):
-    encoder = OneHotEncoder(handle_unknown="ignore") if encoder is None else encoder
-    return columns((encoder, list(names)), (StandardScaler(), ["a", "b"]))
-
-
-def fitted(*steps, y=NUMBER, X=FRAME, last=None):
-    return make_pipeline(*steps, Ridge() if last is None else last).fit(X[OLD], y[OLD])
-
-
-def regressor(model, **parameters):
-    return OrtGradientRegressor(model, **{"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0} | parameters)
-
-
-def classifier(model, **parameters):
-    return OrtGradientClassifier(model, **{"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0} | parameters)
-
-
-def session_results(proto, X=FRAME):
-    """Return what a bare session gives for a frame: a column of text or float32 for each input."""
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    kinds = {"tensor(float)": np.float32, "tensor(string)": object}
-    feeds = {}
-    for given in session.get_inputs():
-        assert given.shape[1] == 1
-        values = X[[given.name]].to_numpy()
-        text = values.astype(str) if given.type == "tensor(string)" else values
-        feeds[given.name] = text.astype(kinds[given.type])
-    return session.run(None, feeds)
-
-
-def with_value(name, value, row=70):
-    frame = FRAME.astype({name: object})
-    frame.loc[row, name] = value
-    return frame
-
-
-TRANSFORMERS = {
-    "one-hot": encoded(),
-    "one-hot of two": encoded(OneHotEncoder(drop="first"), ["size", "kind"]),
-    "one-hot of rare ones": encoded(OneHotEncoder(max_categories=2), ["kind", "size"]),
-    "one-hot to integers": encoded(OneHotEncoder(dtype=np.int64, sparse_output=False)),
-    "text and numbers": encoded(OneHotEncoder(), ["kind", "count", "old"]),
-    "ordinal": encoded(OrdinalEncoder(), ["kind"]),
-    "ordinal, missing": encoded(OrdinalEncoder(encoded_missing_value=-2), ["size"]),
-    "target": encoded(TargetEncoder(random_state=0), ["kind", "size"]),
-    "imputed": columns(
-        (make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder()), ["size"]),
-        (make_pipeline(SimpleImputer(), StandardScaler()), ["a", "b"]),
-    ),
-    "imputed by a constant": columns(
-        (make_pipeline(SimpleImputer(strategy="constant", fill_value="?"), OneHotEncoder()), ["size", "kind"]),
-        ("passthrough", ["a", "b"]),
-    ),
-    "selected": columns(
-        (OneHotEncoder(), make_column_selector(pattern="kind|size")),
-        (StandardScaler(), make_column_selector(dtype_include=float)),
-    ),
-    "passed on": columns((OneHotEncoder(), ["kind"]), ("drop", ["size", "day", "note"]), remainder="passthrough"),
-    "by position": columns((OneHotEncoder(), [1]), (StandardScaler(), slice(2, 3))),
-    "text alone": columns((OneHotEncoder(), ["kind", "size"])),
-    "numbers alone": columns((StandardScaler(), ["a", "b"])),
-    "union": columns((make_union(OneHotEncoder(), OrdinalEncoder()), ["kind"]), (StandardScaler(), ["a", "b"])),
-    "nested": columns((encoded(), ["kind", "a", "b"]), (OneHotEncoder(), ["size"])),
-    "words": columns((TfidfVectorizer(), "note"), (OneHotEncoder(), ["kind"]), (StandardScaler(), ["a", "b"])),
-}
 
 
 class TestTransformers:
@@ -321,173 +243,6 @@ class TestData:
         rows = np.repeat(np.arange(N), counts)
         repeated = regressor(model, shuffle=False, batch_size=len(rows)).fit(FRAME.iloc[rows], NUMBER[rows])
         assert_allclose(tuned.predict(FRAME), repeated.predict(FRAME), rtol=1e-4, atol=1e-5)
-
-
-class TestUnknownAndMissing:
-    def test_unknown_gives_zeros(self):
-        tuned = regressor(fitted(encoded())).fit(with_value("kind", "violet"), NUMBER)
-        odd = with_value("kind", "violet", row=0)
-        assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
-        assert_array_equal(session_results(tuned.to_onnx(), odd)[0].ravel(), tuned.predict(odd))
-        assert tuned.predict(odd)[0] != tuned.predict(FRAME)[0]
-
-    @pytest.mark.parametrize("encoder", [
-        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1), TargetEncoder(random_state=0),
-        OneHotEncoder(handle_unknown="infrequent_if_exist"),
-    ], ids=["ordinal", "target", "one-hot"])  # fmt: skip
-    def test_unknown_has_a_number(self, encoder):
-        tuned = regressor(fitted(encoded(encoder, ["kind"]))).fit(FRAME, NUMBER)
-        odd = with_value("kind", "violet", row=0)
-        assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
-        assert tuned.predict(odd)[0] != tuned.predict(FRAME)[0]
-
-    @pytest.mark.parametrize(("name", "value", "shown"), [
-        ("kind", "violet", r"\['violet'\] in column 'kind'"), ("kind", np.nan, r"\['nan'\] in column 'kind'"),
-        ("kind", None, r"\['None'\] in column 'kind'"), ("count", 9, r"\[9.0\] in column 'count'"),
-    ])  # fmt: skip
-    @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()], ids=["one-hot", "ordinal"])
-    def test_unknown_is_an_error_as_in_scikit_learn(self, encoder, name, value, shown):
-        model = fitted(encoded(encoder, ["kind", "count"]))
-        odd = with_value(name, value)
-        with pytest.raises(ValueError, match="Found unknown categories"):
-            model.predict(odd)
-        tuned = regressor(model)
-        with pytest.raises(ValueError, match=f"Found unknown categories {shown}"):
-            tuned.fit(odd, NUMBER)
-        assert not hasattr(tuned, "_run")
-        tuned.fit(FRAME, NUMBER)
-        before, weights = dict(vars(tuned)), tuned.weights_
-        for method in (tuned.fit, tuned.partial_fit):
-            with pytest.raises(ValueError, match="Found unknown"):
-                method(odd, NUMBER)
-            assert vars(tuned) == before
-        with pytest.raises(ValueError, match="Found unknown"):
-            tuned.predict(odd)
-        assert all((array == weights[name]).all() for name, array in tuned.weights_.items())
-
-    def test_exported_encoder_refuses_what_it_does_not_know(self):
-        proto = regressor(fitted(encoded(OneHotEncoder()))).fit(FRAME, NUMBER).to_onnx()
-        with pytest.raises(Exception, match="Unknown Category"):
-            session_results(proto, with_value("kind", "violet"))
-
-    def test_missing_text_is_a_category(self):
-        model = fitted(encoded(OneHotEncoder(), ["size"]))
-        assert FRAME["size"].isna().any()
-        tuned = regressor(model).fit(FRAME, NUMBER)
-        assert_allclose(tuned.predict(FRAME), tuned.to_sklearn().predict(FRAME), rtol=1e-5, atol=1e-5)
-
-    @pytest.mark.parametrize("name", ["one-hot of two", "imputed"])
-    def test_text_that_stands_for_missing_text(self, name):
-        tuned = regressor(fitted(clone(TRANSFORMERS[name]))).fit(FRAME, NUMBER)
-        with pytest.raises(ValueError, match="'nan' in column 'size' of X cannot be told from missing text"):
-            tuned.predict(with_value("size", "nan"))
-
-    def test_missing_text_that_stands_for_text(self):
-        frame = with_value("kind", "nan", row=0)
-        model = make_pipeline(encoded(), Ridge()).fit(frame, NUMBER)
-        with pytest.raises(ValueError, match="cannot be told from missing text"):
-            regressor(model).fit(with_value("kind", np.nan), NUMBER)
-
-    def test_both_among_the_categories(self):
-        frame = with_value("size", "nan", row=0)
-        model = make_pipeline(encoded(names=["size"]), Ridge()).fit(frame, NUMBER)
-        with pytest.raises(ModelError, match="two categories of column 'size', and the same in ONNX"):
-            regressor(model).fit(frame, NUMBER)
-
-    def test_ordinal_without_a_number_for_missing_text(self):
-        model = fitted(encoded(OrdinalEncoder(), ["size"]), last=HistGradientBoostingRegressor(max_iter=3))
-        with pytest.raises(ValueError, match="Text is missing in column 'size'"):
-            regressor(model).fit(FRAME, NUMBER)
-
-    def test_missing_numbers(self):
-        frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
-        tuned = regressor(fitted(clone(TRANSFORMERS["imputed"]), X=frame)).fit(frame, NUMBER)
-        assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-5, atol=1e-5)
-
-    @pytest.mark.parametrize(("steps", "behind"), [
-        ([StandardScaler(), SimpleImputer()], []), ([MinMaxScaler(), KNNImputer()], []),
-        ([PowerTransformer(), SimpleImputer(add_indicator=True)], []), ([StandardScaler()], [SimpleImputer()]),
-    ])  # fmt: skip
-    def test_missing_numbers_are_scaled_before_they_are_imputed(self, steps, behind):
-        frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
-        mixed = columns((OneHotEncoder(sparse_output=False), ["kind"]), (make_pipeline(*steps), ["a", "b"]))
-        model = fitted(mixed, *behind, X=frame)
-        start = regressor(model, learning_rate_init=0.0, max_iter=1).fit(frame, NUMBER)
-        assert_allclose(start.predict(frame), model.predict(frame), rtol=1e-4, atol=1e-4)
-        tuned = regressor(model).fit(frame[NEW], NUMBER[NEW])
-        assert all((array != start.weights_[name]).any() for name, array in tuned.weights_.items())
-        assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-4, atol=1e-5)
-
-    @pytest.mark.parametrize(("step", "last"), [
-        (StandardScaler(), Ridge()), (PolynomialFeatures(), HistGradientBoostingRegressor(max_iter=2)),
-        (make_pipeline(StandardScaler(), PolynomialFeatures(), SimpleImputer()), Ridge()),
-    ])  # fmt: skip
-    def test_missing_numbers_are_refused_where_a_step_does(self, step, last):
-        model = fitted(columns((OneHotEncoder(sparse_output=False), ["kind"]), (step, ["a", "b"])), last=last)
-        frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
-        for estimator in (model, regressor(model).fit(FRAME, NUMBER)):
-            with pytest.raises(ValueError, match="contains NaN"):
-                estimator.predict(frame)
-
-
-class TestDocuments:
-    def model(self, vectorizer=None, y=BINARY):
-        vectorizer = TfidfVectorizer() if vectorizer is None else vectorizer
-        return make_pipeline(vectorizer, LogisticRegression()).fit(FRAME["note"][OLD], y[OLD])
-
-    @pytest.mark.parametrize("kind", [list, np.array, pd.Series])
-    def test_train(self, kind):
-        notes = kind(FRAME["note"].tolist())
-        tuned = classifier(self.model()).fit(notes, BINARY)
-        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
-        assert "tfidfvectorizer.tfidf.idf" in tuned.weights_
-        assert_allclose(tuned.to_sklearn().predict_proba(notes), tuned.predict_proba(notes), rtol=1e-4, atol=1e-5)
-        (given,) = tuned.to_onnx().graph.input
-        session = onnxruntime.InferenceSession(tuned.to_onnx().SerializeToString())
-        results = session.run(None, {given.name: FRAME[["note"]].to_numpy(object)})
-        assert_allclose(results[1], tuned.predict_proba(notes), rtol=0, atol=5e-7)
-
-    @pytest.mark.parametrize("vectorizer", [
-        CountVectorizer(), CountVectorizer(ngram_range=(1, 2)), TfidfVectorizer(ngram_range=(2, 2)),
-        TfidfVectorizer(lowercase=False), CountVectorizer(stop_words="english"), CountVectorizer(analyzer="char"),
-    ])  # fmt: skip
-    def test_words_are_those_of_scikit_learn(self, vectorizer):
-        documents = ["The naïve ÉTÉ 日本語 a b c", "x² Ωmega_3 don't I am", "the RED box, the red box", "", "red 42"]
-        documents *= 4
-        y = np.arange(20) % 5 > 1
-        model = make_pipeline(clone(vectorizer), LogisticRegression()).fit(documents, y)
-        tuned = classifier(model, max_iter=2).fit(documents, y)
-        others = ["", "The a RED box", "ÉTÉ naïve x² red", "unheard of"]
-        back = tuned.to_sklearn()
-        for rows in (documents, others, others[:1]):
-            assert_allclose(back.predict_proba(rows), tuned.predict_proba(rows), rtol=1e-5, atol=1e-6)
-
-    def test_every_document_is_compared(self):
-        plain = ["red box", "blue bag"] * 300
-        vectorizer = TfidfVectorizer(stop_words=["the"], ngram_range=(1, 2))  # skl2onnx keeps such words between others
-        model = make_pipeline(vectorizer, LogisticRegression()).fit([*plain, "red bag"], [0, 1] * 300 + [1])
-        documents = [*plain, "red the bag", *plain]
-        y = np.arange(len(documents)) % 2
-        with pytest.raises(ModelError, match="differ"):
-            classifier(model).fit(documents, y)
-        classifier(model).fit(plain, y[:600])
-
-    @pytest.mark.parametrize(("vectorizer", "match"), [
-        (TfidfVectorizer(token_pattern=r"(?u)\b\w+\b"), "cannot run what makes numbers of the model's text"),
-        (CountVectorizer(strip_accents="unicode"), "skl2onnx cannot convert"),
-    ])  # fmt: skip
-    def test_refused(self, vectorizer, match):
-        with pytest.raises(ModelError, match=match):
-            classifier(self.model(vectorizer)).fit(FRAME["note"], BINARY)
-
-    @pytest.mark.parametrize(("X", "match"), [
-        (FRAME[["note"]], "a sequence of texts, got DataFrame of 2 axes"), ("a box", "a sequence of texts, got str"),
-        (["a box", None], "Text is missing"), (["a box", 3], "takes text in column 'text' of X, got int"),
-    ])  # fmt: skip
-    def test_wrong_data(self, X, match):
-        tuned = classifier(self.model()).fit(FRAME["note"], BINARY)
-        with pytest.raises(ValueError, match=match):
-            tuned.predict(X)
 
 
 class TestTools:
