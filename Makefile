@@ -55,7 +55,7 @@ test-all: test
 
 prove: $(STAMP)
 	$(if $(OP),,$(error name an operator, as in: make prove OP=Resize))
-	$(PYTEST) --operator $(OP)
+	$(PYTEST) tests/contracts tests/test_rewrite.py --operator $(OP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
