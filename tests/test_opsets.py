@@ -93,7 +93,7 @@ def test_all_graphs_are_valid_at_every_opset(loss, opset, monkeypatch):
         graphs.append(ir.to_proto(result.model))
         return result
 
-    for module in ("_training.host_step", "_training.loss_graph"):
+    for module in ("_training.base_step", "_training.loss_graph"):
         monkeypatch.setattr(f"onnxtrain_sklearn.{module}.differentiate", spy)
     found = fitted(loss, opset, "portable")
     exported = found.to_onnx()
