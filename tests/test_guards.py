@@ -51,6 +51,7 @@ PROTOBUF = {
         "load_model_from_string",
     },
     "_graph.limits": {"AttributeProto", "GraphProto", "ModelProto", "NodeProto", "TensorProto"},  # counted unread
+    "_graph.reductions": {"AttributeProto", "GraphProto", "NodeProto"},  # rewritten as they are read
     "_graph.survival": {"FunctionProto", "GraphProto", "ModelProto", "NodeProto", "shape_inference"},  # a strict one
     "_graph.protobuf": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes

@@ -7,7 +7,8 @@ them. Releases of onnxruntime before 1.21 fail on some of these nodes and return
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+
+import onnx
 
 from .survival import nodes_of
 
@@ -21,14 +22,14 @@ ELEMENTWISE = {
 """What each reduction does to an element by itself."""
 
 
-def over_no_axes(graph: Any) -> list[Any]:
+def over_no_axes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of a GraphProto, and of its subgraphs, that reduce over no axes."""
     candidates = [node for node in nodes_of(graph) if not node.domain and _keeps_all(node)]
     empty = {*_empty_constants(graph)} if candidates else set()
     return [node for node in candidates if node.input[1:2] in ([], [""]) or node.input[1] in empty]
 
 
-def apply_to_elements(node: Any) -> None:
+def apply_to_elements(node: onnx.NodeProto) -> None:
     """Turn a node that reduces over no axes into the operator that it stands for."""
     node.op_type = ELEMENTWISE[node.op_type]
     del node.attribute[:]
@@ -37,13 +38,13 @@ def apply_to_elements(node: Any) -> None:
         node.input.append(node.input[0])
 
 
-def _keeps_all(node: Any) -> bool:
+def _keeps_all(node: onnx.NodeProto) -> bool:
     attributes = {a.name: a for a in node.attribute}
     given = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i
     return node.op_type in ELEMENTWISE and bool(given) and not ("axes" in attributes and attributes["axes"].ints)
 
 
-def _empty_constants(graph: Any) -> Iterator[str]:
+def _empty_constants(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of initializers and constants without elements, those of subgraphs among them."""
     yield from (tensor.name for tensor in graph.initializer if list(tensor.dims) == [0])
     for node in graph.node:
@@ -54,7 +55,7 @@ def _empty_constants(graph: Any) -> Iterator[str]:
                 yield from _empty_constants(inner)
 
 
-def _is_empty(attribute: Any) -> bool:
+def _is_empty(attribute: onnx.AttributeProto) -> bool:
     """Whether the only attribute of a Constant holds no elements."""
     return (attribute.name == "value" and list(attribute.t.dims) == [0]) or (
         attribute.name == "value_ints" and not attribute.ints
