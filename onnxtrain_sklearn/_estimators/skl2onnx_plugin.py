@@ -181,7 +181,7 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     for i, (own, variable) in enumerate(zip(list(graph.inputs), variables, strict=True)):
         given = ir.val(op.name("input"), _TYPES[type(variable.type).__name__], ("N", None))
         value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
-        ir.convenience.replace_all_uses_with(own, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
+        own.replace_all_uses_with(value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
         graph.inputs[i] = given
     for i, variable in enumerate(operator.outputs):
         final = graph.outputs[i]

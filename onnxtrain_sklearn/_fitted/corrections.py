@@ -30,6 +30,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from .. import _runtime
 from .._graph.builder import GraphBuilder
+from .._graph.edits import insert_behind, replace_node, replace_value
 from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
 from .._typing import Estimator
 from ..exceptions import ModelError
@@ -89,21 +90,8 @@ def _log_link_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.
         return
     op = GraphBuilder(graph, prefix="log_link", constant_nodes=True)
     for node in [node for node in nodes if node.op_type == "TreeEnsembleRegressor"]:
-        _put_behind(op, node.outputs[0], op.Exp)
-
-
-def _put_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> None:
-    """Let everything that reads ``value`` read a function of it, under its name where it is an output."""
-    users = list(value.uses())
-    behind = function(value)
-    behind.type, behind.shape = value.type, value.shape
-    for node, index in users:
-        node.replace_input_with(index, behind)
-    for i, output in enumerate(op.graph.outputs):
-        if output is value:
-            op.graph.outputs[i] = behind
-            value.name, behind.name = op.name("raw"), value.name
-    op.graph.sort()
+        insert_behind(op, node.outputs[0], op.Exp)
+    graph.sort()
 
 
 def _outputs_of_perceptrons(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
@@ -122,7 +110,7 @@ def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Estimator, nodes: lis
     for node in (node for node in nodes if node.op_type == "Concat"):
         joined, own = node.outputs[0], node.inputs[1]
         if own is not None:
-            ir.convenience.replace_all_uses_with(joined, own, replace_graph_outputs=True)
+            joined.replace_all_uses_with(own, replace_graph_outputs=True)
 
 
 def _targets_of_neighbours(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
@@ -152,10 +140,7 @@ def _sums_of_processes(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Nod
             if estimator.alpha_.ndim > 1:
                 exact[0] = op.Unsqueeze(exact[0], axes=[2])
             total = op.ReduceSum(op.Mul(*exact), axes=[1], keepdims=False)  # a product is fused into one of float32
-            result, old = op.Cast(total, to=int(ir.DataType.FLOAT)), node.outputs[0]
-            result.shape = old.shape
-            ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-            graph.remove(node, safe=True)
+            replace_node(op, node, [op.Cast(total, to=int(ir.DataType.FLOAT))])
     graph.sort()
 
 
@@ -176,9 +161,7 @@ def _power_transform(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]
     op = GraphBuilder(graph, prefix="power_transform", constant_nodes=True)
     read = [v for node in inside for v in node.inputs if v is not None]
     power = next(v for v in read if v.const_value is not None and np.array_equal(v.const_value.numpy(), exponents))
-    result = _powers(op, given[0], power, estimator.method)
-    result.type, result.shape = made[0].type, made[0].shape
-    ir.convenience.replace_all_uses_with(made[0], result, replace_graph_outputs=True)
+    replace_value(op, made[0], _powers(op, given[0], power, estimator.method))
     graph.sort()
 
 
@@ -202,7 +185,8 @@ def _leave_gaps_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node])
         for i, value in enumerate(node.inputs):
             if value is given[0]:
                 node.replace_input_with(i, known)
-    _put_behind(op, made[0], lambda value: with_gaps(op, gap, value))
+    insert_behind(op, made[0], lambda value: with_gaps(op, gap, value))
+    graph.sort()
 
 
 def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.Value:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import keep_outputs
 from .._graph.queries import attribute, constant
 from ..exceptions import ModelError
 from .converters.context import EPSILON, ConversionRecord
@@ -57,9 +57,8 @@ def expose_labels(model: ir.Model, record: ModelRecord) -> None:
     for value in (scores, output):
         value.type = ir.TensorType(ir.DataType.FLOAT)
         value.shape = ir.Shape([None, len(classes) if indicators else sum(map(len, classes))])
-    graph.outputs[:] = [output, *(value for value in graph.outputs if value.name == CHOICE)]
     graph.sort()
-    common.RemoveUnusedNodesPass()(model)
+    keep_outputs(model, [output, *(value for value in graph.outputs if value.name == CHOICE)])
 
 
 def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:

@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import insert_behind
+from .._graph.names import Names
 from .._ml_operators.context import Role
 from .._typing import Estimator
 from .converters.context import ConversionRecord, ParameterSource
@@ -96,7 +98,7 @@ def named(
             continue
         used.add(attribute)
         stem = _stem(attribute, form) if attribute else role.role if role else name
-        new = _free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", model.graph)
+        new = Names(model.graph.initializers).free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", 2)
         _rename(model.graph, name, new)
         if form in COMPUTED:
             form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
@@ -204,14 +206,6 @@ def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
     return ".".join(names) or type(owner).__name__.lower()
 
 
-def _free(name: str, graph: ir.Graph) -> str:
-    candidate, count = name, 1
-    while candidate in graph.initializers:
-        count += 1
-        candidate = f"{name}_{count}"
-    return candidate
-
-
 def _rename(graph: ir.Graph, old: str, new: str) -> None:
     value = graph.initializers.pop(old)
     value.name = new
@@ -225,12 +219,9 @@ def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarra
     value, held = graph.initializers[name], np.atleast_1d(np.asarray(numbers, np.float32))
     if form == "transposed" and held.ndim != 2:
         return form
-    op, users = GraphBuilder(graph, prefix=f"{name}/{form}", constant_nodes=True), list(value.uses())
+    op = GraphBuilder(graph, prefix=f"{name}/{form}", constant_nodes=True)
     shape = value.shape if form == "transposed" else ir.Shape(held.shape)
     value.const_value, value.shape = ir.tensor(np.ascontiguousarray(held), name=name), ir.Shape(held.shape)
-    computed = COMPUTED[form](op, value)
-    computed.type, computed.shape = value.type, shape
-    for node, index in users:
-        node.replace_input_with(index, computed)
+    insert_behind(op, value, lambda v: COMPUTED[form](op, v)).shape = shape
     graph.sort()
     return "same"

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import bypass, copy_type, insert_behind, keep_outputs, replace_node
 from .._graph.queries import dims
 from .._typing import Estimator
 from ..exceptions import ModelError
@@ -40,22 +40,20 @@ def prune(model: ir.Model, position: int) -> None:
         if not isinstance(value.type, ir.TensorType):
             raise ModelError(f"Its output {value.name!r} is no tensor, which alone can be trained.")
         value.shape = None  # skl2onnx declares two columns where there is one
-    model.graph.outputs[:] = kept
-    common.RemoveUnusedNodesPass()(model)
+    keep_outputs(model, kept)
 
 
 def drop_needless_norms(graph: ir.Graph) -> None:
     """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
     for node in [n for n in graph if n.op_type == "Normalizer"]:
-        x, y = node.inputs[0], node.outputs[0]
+        x = node.inputs[0]
         maker = None if x is None else x.producer()
         if x is None or maker is None or maker.op_type != "LinearClassifier":
             continue
         transform = maker.attributes["post_transform"].as_string() if "post_transform" in maker.attributes else "NONE"
         two = len(maker.attributes["intercepts"].as_floats()) <= 2
         if transform == "SOFTMAX" or (transform == "LOGISTIC" and two):
-            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
-            graph.remove(node, safe=True)
+            bypass(node, x)
 
 
 def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin:
@@ -83,16 +81,16 @@ def normalise_leaves(model: ir.Model, name: str, share: float, groups: np.ndarra
         return False
     op = GraphBuilder(model.graph, prefix=f"{name}/normalised", constant_nodes=True)
     value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=name)
-    users = list(value.uses())
-    size = op.Abs(value)
-    if p.ndim < 2:
-        total = op.Add(size, op.Abs(op.Sub(1.0, value)))
-    else:
-        total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
-    normalised = op.Mul(op.Div(size, total), share)
-    normalised.type, normalised.shape = value.type, value.shape
-    for node, index in users:
-        node.replace_input_with(index, normalised)
+
+    def normalised(value: ir.Value) -> ir.Value:
+        size = op.Abs(value)
+        if p.ndim < 2:
+            total = op.Add(size, op.Abs(op.Sub(1.0, value)))
+        else:
+            total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
+        return op.Mul(op.Div(size, total), share)
+
+    insert_behind(op, value, normalised)
     model.graph.sort()
     return True
 
@@ -118,9 +116,7 @@ def tie_normal_density(model: ir.Model, origin: Origin, root: Estimator, watched
         op = GraphBuilder(model.graph, prefix=f"{origin.name}/density", constant_nodes=True)
         rows = op.Reshape(variance, np.array(owner.var_.shape))
         total = op.ReduceSum(op.Log(op.Mul(rows, 2 * np.pi)), axes=[1], keepdims=False)
-        computed = op.Reshape(op.Mul(total, -0.5), np.array(array.shape))
-        computed.type, computed.shape = value.type, value.shape
-        ir.convenience.replace_all_uses_with(value, computed)
+        value.replace_all_uses_with(copy_type(op.Reshape(op.Mul(total, -0.5), np.array(array.shape)), value))
         del model.graph.initializers[name]
     model.graph.sort()
 
@@ -148,21 +144,19 @@ def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | No
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
     if shown is None and probabilities and not ends_in(output, "Softmax"):
-        shown = op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1)
-        shown.type, shown.shape = output.type, output.shape
+        shown = copy_type(op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1), output)
     elif shown is None and margin is not None and (dims(output) or [0])[-1] == 2:
         shown = op.Gather(output, np.array([margin]), axis=1)
         shown.type = output.type
     if shown is not None:
         model.graph.outputs[0] = shown
         model.graph.sort()
-        common.RemoveUnusedNodesPass()(model)
+        keep_outputs(model, model.graph.outputs)
 
 
 def _fold_factor(graph: ir.Graph) -> None:
     """Take a factor behind an exponential into its exponent: losses with a log link look behind the last one."""
-    old = graph.outputs[0]
-    product = old.producer()
+    product = graph.outputs[0].producer()
     if product is None or product.op_type != "Mul" or product.domain or None in product.inputs:
         return
     exponential, factor = product.inputs
@@ -171,28 +165,20 @@ def _fold_factor(graph: ir.Graph) -> None:
     tensor = ir.convenience.get_const_tensor(factor)
     if tensor is None or tensor.size != 1 or not ends_in(exponential, "Exp") or not (tensor.numpy() > 0).all():
         return
-    op, name = GraphBuilder(graph, prefix="factor", constant_nodes=True), old.name
+    op = GraphBuilder(graph, prefix="factor", constant_nodes=True)
     exponent = exponential.producer().inputs[0]  # type: ignore[union-attr]
-    result = op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))
-    result.type, result.shape, graph.outputs[0] = old.type, old.shape, result
-    graph.remove(product, safe=True)
-    result.name = name
+    replace_node(op, product, [op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))])
 
 
 def _expose_exponential(graph: ir.Graph) -> None:
     """Put a reshaping behind the exponential of a regressor before it: losses with a log link look behind the last."""
-    output = graph.outputs[0]
-    reshape = output.producer()
+    reshape = graph.outputs[0].producer()
     before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
     if reshape is None or before is None or not ends_in(before, "Exp"):
         return
-    op, name = GraphBuilder(graph, prefix="link", constant_nodes=True), output.name
+    op = GraphBuilder(graph, prefix="link", constant_nodes=True)
     scores = before.producer().inputs[0]  # type: ignore[union-attr]
-    exponential = op.Exp(op.Reshape(scores, reshape.inputs[1]))
-    exponential.type, exponential.shape = output.type, output.shape
-    graph.outputs[0] = exponential
-    graph.remove(reshape, safe=True)
-    exponential.name = name
+    replace_node(op, reshape, [op.Exp(op.Reshape(scores, reshape.inputs[1]))])
 
 
 def ends_in(value: ir.Value, op_type: str) -> bool:

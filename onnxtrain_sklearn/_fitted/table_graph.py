@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import keep_outputs
+from .._graph.names import names_of
 from .._graph.protobuf import to_proto
 from .._graph.queries import reads
 from .._graph.shapes import infer_shapes
@@ -60,7 +61,7 @@ def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
     """Give the inputs these names, in place; what else bears one of them gets another."""
     for value in _made(graph):
         if value.name in names:
-            value.name = _unused(f"{value.name}_", graph)
+            value.name = names_of(graph).free(f"{value.name}_")
     for value, name in zip(graph.inputs, names, strict=True):
         value.name = name
 
@@ -68,23 +69,16 @@ def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
     """Make inputs of one column of float32 each those of a single matrix, in place; return its name."""
     matrix = ir.Value(
-        name=_unused("X", graph),
+        name=names_of(graph).free("X"),
         type=ir.TensorType(ir.DataType.FLOAT),
         shape=ir.Shape([ir.SymbolicDim("N"), len(columns)]),
     )
     graph.inputs[:] = [matrix, *(v for v in graph.inputs if v not in columns)]
     op = GraphBuilder(graph, prefix="column", constant_nodes=True)
     for i, column in enumerate(columns):
-        ir.convenience.replace_all_uses_with(column, op.Gather(matrix, np.array([i]), axis=1))
+        column.replace_all_uses_with(op.Gather(matrix, np.array([i]), axis=1))
     graph.sort()
     return matrix.name or ""
-
-
-def _unused(name: str, graph: ir.Graph) -> str:
-    taken = {v.name for node in graph for v in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
@@ -96,14 +90,13 @@ def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     nodes = _before_numbers(whole.model.graph, whole.parameters)
     border = {v.name for node in nodes for v in node.outputs if _leaves(v, nodes)}
     encoder, rest = whole.model.clone(), whole.model.clone()
-    encoder.graph.outputs[:] = [v for v in _made(encoder.graph) if v.name in border]
+    keep_outputs(encoder, [v for v in _made(encoder.graph) if v.name in border], inputs=True)
     for value in [v for v in _made(rest.graph) if v.name in border]:
         given = ir.Value(name=value.name, type=value.type, shape=_varying_rows(value))
         value.name = f"{value.name}/encoded"
-        ir.convenience.replace_all_uses_with(value, given)
+        value.replace_all_uses_with(given)
         rest.graph.inputs.append(given)
-    for model in (encoder, rest):
-        _drop_unused(model)
+    keep_outputs(rest, rest.graph.outputs, inputs=True)
     frozen, left = encoder.graph.initializers, rest.graph.initializers
     parameters = tuple(name for name in whole.parameters if name in left and name not in frozen)
     return replace(whole, model=rest, parameters=parameters), to_proto(encoder).SerializeToString()
@@ -159,9 +152,3 @@ def _made(graph: ir.Graph) -> list[ir.Value]:
 def _varying_rows(value: ir.Value) -> ir.Shape:
     sizes = [None, None] if value.shape is None else list(value.shape)  # encoders make matrices
     return ir.Shape([ir.SymbolicDim("N"), *(d if isinstance(d, int) else None for d in sizes[1:])])
-
-
-def _drop_unused(model: ir.Model) -> None:
-    common.RemoveUnusedNodesPass()(model)
-    for value in [v for v in model.graph.inputs if not v.uses()]:
-        model.graph.inputs.remove(value)

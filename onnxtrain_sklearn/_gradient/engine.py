@@ -18,7 +18,7 @@ import onnx_ir.passes.common
 from .. import _runtime
 from .._graph.builder import GraphBuilder
 from .._graph.contrib.lowering import lower
-from .._graph.edits import multiply_by_columns
+from .._graph.edits import copy_type, multiply_by_columns
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
 from .._graph.protobuf import checked
@@ -219,7 +219,7 @@ def _add_zero_gradients(graph: ir.Graph, names: Sequence[str]) -> None:
     for name in names:
         source = values[name]
         zero = op.ConstantOfShape(op.Shape(source), value=ir.tensor([0], dtype=source.dtype))
-        zero.name, zero.type, zero.shape = f"{name}_grad", source.type, source.shape
+        copy_type(zero, source).name = f"{name}_grad"
         graph.outputs.append(zero)
 
 

@@ -8,7 +8,7 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ import onnx.defs
 import onnx_ir as ir
 
 from ..exceptions import ModelError
+from .names import names_of
 from .shapes import infer_shapes
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
@@ -23,23 +24,6 @@ Setting: TypeAlias = "Operand | str | Sequence[str] | ir.TensorProtocol | ir.Gra
 """What a keyword of an emitted operator holds: an attribute, or an input by its name."""
 
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
-
-
-class Names(set[str]):
-    """The names of a graph; remembers which numbers are taken, as there may be thousands of nodes of a kind."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        super().__init__(names)
-        self._counts: dict[str, int] = {}
-
-    def free(self, base: str) -> str:
-        """Return ``base``, or ``base_1`` and so on: a name that is not there, and is from now on."""
-        candidate = base
-        while candidate in self:
-            self._counts[base] = self._counts.get(base, 0) + 1
-            candidate = f"{base}_{self._counts[base]}"
-        self.add(candidate)
-        return candidate
 
 
 class GraphBuilder:
@@ -82,7 +66,7 @@ class GraphBuilder:
         self._constant_nodes = constant_nodes
         self._emitted: dict[tuple[object, ...], Sequence[ir.Value]] | None = {} if shared else None
         self._tape = ir.tape.Tape(graph)
-        self.taken = _names(graph)
+        self.taken = names_of(graph)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
@@ -173,6 +157,11 @@ class GraphBuilder:
         """Return a name that nothing in the graph has yet."""
         return self.taken.free(f"{self._prefix}/{stem}")
 
+    def emitted(self, value: ir.Value) -> bool:
+        """Whether a node of this builder computes ``value``, so that it may be renamed."""
+        node = value.producer()
+        return node is not None and (node.name or "").startswith(f"{self._prefix}/")
+
     def _fit_schema(
         self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
     ) -> tuple[list[ir.Value | None], dict[str, Any]]:
@@ -248,9 +237,3 @@ def _identity(attribute: object) -> object:
     if isinstance(attribute, np.ndarray):  # whose repr is shortened
         return attribute.dtype, attribute.shape, attribute.tobytes()
     return id(attribute) if isinstance(attribute, ir.Graph) else attribute
-
-
-def _names(graph: ir.Graph) -> Names:
-    nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
-    values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
-    return Names({v.name for v in values if v.name} | {node.name for node in nodes if node.name})

@@ -12,6 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError
+from .edits import bypass
+from .names import Names
 from .queries import describe, reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
@@ -146,24 +148,21 @@ def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
 
 def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
     """Put an initializer of the main graph in the place of ``value``, under a name that is free."""
-    free = stem = name or value.name or "weight"
-    taken, count = _names(graph, value), 0
-    while free in taken:
-        count += 1
-        free = f"{stem}_{count}"
+    free = _names(graph, value).free(name or value.name or "weight")
     value.const_value = None  # a name goes on to the tensor, which the user's model shares
     if value.name == free:
         value.name = f"{free}/constant"
     own = ir.Value(name=free, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
     own.const_value = ir.tensor(array, name=free)
     graph.initializers.add(own)
-    ir.convenience.replace_all_uses_with(value, own)
+    value.replace_all_uses_with(own)
 
 
-def _names(graph: ir.Graph, but: ir.Value) -> set[str | None]:
+def _names(graph: ir.Graph, but: ir.Value) -> Names:
     """Return the names of all values, those in bodies included, but of one."""
     own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
-    return {v.name for v in (*own, *(v for node in graph.all_nodes() for v in node.outputs)) if v is not but}
+    made = (v for node in graph.all_nodes() for v in node.outputs)
+    return Names(v.name for v in (*own, *made) if v is not but and v.name)
 
 
 def _lift(graph: ir.Graph, body: ir.Graph) -> None:
@@ -190,8 +189,7 @@ def _without_cast(value: ir.Value) -> None:
         maker.attributes.clear()
         maker.attributes["value"] = ir.AttrTensor("value", held)
     for node in uses:
-        ir.convenience.replace_all_uses_with(node.outputs[0], value)
-        _remove(node)
+        bypass(node, value)
 
 
 def _dequantize(graph: ir.Graph, node: ir.Node) -> None:

@@ -1,20 +1,96 @@
-"""Edits of graphs, in place."""
+"""Edits of graphs, in place: replace a value or a node, insert a function, keep some outputs, swap initializers.
+
+An edit keeps the names of the graph's outputs. It does not sort the nodes: one ``graph.sort()`` after the last edit is
+enough. What is edited, and why, is the caller's to know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from .builder import GraphBuilder
 from .shapes import infer_shapes
 
 
-def multiply_by_columns(model: ir.Model) -> ir.Model:
-    """Multiply by a column where a product is with a vector, in place; ranks must have been inferred.
+def copy_type(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Give ``value`` the type and shape of ``like``; return it."""
+    value.type, value.shape = like.type, like.shape
+    return value
 
-    onnxruntime fuses a transposition with the product behind it, and what it then computes for a vector is wrong.
+
+def replace_value(op: GraphBuilder, old: ir.Value, new: ir.Value, *, typed: bool = True) -> ir.Value:
+    """Let ``new`` stand for ``old`` everywhere, under its name where ``op`` emitted it; return what stands there.
+
+    An output of the graph that ``op`` did not emit is returned through an Identity, so that it keeps its name. Where
+    type or shape of ``new`` are missing it gets those of ``old``, if ``typed``.
+    """
+    if old.is_graph_output() and (new.is_graph_output() or not op.emitted(new)):
+        new = op.Identity(new)
+    if typed:
+        new.type = old.type if new.type is None else new.type
+        new.shape = old.shape if new.shape is None else new.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if op.emitted(new) and old.name:  # an omitted output has none
+        name, old.name = old.name, op.name("replaced")
+        new.name = name
+    return new
+
+
+def replace_node(op: GraphBuilder, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
+    """Let ``results`` stand for the outputs of ``node``, in their order, and remove it; None: nothing reads it."""
+    assert node.graph is not None
+    for old, new in zip(node.outputs, results, strict=False):
+        if new is not None:
+            replace_value(op, old, new)
+    node.graph.remove(node, safe=True)
+
+
+def bypass(node: ir.Node, source: ir.Value) -> None:
+    """Let what reads the first output of ``node`` read ``source``, under the name of ``source``; remove the node."""
+    assert node.graph is not None
+    node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+
+
+def insert_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """Let everything that reads ``value`` read ``function(value)``; return this, which has its type and shape.
+
+    Where ``value`` is an output of the graph, the result takes its name.
+    """
+    users = list(value.uses())
+    result = copy_type(function(value), value)
+    for node, index in users:
+        node.replace_input_with(index, result)
+    for i, output in enumerate(op.graph.outputs):
+        if output is value:
+            op.graph.outputs[i] = result
+            value.name, result.name = op.name("raw"), value.name
+    return result
+
+
+def hold_as_constant(op: GraphBuilder, value: ir.Value) -> None:
+    """Turn an initializer into a Constant node, so that nobody takes it for a weight; ``op`` emits such nodes."""
+    assert value.const_value is not None
+    value.replace_all_uses_with(op.constant(value.const_value.numpy()))
+    del op.graph.initializers[value.name or ""]
+
+
+def keep_outputs(model: ir.Model, outputs: Sequence[ir.Value], *, inputs: bool = False) -> None:
+    """Keep these outputs and the nodes behind them, and with ``inputs`` only the inputs that these read."""
+    model.graph.outputs[:] = list(outputs)
+    common.RemoveUnusedNodesPass()(model)
+    if inputs:
+        model.graph.inputs[:] = [value for value in model.graph.inputs if value.uses() or value.is_graph_output()]
+
+
+def multiply_by_columns(model: ir.Model) -> ir.Model:
+    """Turn products with a vector into products with a column; ranks must have been inferred.
+
+    onnxruntime fuses a transposition with the product behind it, and computes wrong numbers if that is with a vector.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="by_column", constant_nodes=True)
@@ -22,12 +98,7 @@ def multiply_by_columns(model: ir.Model) -> ir.Model:
     for node in found:
         first, second = node.inputs
         assert second is not None
-        result = op.Squeeze(op.MatMul(first, op.Unsqueeze(second, axes=[1])), axes=[-1])
-        old = node.outputs[0]
-        result.type, result.shape = old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-        result.name, old.name = old.name, None
+        replace_node(op, node, [op.Squeeze(op.MatMul(first, op.Unsqueeze(second, axes=[1])), axes=[-1])])
     if found:
         graph.sort()
         infer_shapes(model)
@@ -40,13 +111,13 @@ def _is_by_vector(node: ir.Node) -> bool:
 
 
 def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
-    """Replace the values of initializers by name, in place."""
+    """Replace the values of initializers by name."""
     for name, array in weights.items():
         graph.initializers[name].const_value = ir.tensor(np.asarray(array, order="C"), name=name)
 
 
 def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
-    """Turn initializers into graph inputs, in place, so that a session reads them from memory that we own."""
+    """Turn initializers into graph inputs: a session then reads them from memory of the caller."""
     for name in names:
         value = graph.initializers.pop(name)
         value.const_value = None

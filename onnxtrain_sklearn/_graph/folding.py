@@ -92,7 +92,7 @@ def _put_constants(graph: ir.Graph, known: Known) -> bool:
     ends = [v for v in whole if any(not whole.keys() >= set(user.outputs) for user, _ in v.uses())]
     for value in ends:
         assert value.dtype is not None
-        ir.convenience.replace_all_uses_with(value, op.constant(whole[value].astype(value.dtype.numpy())))
+        value.replace_all_uses_with(op.constant(whole[value].astype(value.dtype.numpy())))
     if ends:
         graph.sort()
         for node in reversed(list(graph)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from ..exceptions import ModelError
 from .batch_statistics import normalizes_by_batch, use_running_statistics
+from .edits import bypass, copy_type, keep_outputs
 from .shapes import free_batch_axis
 
 
@@ -14,11 +14,7 @@ def alone(source: ir.Model, output: str) -> ir.Model:
     """Return the inference form of ``source`` with one output."""
     model = inference_form(source)
     free_batch_axis(model)
-    graph = model.graph
-    graph.outputs[:] = [v for v in graph.outputs if v.name == output]
-    common.RemoveUnusedNodesPass()(model)
-    for value in [v for v in graph.inputs if not v.uses()]:
-        graph.inputs.remove(value)
+    keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
     return model
 
 
@@ -44,6 +40,6 @@ def _pass_on(node: ir.Node) -> None:
         graph.insert_before(node, identity)
         identity.outputs[0].name, source = dropped.name, identity.outputs[0]
         graph.outputs[graph.outputs.index(dropped)] = source
-        source.type, source.shape, dropped.name = dropped.type, dropped.shape, None
-    ir.convenience.replace_all_uses_with(dropped, source)
-    graph.remove(node, safe=True)
+        copy_type(source, dropped)
+        dropped.name = None
+    bypass(node, source)

@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from .. import _runtime
 from .._refusal import refusing
@@ -20,6 +19,7 @@ from ..exceptions import ModelError, nearest
 from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
 from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
+from .edits import keep_outputs
 from .final_activation import activation_of, scores_of
 from .queries import is_float
 from .ranges import range_of
@@ -206,11 +206,8 @@ def trainable_model(
     final = _trained_output(graph, output, find)
     activation = activation_of(final) if pairs is None else None
     scores = named[pairs] if pairs is not None else final if activation is None else activation.scores(graph, final)
-    graph.outputs.clear()
-    graph.outputs.extend(dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]]))
-    common.RemoveUnusedNodesPass()(model)
-    for value in [v for v in graph.inputs if not v.uses()]:
-        graph.inputs.remove(value)
+    kept = dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]])
+    keep_outputs(model, list(kept), inputs=True)
     if not graph.inputs:
         raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
     separate_running_statistics(graph)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from .. import _runtime
 from .._refusal import reason
 from ..exceptions import ModelError
+from .names import Names
 from .queries import values
 from .shapes import infer_shapes
 
@@ -110,11 +111,6 @@ def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
 
 
 def _name_nodes(graph: ir.Graph) -> None:
-    taken: set[str] = set()
-    counts: dict[str, int] = {}
+    names = Names()
     for node in graph.all_nodes():
-        stem = node.name or node.op_type
-        while not node.name or node.name in taken:
-            node.name = f"{stem}_{counts.get(stem, 0)}"
-            counts[stem] = counts.get(stem, 0) + 1
-        taken.add(node.name)
+        node.name = names.free(node.name, 0) if node.name else names.numbered(node.op_type, 0)

@@ -10,7 +10,6 @@ from, for those who do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import copy_type, hold_as_constant, replace_value
+from .._graph.names import Names
 from .._graph.shapes import infer_over_declared
 from . import default_domain, distances, linear, preprocessing, svm, trees
 from .context import Role, Rule, Source
@@ -100,8 +101,7 @@ def _fix_settings(graph: ir.Graph, *, every_number: bool) -> None:
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
         if (every_number and tensor.size == 1) or _is_formula(name, tensor.numpy()):
-            ir.convenience.replace_all_uses_with(value, op.constant(tensor.numpy()))
-            del graph.initializers[name]
+            hold_as_constant(op, value)
     graph.sort()
 
 
@@ -126,17 +126,11 @@ def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> N
 
 
 def _take_over(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand for ``old``, under its name where it has none that others know."""
-    producer = new.producer()
-    emitted = producer is not None and new.name == producer.name  # the builder names a node and its value alike
-    if old.is_graph_output() and not emitted:
-        new, emitted = op.Identity(new), True
-    name = old.name
-    if old.is_graph_output() and isinstance(old.type, ir.TensorType):
-        new.type, new.shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    if emitted:
-        new.name, old.name = name, op.name("replaced")
+    """Let ``new`` stand for ``old``; what a converter declares of values within the graph is often wrong."""
+    declared = old.is_graph_output() and isinstance(old.type, ir.TensorType)
+    new = replace_value(op, old, new, typed=False)
+    if declared:
+        copy_type(new, old)
 
 
 def _in_use(value: ir.Value) -> bool:
@@ -146,12 +140,4 @@ def _in_use(value: ir.Value) -> bool:
 def _stem(graph: ir.Graph, node: ir.Node) -> str:
     """Return a start for the names of the node's parameters that no initializer has yet."""
     stem = STEMS.get(node.op_type) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.op_type).lower()
-    return _free(stem, (name.partition(".")[0] for name in graph.initializers))
-
-
-def _free(stem: str, taken: Iterable[str]) -> str:
-    known, candidate, count = set(taken), stem, 0
-    while candidate in known:
-        count += 1
-        candidate = f"{stem}_{count}"
-    return candidate
+    return Names(name.partition(".")[0] for name in graph.initializers).free(stem)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import replace_node
 from .._graph.queries import constant, describe, dims, fixed, operand
 from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -67,7 +68,7 @@ def _drops(node: ir.Node) -> bool:
 
 
 def _expose(op: GraphBuilder, node: ir.Node, name: str) -> ir.Value:
-    x, y = node.inputs[0], node.outputs[0]
+    x = node.inputs[0]
     assert x is not None
     _require_shape(op.graph, node)
     uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
@@ -79,11 +80,7 @@ def _expose(op: GraphBuilder, node: ir.Node, name: str) -> ir.Value:
     mode = operand(node, 2)
     if mode is not None and constant(mode) is None:
         factor, kept = op.Where(mode, factor, 1.0), op.Or(kept, op.Not(mode))
-    results = [op.Mul(x, factor), kept]
-    for old, new in zip(node.outputs, results, strict=False):
-        new.type, new.shape = old.type, y.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    op.graph.remove(node, safe=True)
+    replace_node(op, node, [op.Mul(x, factor), kept])
     return uniform
 
 

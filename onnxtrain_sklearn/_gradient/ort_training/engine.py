@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ... import _runtime
 from ..._graph.contrib.lowering import refusal
+from ..._graph.edits import copy_type
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Known
 from ..._refusal import refusing
@@ -319,5 +320,5 @@ def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
     known = {v.name: v for v in source.graph.outputs}
     known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *kept.values()] if v.name in wrt}
     for output in graph.outputs:
-        output.type, output.shape = known[output.name].type, known[output.name].shape
+        copy_type(output, known[output.name])
     return model

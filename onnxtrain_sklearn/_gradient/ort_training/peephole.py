@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.edits import replace_node
 from ..._graph.queries import attribute, constant, dims, kind, operand
 from ..._graph.shapes import infer_shapes
 
@@ -49,18 +50,10 @@ def use_faster_forms(model: ir.Model) -> ir.Model:
     for operator, form in FORMS.items():
         nodes = [n for n in model.graph if kind(n) == operator]
         for node in nodes:
-            _replace(model.graph, node, form(op, node))
+            faster = form(op, node)
+            if faster is not None:
+                replace_node(op, node, [faster])
         if nodes and "." in operator:  # ONNX infers no shapes behind another domain's nodes; now these are gone
             infer_shapes(model)
     model.graph.sort()
     return model
-
-
-def _replace(graph: ir.Graph, node: ir.Node, new: ir.Value | None) -> None:
-    if new is None:
-        return
-    old = node.outputs[0]
-    new.type, new.shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name, new.name = None, old.name
-    graph.remove(node, safe=True)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.edits import copy_type, replace_value
 from ..._graph.queries import Dims, attribute, constant, dims, fixed, is_float, kind, operand
 from ..._graph.shapes import infer_shapes
 from ...exceptions import ModelError
@@ -65,7 +66,7 @@ def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> No
     for i, x in enumerate(node.inputs):
         if x is not None and x.name in wrt:
             if x in seen:
-                node.replace_input_with(i, _like(op.Identity(x), x))
+                node.replace_input_with(i, copy_type(op.Identity(x), x))
             seen.add(x)
 
 
@@ -84,7 +85,7 @@ def _own_reads(op: GraphBuilder, passage: Passage) -> None:
     """The gradients of all inputs are defined, wanted or not: twice where two nodes read the same one."""
     for i, x in enumerate(passage.node.inputs):
         if x is not None and i not in passage.inputs:
-            passage.node.replace_input_with(i, _like(op.Identity(x), x))
+            passage.node.replace_input_with(i, copy_type(op.Identity(x), x))
 
 
 def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
@@ -92,7 +93,7 @@ def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
     node = passage.node
     for i, x in enumerate(node.inputs):
         if x is not None and x in node.inputs[:i]:
-            node.replace_input_with(i, _like(op.Identity(x), x))
+            node.replace_input_with(i, copy_type(op.Identity(x), x))
 
 
 def _where(op: GraphBuilder, passage: Passage) -> None:
@@ -125,7 +126,7 @@ def _lift(op: GraphBuilder, passage: Passage) -> None:
     node = passage.node
     if dims(node.outputs[0]) == []:
         vectors = [op.Reshape(x, [1]) if x is not None and is_float(x) else x for x in node.inputs]
-        _replace(op, node.outputs[0], op.Reshape(_emit_like(op, node, *vectors), _SCALAR))
+        replace_value(op, node.outputs[0], op.Reshape(_emit_like(op, node, *vectors), _SCALAR))
 
 
 def _matmul(op: GraphBuilder, passage: Passage) -> None:
@@ -137,7 +138,7 @@ def _matmul(op: GraphBuilder, passage: Passage) -> None:
     rows, columns = (len(s or []) == 1 for s in shapes)
     product = op.MatMul(op.Unsqueeze(a, axes=[0]) if rows else a, op.Unsqueeze(b, axes=[1]) if columns else b)
     rank = max(2, *(len(s or []) for s in shapes))
-    _replace(op, passage.node.outputs[0], op.Squeeze(product, axes=[rank - 2] * rows + [rank - 1] * columns))
+    replace_value(op, passage.node.outputs[0], op.Squeeze(product, axes=[rank - 2] * rows + [rank - 1] * columns))
 
 
 def _gemm(op: GraphBuilder, passage: Passage) -> None:
@@ -153,7 +154,7 @@ def _keep_axes(op: GraphBuilder, passage: Passage) -> None:
     if not attribute(node, "keepdims", 1):
         kept = _emit_like(op, node, *node.inputs, keepdims=1)
         axes = operand(node, 1) or attribute(node, "axes", None)
-        _replace(op, node.outputs[0], op.Reshape(kept, _SCALAR) if axes is None else op.Squeeze(kept, axes=axes))
+        replace_value(op, node.outputs[0], op.Reshape(kept, _SCALAR) if axes is None else op.Squeeze(kept, axes=axes))
 
 
 def _split(op: GraphBuilder, passage: Passage) -> None:
@@ -165,14 +166,14 @@ def _split(op: GraphBuilder, passage: Passage) -> None:
         starts = [0, *ends]
         for i in passage.outputs:
             part = op.Slice(node.inputs[0], [int(starts[i])], [int(ends[i])], [axis])
-            _replace(op, node.outputs[i], part)
+            replace_value(op, node.outputs[i], part)
 
 
 def _dropout(op: GraphBuilder, passage: Passage) -> None:
     """In inference mode the gradient is masked although the value is not; in training mode the mask is needed."""
     training = training_mode(passage.node)
     if training is False:
-        _replace(op, passage.node.outputs[0], op.Identity(passage.node.inputs[0]))
+        replace_value(op, passage.node.outputs[0], op.Identity(passage.node.inputs[0]))
     elif training is True:
         _declare_outputs(op, passage.node, 2)
 
@@ -249,17 +250,6 @@ def _declare_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
 def _emit_like(op: GraphBuilder, node: ir.Node, *inputs: ir.Value | None, **changes: object) -> ir.Value:
     attributes = {name: a.value for name, a in node.attributes.items()} | changes
     return op.emit(node.op_type, *inputs, **attributes)[0]
-
-
-def _replace(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand for ``old``, under its name."""
-    ir.convenience.replace_all_uses_with(old, _like(new, old), replace_graph_outputs=True)
-    new.name, old.name = old.name, op.name("replaced")
-
-
-def _like(value: ir.Value, model: ir.Value) -> ir.Value:
-    value.type, value.shape = model.type, model.shape
-    return value
 
 
 def _same(a: Dims | None, b: Dims | None) -> bool:

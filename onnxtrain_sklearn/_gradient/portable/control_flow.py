@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.edits import copy_type
 from ..._graph.queries import constant, dims, is_float, kind, operand, reads
 from ..._graph.supported import ANY, Known
 from ..path import Passage, dependent, passages
@@ -79,12 +80,12 @@ class _Body:
     def _total(self, slopes: list[ir.Value], x: ir.Value) -> ir.Value:
         if not slopes:
             return zeros_like(self.op, x)
-        return slopes[0] if len(slopes) == 1 else typed(self.op.Sum(*slopes), x)
+        return slopes[0] if len(slopes) == 1 else copy_type(self.op.Sum(*slopes), x)
 
     def end_with(self, results: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
         """Let the body return ``results`` only, of the types of ``like``, and compute no more than that."""
         self.graph.outputs.clear()
-        self.graph.outputs.extend(typed(self.op.Identity(v), x) for v, x in zip(results, like, strict=True))
+        self.graph.outputs.extend(copy_type(self.op.Identity(v), x) for v, x in zip(results, like, strict=True))
         for node in reversed(list(self.graph)):
             if not any(v.uses() or v.is_graph_output() for v in node.outputs):
                 self.graph.remove(node, safe=True)
@@ -109,12 +110,6 @@ def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
     return inner
 
 
-def typed(value: ir.Value, like: ir.Value) -> ir.Value:
-    """Give ``value`` the type and shape of ``like``."""
-    value.type, value.shape = like.type, like.shape
-    return value
-
-
 def _rename(graph: ir.Graph, op: GraphBuilder) -> None:
     """A name of a body hides that of a value outside it, so a copy takes new ones."""
     for inner in (graph, *graph.subgraphs()):
@@ -133,7 +128,7 @@ def _if(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     sources = flow.captured("then_branch", "else_branch")
     branches: dict[str, Any] = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
     slopes = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
-    return [(x, typed(slope, x)) for x, slope in zip(sources, slopes, strict=True)]
+    return [(x, copy_type(slope, x)) for x, slope in zip(sources, slopes, strict=True)]
 
 
 def _branch(flow: Flow, name: str, sources: Sequence[ir.Value]) -> ir.Graph:
@@ -229,7 +224,7 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     wanted = [*(inputs[s[2]] for s in carried), *captured, *(inputs[i] for i in sliced)]
     slopes = body.gradients(seeds, wanted)
     first, last = len(carried), len(carried) + len(captured)
-    totals = [typed(body.op.Add(a, b), a) for a, b in zip(sums, slopes[first:last], strict=True)]
+    totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, slopes[first:last], strict=True)]
     body.end_with([*slopes[:first], *totals, *slopes[last:]], wanted)
     scans += _read_again(flow, frame, body, inputs, must=not scans)
     starts = [_final_slope(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
@@ -246,7 +241,7 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     )
     sources = [_present(flow.node.inputs[s[0]]) for s in carried] + captured
     sources += [frame.scanned[i].value for i in sliced]
-    pairs = [(x, typed(slope, x)) for x, slope in zip(sources, results, strict=True)]
+    pairs = [(x, copy_type(slope, x)) for x, slope in zip(sources, results, strict=True)]
     return [(x, slope) for x, slope in pairs if x in flow.sources]
 
 
@@ -295,7 +290,7 @@ def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     node, graph = flow.node, flow.graph(frame.body)
     value, number = graph.inputs[position], len(node.outputs)
     _need_one_size(flow, frame, position)
-    graph.outputs.append(typed(inner_builder(flow.op, graph).Identity(value), value))
+    graph.outputs.append(copy_type(inner_builder(flow.op, graph).Identity(value), value))
     stacked = len(graph.outputs) - len(frame.states) - (node.op_type == "Loop")
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in node.attributes:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ... import _runtime
 from ..._graph.builder import GraphBuilder
 from ..._graph.contrib.lowering import refusal
+from ..._graph.edits import copy_type
 from ..._graph.loops import infer_loops
 from ..._graph.queries import describe, is_float, kind
 from ..._graph.shapes import infer_shapes
@@ -153,7 +154,7 @@ def _gradients(
 
 def _typed(slope: ir.Value, x: ir.Value) -> ir.Value:
     if slope.producer() is not None and slope.shape is None:
-        slope.type, slope.shape = x.type, x.shape
+        copy_type(slope, x)
     return slope
 
 
@@ -170,5 +171,5 @@ def _add_output(op: GraphBuilder, source: ir.Value, slope: ir.Value | None) -> N
         slope = zeros_like(op, source)
     if slope.producer() is None or slope.is_graph_output():
         slope = op.Identity(slope)
-    slope.name, slope.type, slope.shape = f"{source.name}_grad", source.type, source.shape
+    copy_type(slope, source).name = f"{source.name}_grad"
     op.graph.outputs.append(slope)

@@ -51,7 +51,7 @@ def _drop_one(node: ir.Node) -> None:
         if array is not None and array.size == 1 and array.item() == 1 and other is not None:
             same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
             if same and not product.is_graph_output():
-                ir.convenience.replace_all_uses_with(product, other)
+                product.replace_all_uses_with(other)
                 return
 
 

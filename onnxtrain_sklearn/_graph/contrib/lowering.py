@@ -12,6 +12,7 @@ import re
 import onnx_ir as ir
 
 from ..builder import GraphBuilder
+from ..edits import replace_node
 from ..folding import Follower
 from ..queries import is_float
 from . import activations, attention, normalization, products
@@ -103,10 +104,7 @@ def _lower_node(op: GraphBuilder, node: ir.Node, follower: Follower) -> bool:
         return False
     for emitted in list(op.graph)[before:]:
         follower.visit(emitted)
-    for old, new in zip(node.outputs, results, strict=False):
-        if new is not None:
-            _take_over(op, old, new)
-    op.graph.remove(node, safe=True)
+    replace_node(op, node, results)
     return True
 
 
@@ -114,15 +112,3 @@ def _take_back(op: GraphBuilder, nodes: list[ir.Node]) -> None:
     for node in reversed(nodes):
         if node.op_type != "Constant":  # it may be shared with what comes later
             op.graph.remove(node, safe=True)
-
-
-def _take_over(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand for ``old``, under its name where the graph returns it."""
-    if old.is_graph_output():
-        if new.producer() is None or new.is_graph_output() or new in old.producer().inputs:  # type: ignore[union-attr]
-            new = op.Identity(new)
-        name, old.name = old.name, op.name("replaced")
-        new.name = name
-    new.type = old.type if new.type is None else new.type
-    new.shape = old.shape if new.shape is None else new.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder
+from ...._graph.edits import replace_node
 from ...._graph.queries import is_float, kind
 from ...._graph.shapes import infer_shapes
 from ...path import Passage, passages
@@ -51,18 +52,5 @@ def _lower(op: GraphBuilder, node: ir.Node) -> None:
     assert isinstance(graph, ir.Graph)
     builder = op if graph is op.graph else inner_builder(op, graph)
     builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
-    for old, new in zip(node.outputs, lowering.rule(builder, node), strict=False):
-        if new is not None:
-            _replace(builder, old, new)
-    graph.remove(node, safe=True)
+    replace_node(builder, node, lowering.rule(builder, node))
     graph.sort()
-
-
-def _replace(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand for ``old``; an output of the graph keeps its name."""
-    if old.is_graph_output():
-        new = op.Identity(new)
-        old.name, new.name = None, old.name
-    new.type = old.type if new.type is None else new.type
-    new.shape = old.shape if new.shape is None else new.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)

@@ -1,0 +1,42 @@
+"""Unique names of nodes and values, which GraphBuilder and the edits of graphs invent.
+
+onnx-ir's NameFixPass is no substitute: it names the outputs that a node omits, which declares them, and lets a node of
+a subgraph share its name with one of the main graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+
+class Names(set[str]):
+    """Names that are taken; remembers the last number of each, as there may be thousands of nodes of a kind."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self._counts: dict[str, int] = {}
+
+    def free(self, base: str, first: int = 1) -> str:
+        """Take and return ``base`` if it is free, else the next of ``base_1``, ``base_2``, ... that is."""
+        if base in self:
+            return self.numbered(base, first)
+        self.add(base)
+        return base
+
+    def numbered(self, base: str, first: int = 1) -> str:
+        """Take and return the next free one of ``base_1``, ``base_2``, ...; ``first`` is the first number."""
+        while True:
+            count = self._counts.get(base, first)
+            self._counts[base] = count + 1
+            if f"{base}_{count}" not in self:
+                self.add(f"{base}_{count}")
+                return f"{base}_{count}"
+
+
+def names_of(graph: ir.Graph) -> Names:
+    """Return the names of all nodes and values of ``graph`` and its subgraphs."""
+    nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
+    values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
+    return Names({v.name for v in values if v.name} | {node.name for node in nodes if node.name})

@@ -1,0 +1,128 @@
+"""Edits of graphs: what stands for what afterwards, and under which names."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.reference
+import onnx_ir as ir
+import pytest
+
+from onnxtrain_sklearn._graph import edits
+from onnxtrain_sklearn._graph.builder import GraphBuilder
+from onnxtrain_sklearn._graph.names import Names, names_of
+from onnxtrain_sklearn._graph.protobuf import to_proto
+
+GRAPH = """<ir_version: 8, opset_import: ["" : 18]> g (float[N, 2] X, float[N, 2] Z) => (float[N, 2] Y, float[N, 2] H)
+<float[2] W = {1, 2}> { H = Mul(X, W) A = Neg(H) Y = Exp(A) D = Add(X, Z) }"""
+
+
+@pytest.fixture
+def model():
+    return ir.from_proto(onnx.parser.parse_model(GRAPH))
+
+
+@pytest.fixture
+def op(model):
+    return GraphBuilder(model.graph, prefix="new", constant_nodes=True)
+
+
+def value(model, name):
+    return next(v for node in model.graph for v in node.outputs if v.name == name)
+
+
+def run(model):
+    model.graph.sort()
+    proto = to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    feeds = {"X": np.array([[1, 2]], np.float32), "Z": np.zeros((1, 2), np.float32)}
+    names = [v.name for v in proto.graph.output]
+    inputs = {v.name for v in proto.graph.input}
+    found = onnx.reference.ReferenceEvaluator(proto).run(None, {n: a for n, a in feeds.items() if n in inputs})
+    return dict(zip(names, found, strict=True))
+
+
+class TestReplaceValue:
+    def test_takes_the_place_and_the_name(self, model, op):
+        old = value(model, "A")
+        new = edits.replace_value(op, old, op.Add(value(model, "H"), 1.0))
+        assert new.name == "A"
+        assert old.name != "A"
+        np.testing.assert_allclose(run(model)["Y"], np.exp([[2.0, 5.0]]), rtol=1e-6)
+
+    def test_output_that_is_emitted_needs_no_identity(self, model, op):
+        edits.replace_value(op, value(model, "Y"), op.Abs(value(model, "A")))
+        assert list(run(model)) == ["Y", "H"]
+        assert "Identity" not in {node.op_type for node in model.graph}
+
+    def test_output_that_others_know_keeps_both_names(self, model, op):
+        edits.replace_value(op, value(model, "Y"), value(model, "H"))
+        found = run(model)
+        np.testing.assert_array_equal(found["Y"], [[1, 4]])
+        np.testing.assert_array_equal(found["H"], [[1, 4]])
+
+    def test_one_value_for_two_outputs(self, model, op):
+        new = op.Sqrt(model.graph.inputs[0])
+        edits.replace_value(op, value(model, "Y"), new)
+        edits.replace_value(op, value(model, "H"), new)
+        found = run(model)
+        np.testing.assert_array_equal(found["Y"], found["H"])
+
+    @pytest.mark.parametrize("typed", [True, False])
+    def test_missing_shape_is_that_of_the_old_value(self, model, op, typed):
+        old = value(model, "H")
+        new = edits.replace_value(op, old, op.Neg(model.graph.inputs[0]), typed=typed)
+        assert (new.shape is None) == (not typed)
+
+
+def test_replace_node_leaves_out_what_is_omitted(model, op):
+    node = ir.node("Dropout", [value(model, "A")], name="drop", num_outputs=2)
+    node.outputs[0].name, node.outputs[1].name = "kept", ""
+    model.graph.append(node)
+    edits.replace_node(op, node, [op.Neg(value(model, "A")), op.Not(op.IsNaN(value(model, "A")))])
+    assert node not in model.graph
+    assert all(v.name for n in model.graph for v in n.outputs)
+
+
+def test_bypass(model):
+    node = value(model, "A").producer()
+    edits.bypass(node, value(model, "H"))
+    np.testing.assert_allclose(run(model)["Y"], np.exp([[1.0, 4.0]]), rtol=1e-6)
+
+
+def test_insert_behind_an_output_that_others_read(model, op):
+    edits.insert_behind(op, value(model, "H"), lambda v: op.Mul(v, 2.0))
+    found = run(model)
+    np.testing.assert_array_equal(found["H"], [[2, 8]])
+    np.testing.assert_allclose(found["Y"], np.exp([[-2.0, -8.0]]), rtol=1e-6)
+
+
+def test_hold_as_constant(model, op):
+    before = run(model)["Y"]
+    edits.hold_as_constant(op, model.graph.initializers["W"])
+    assert not model.graph.initializers
+    np.testing.assert_array_equal(run(model)["Y"], before)
+
+
+@pytest.mark.parametrize(("inputs", "left"), [(False, ["X", "Z"]), (True, ["X"])])
+def test_keep_outputs(model, inputs, left):
+    edits.keep_outputs(model, [value(model, "H")], inputs=inputs)
+    assert [node.op_type for node in model.graph] == ["Mul"]
+    assert [v.name for v in model.graph.inputs] == left
+    assert list(run(model)) == ["H"]
+
+
+class TestNames:
+    def test_free_numbers_what_is_taken(self):
+        names = Names(["a", "a_2"])
+        assert [names.free("a") for _ in range(3)] == ["a_1", "a_3", "a_4"]
+        assert names.free("b") == "b"
+        assert names.free("b", 2) == "b_2"
+
+    def test_numbered_never_returns_the_stem(self):
+        names = Names(["Relu_1"])
+        assert [names.numbered("Relu", 0) for _ in range(2)] == ["Relu_0", "Relu_2"]
+
+    def test_names_of_a_graph(self, model):
+        assert names_of(model.graph) >= {"X", "Z", "W", "H", "A", "Y", "D"}
