@@ -1,6 +1,6 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
-from . import losses, schedules
+from . import graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.earlier_modules import know_earlier_modules
@@ -31,6 +31,7 @@ __all__ = [
     "OrtGradientRegressor",
     "RMSprop",
     "gradient_graph",
+    "graph",
     "losses",
     "model_limits",
     "schedules",

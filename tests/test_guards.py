@@ -26,7 +26,7 @@ ROOMS = (
     {"_runtime"},
     {"_graph"},
     {"_optimizers"},
-    {"losses", "optimizers", "schedules", "models", "_gradient", "_ml_operators"},
+    {"graph", "losses", "optimizers", "schedules", "models", "_gradient", "_ml_operators"},
     {"_data"},
     {"_training", "_fitted"},
     {"_inference"},
@@ -82,6 +82,7 @@ PUBLIC = {
     "losses",
     "schedules",
     "gradient_graph",
+    "graph",
     "ModelLimits",
     "model_limits",
 }

@@ -1,4 +1,4 @@
-"""The only place that emits nodes: a thin layer over :class:`onnx_ir.tape.Tape`.
+"""Emission of nodes: a thin layer over :class:`onnx_ir.tape.Tape`, public as ``onnxtrain_sklearn.graph``.
 
 Every node and value gets a unique name (an unnamed node crashes some of onnxruntime's fusions), equal constants
 are shared, and operators are called in one form whatever the opset: what the schema of the graph's opset declares
@@ -42,12 +42,31 @@ class GraphBuilder:
     shared : bool, default=False
         Whether a node that was emitted before, on the same inputs, is returned instead of a second one like it.
 
+    Attributes
+    ----------
+    graph, dtype
+        As given. A builder may be told another ``dtype`` between two operators.
+    opset : int
+        Version of ONNX's operators in the graph.
+
     Notes
     -----
     Operands are values of the graph, numpy arrays (kept as they are) or Python numbers. A float becomes a constant
     of ``dtype``. An int becomes one of the type of the operand that it is combined with (``op.Mul(x, 2)``), else
     int64, as does a list of ints. Attributes and optional inputs are keywords:
     ``op.ReduceSum(x, axes=[1], keepdims=False)``.
+
+    Examples
+    --------
+    >>> import onnx_ir as ir
+    >>> from onnxtrain_sklearn.graph import GraphBuilder
+    >>> x = ir.val("X", ir.DataType.FLOAT, ("N", 4))
+    >>> op = GraphBuilder(ir.Graph([x], [], nodes=[], opset_imports={"": 18}))
+    >>> length = op.Sqrt(op.ReduceSum(op.Mul(x, x), axes=[1]))
+    >>> [node.op_type for node in op.graph]
+    ['Mul', 'ReduceSum', 'Sqrt']
+    >>> op.shape(length)
+    ('N', 1)
     """
 
     def __init__(
