@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ._refusal import reason
+from ._support.refusal import reason
 from .exceptions import DeviceError, ModelError, OnnxTrainWarning, RuntimeNotFoundError, nearest
 
 DISTRIBUTIONS = (

@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ._components import FRACTION, NOT_NEGATIVE, POSITIVE, Component, Range, Rules, resolve
 from ._graph.builder import GraphBuilder
 from ._graph.links import LINKS, Link, Task, apply_link, row_sum
 from ._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
+from ._support.components import FRACTION, NOT_NEGATIVE, POSITIVE, Component, Range, Rules, resolve
 
 __all__ = [
     "LINKS", "LOSSES", "AbsoluteError", "Elastic", "Focal", "Gamma", "Hinge", "Huber", "LogCosh", "LogLoss", "Loss",

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from onnx_ir import Value
 
-from ._components import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules, resolve
 from ._graph.builder import GraphBuilder
 from ._optimizers.lbfgs import LBFGS, BaseOptimizer, MinimizeResult
 from ._optimizers.update_graph import PIECE, Coefficients, Named, Step, UpdateGraph, clip_graph, update_graph
+from ._support.components import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules, resolve
 
 __all__ = [
     "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "Lion", "MinimizeResult",

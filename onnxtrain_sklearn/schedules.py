@@ -14,7 +14,7 @@ from math import cos, pi
 from numbers import Real
 from typing import ClassVar
 
-from ._components import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, Range, Rules, resolve
+from ._support.components import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, Range, Rules, resolve
 
 __all__ = [
     "SCHEDULES",

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 
 # A module imports from its own room and from rooms of the rows above; rooms of one row do not see each other.
 ROOMS = (
-    {"_typing", "exceptions"},
-    {"_refusal", "_components"},
+    {"exceptions"},
+    {"_support"},
     {"_runtime"},
     {"_graph"},
     {"_optimizers"},

@@ -13,7 +13,7 @@ from skl2onnx.common._container import ModelComponentContainer
 from skl2onnx.common._topology import Operator, Scope, Variable
 
 import onnxtrain_sklearn
-from onnxtrain_sklearn import _typing
+from onnxtrain_sklearn._support import typing as _typing
 
 FOLDER = Path(onnxtrain_sklearn.__file__).parent
 STUBS = Path(__file__).parents[1] / "typings"

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from sklearn.utils import check_array
 
 from .._graph.trainable import TensorSpec
-from .._typing import DType, MatrixLike, SparseLike
+from .._support.typing import DType, MatrixLike, SparseLike
 from .rounding import warn_of_rounding
 
 COPY_LIMIT = 2**28

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from .._graph.trainable import TensorSpec
-from .._typing import FrameLike, MatrixLike, SparseLike
+from .._support.typing import FrameLike, MatrixLike, SparseLike
 from .columns import Column, dict_columns, dimensions, shaped
 from .rounding import warn_of_rounded_columns
 

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
-from .._typing import DType, MatrixLike, SparseLike
+from .._support.typing import DType, MatrixLike, SparseLike
 from ..exceptions import OnnxTrainWarning
 
 

@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_non_negative
 
 from .._graph.links import Task
-from .._typing import ClassWeight, SparseLike
+from .._support.typing import ClassWeight, SparseLike
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""

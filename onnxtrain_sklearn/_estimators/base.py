@@ -21,8 +21,8 @@ from .._data.targets import Classes, Targets
 from .._fitted.model import is_estimator, takes_nan
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
+from .._support.typing import MatrixLike
 from .._training.loop import Trainer
-from .._typing import MatrixLike
 from ..losses import Loss
 from ..models import ModelSource
 from ..schedules import Schedule

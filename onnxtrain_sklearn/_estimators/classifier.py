@@ -25,7 +25,7 @@ from .._data.targets import (
 from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
-from .._typing import MatrixLike
+from .._support.typing import MatrixLike
 from ..losses import Loss
 from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule

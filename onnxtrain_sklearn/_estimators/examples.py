@@ -17,8 +17,8 @@ from .._fitted.model import FittedModel
 from .._given.ml_files import FittedFile
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
+from .._support.typing import MatrixLike, Validation
 from .._training.loss_graph import TARGET, target_layout
-from .._typing import MatrixLike, Validation
 from .graph_inputs import graph_inputs
 from .run import Columns, Run
 

@@ -12,7 +12,7 @@ from .._data.inputs import has_several_inputs, input_columns
 from .._fitted.encoding import Columns, Specs, table_columns
 from .._fitted.model import FEATURES, FittedModel
 from .._given.ml_files import FittedFile
-from .._typing import MatrixLike
+from .._support.typing import MatrixLike
 from .run import Run
 
 

@@ -16,8 +16,8 @@ from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
-from .._refusal import refusing
-from .._typing import MatrixLike
+from .._support.refusal import refusing
+from .._support.typing import MatrixLike
 from ..exceptions import ModelError, instead_of, nearest
 from ..models import MODELS, Builder, ModelSource, resolve_builder
 from .run import Run

@@ -18,7 +18,7 @@ from .._data.targets import (
     regression_targets,
 )
 from .._inference.graph import OutputOptions
-from .._typing import MatrixLike
+from .._support.typing import MatrixLike
 from .availability import (
     check_one_pass,
     takes_negative_numbers,

@@ -24,8 +24,8 @@ from .._graph.shapes import infer_shapes
 from .._graph.unrolling import unroll
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
-from .._refusal import reason
-from .._typing import Container, Operator, Scope
+from .._support.refusal import reason
+from .._support.typing import Container, Operator, Scope
 from ..exceptions import ModelError
 from .base import BaseOrtGradient
 from .classifier import OrtGradientClassifier

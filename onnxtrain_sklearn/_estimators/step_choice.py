@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _runtime
-from .._refusal import refusing
+from .._support.refusal import refusing
 from .._training.base_step import StepParts
 from .._training.choice import new_step
 from .._training.loss_graph import StepSettings

@@ -7,7 +7,7 @@ from typing import Any, cast
 from .._fitted.equivalence import require_equal, sample_rows
 from .._fitted.write_back import write_back
 from .._given.ml_files import FittedFile
-from .._typing import Estimator, MatrixLike
+from .._support.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .graph_inputs import predictions_on
 from .run import Run

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
-from .._typing import Validation
+from .._support.typing import Validation
 from .examples import Examples, validation_examples
 from .run import Run
 

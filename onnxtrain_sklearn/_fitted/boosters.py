@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from sklearn.base import is_classifier
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
 

@@ -23,7 +23,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from .._graph.protobuf import load, to_proto
-from .._typing import Container, Estimator, Operator, Scope
+from .._support.typing import Container, Estimator, Operator, Scope
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
 from .boosters import converters_of_boosters

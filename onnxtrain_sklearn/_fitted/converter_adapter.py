@@ -16,7 +16,7 @@ from sklearn.compose import ColumnTransformer
 
 from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
-from .._typing import Container, Estimator, Operator, Parsers, Scope, Variable
+from .._support.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
 from .converters.context import ParameterSource, Source

@@ -32,7 +32,7 @@ from .. import _runtime
 from .._graph.builder import GraphBuilder
 from .._graph.edits import insert_behind, replace_node, replace_value
 from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.transformed_target import divides_by_zero
 

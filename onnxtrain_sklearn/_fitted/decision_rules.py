@@ -13,7 +13,7 @@ import onnx_ir as ir
 from sklearn.base import is_classifier
 
 from .._graph.builder import GraphBuilder
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.context import EPSILON, ConversionRecord
 from .record import ModelRecord

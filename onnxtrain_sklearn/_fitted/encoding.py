@@ -18,7 +18,7 @@ from sklearn.utils.validation import validate_data
 from .. import _runtime
 from .._data.columns import COPY_LIMIT, Column
 from .._graph.trainable import TensorSpec
-from .._typing import MatrixLike, SparseLike
+from .._support.typing import MatrixLike, SparseLike
 from ..exceptions import ModelError
 from .model import FittedModel
 from .tables import Table

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._typing import Estimator, MatrixLike
+from .._support.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from . import sklearn_private
 from .record import ModelRecord, Threshold, record_of

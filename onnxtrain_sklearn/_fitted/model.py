@@ -16,7 +16,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import FeatureUnion
 from sklearn.utils import get_tags
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from .traversal import first_step
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, trainable_model
 from .._ml_operators.rewrite import Rewritten, rewrite
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..losses import Loss, Quantile
 from .boosters import library_of, loss_of_booster

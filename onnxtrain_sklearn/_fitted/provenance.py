@@ -17,7 +17,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import insert_behind
 from .._graph.names import Names
 from .._ml_operators.context import Role
-from .._typing import Estimator
+from .._support.typing import Estimator
 from .converters.context import ConversionRecord, ParameterSource
 from .tracers import Tracer, numbers_of
 from .traversal import Path, follow, has_attributes, walk

@@ -19,7 +19,7 @@ from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.svm import SVC, NuSVC
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from . import sklearn_private
 from .traversal import last_step
 

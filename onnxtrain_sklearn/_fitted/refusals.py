@@ -11,7 +11,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError
 from . import sklearn_private
 from .record import ModelRecord, record_of

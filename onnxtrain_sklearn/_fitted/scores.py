@@ -19,7 +19,7 @@ from sklearn.tree import DecisionTreeClassifier
 from .._graph.builder import GraphBuilder
 from .._graph.edits import bypass, copy_type, insert_behind, keep_outputs, replace_node
 from .._graph.queries import dims
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.context import EPSILON, ConversionRecord
 from .provenance import Origin

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .._typing import Estimator, Parsers, Scope, Variable
+from .._support.typing import Estimator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 
 PRIVATE = {
@@ -48,7 +48,7 @@ def _imported(module: str) -> Any:
     except ImportError as error:
         raise ModelError(
             f"Fitted scikit-learn models are converted by skl2onnx, which cannot be imported ({error}). Install it: "
-            f"pip install 'onnxtrain-sklearn[fitted]'."
+            f"pip install skl2onnx."
         ) from error
 
 
@@ -59,7 +59,7 @@ def _private(key: str) -> Any:
     except AttributeError as error:
         raise ModelError(
             f"skl2onnx {package().__version__} has no {module}.{name}, which fitted models are converted with. Install "
-            f"the version that this package is tested with: pip install 'onnxtrain-sklearn[fitted]'."
+            f"a version that this package is tested with: pip install 'skl2onnx>=1.20,<1.21'."
         ) from error
 
 

@@ -21,7 +21,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
 from sklearn.utils import check_array, get_tags
 
-from .._typing import Estimator, MatrixLike
+from .._support.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .traversal import unwrapped, walk
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from .traversal import Path, assign, follow, walk
 
 FITTED_SETTINGS = frozenset({"coef0"})

@@ -14,7 +14,7 @@ from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClas
 from sklearn.pipeline import Pipeline
 from sklearn.semi_supervised import SelfTrainingClassifier
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from . import sklearn_private
 
 Path: TypeAlias = "tuple[str | int, ...]"

@@ -28,7 +28,7 @@ from sklearn.ensemble import (
 from sklearn.svm import OneClassSVM
 from sklearn.tree import BaseDecisionTree
 
-from .._typing import Estimator
+from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .provenance import FORMS, Origin
 from .traversal import Path, assign, follow

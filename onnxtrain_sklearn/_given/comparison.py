@@ -23,7 +23,7 @@ from .._graph.inference_form import alone
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._inference.predictor import Predictor
-from .._refusal import refusing
+from .._support.refusal import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
 

@@ -26,7 +26,7 @@ from .._graph.queries import dims, is_float, reads
 from .._graph.shapes import infer_declared
 from .._graph.survival import require_loadable, require_result_loads
 from .._graph.unrolling import unroll
-from .._refusal import refusing
+from .._support.refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from .ort_training import engine as ort
 from .path import path

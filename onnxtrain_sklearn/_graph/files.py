@@ -18,7 +18,7 @@ import onnx.external_data_helper
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from .._refusal import refusing
+from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .limits import current, exceeded, require_within_limits
 

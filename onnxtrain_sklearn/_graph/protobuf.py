@@ -19,7 +19,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .. import _runtime
-from .._refusal import refusing
+from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .contrib.lowering import is_fused, lower
 from .files import read, source

@@ -16,7 +16,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from .. import _runtime
-from .._refusal import reason
+from .._support.refusal import reason
 from ..exceptions import ModelError
 from .limits import current
 from .operands import misfit

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from .. import _runtime
-from .._refusal import refusing
+from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
 from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
 from .builder import GraphBuilder

@@ -11,7 +11,7 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from .. import _runtime
-from .._refusal import reason
+from .._support.refusal import reason
 from ..exceptions import ModelError
 from .names import Names
 from .queries import values

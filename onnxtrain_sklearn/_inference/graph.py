@@ -21,7 +21,7 @@ from .._graph.inference_form import inference_form
 from .._graph.links import apply_link, split_columns
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel
-from .._refusal import refusing
+from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .head import Head
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.optimize
 
-from .._components import COUNT, Component, Rules
+from .._support.components import COUNT, Component, Rules
 
 Callback: TypeAlias = "Callable[[np.ndarray, float], bool | None]"
 Objective: TypeAlias = "Callable[[np.ndarray], tuple[float, np.ndarray]]"

@@ -25,7 +25,7 @@ from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import BaseOptimizer
-from .._typing import DType
+from .._support.typing import DType
 from ..exceptions import ModelError
 from ..losses import Loss
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from .._typing import DType
+from .._support.typing import DType
 from ..exceptions import nearest
 
 

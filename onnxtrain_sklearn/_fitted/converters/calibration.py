@@ -13,7 +13,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from ..record import record_of
 from ..traversal import walk

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import is_outlier_detector
 
 from ..._graph.builder import GraphBuilder
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from ..traversal import Path, follow
 
 DOUBLE = int(ir.DataType.DOUBLE)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from sklearn.ensemble import AdaBoostClassifier, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.multiclass import OneVsRestClassifier
 
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from .context import FLOAT, INT64, Converter, Source, labels, several_labels
 from .multioutput import joined_outputs
 

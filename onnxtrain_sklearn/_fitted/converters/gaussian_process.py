@@ -18,7 +18,7 @@ from sklearn.gaussian_process import GaussianProcessClassifier, kernels
 
 from ..._graph.builder import GraphBuilder
 from ..._ml_operators.distances import root, squared_distances
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .. import sklearn_private
 from ..traversal import Path

@@ -15,7 +15,7 @@ from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .context import FLOAT, INT64, Converter, Source
 from .trees import branches, leaves

@@ -22,7 +22,7 @@ from sklearn.neighbors import (
 
 from ..._graph.builder import GraphBuilder
 from ..._ml_operators.distances import root, squared_distances
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .context import FLOAT, INT64, Converter, Source, several_labels
 

@@ -14,7 +14,7 @@ from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.preprocessing import FunctionTransformer, Normalizer
 
 from ..._graph.builder import GraphBuilder
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .context import DOUBLE, FLOAT, Converter, Source, of_rows
 from .neighbors import distances

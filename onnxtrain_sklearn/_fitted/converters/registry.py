@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 from . import (
     calibration,
     ensembles,

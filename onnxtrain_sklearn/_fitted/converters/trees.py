@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._typing import Estimator
+from ..._support.typing import Estimator
 
 
 def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None = None) -> dict[str, Any]:

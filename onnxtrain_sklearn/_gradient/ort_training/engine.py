@@ -21,7 +21,7 @@ from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Known
-from ..._refusal import refusing
+from ..._support.refusal import refusing
 from ...exceptions import UnsupportedOperatorError
 from ..path import Passage, path
 from .peephole import use_faster_forms

@@ -21,7 +21,7 @@ from ..._graph.loops import infer_loops
 from ..._graph.queries import describe, is_float, kind
 from ..._graph.shapes import infer_shapes
 from ..._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
-from ..._refusal import refusing
+from ..._support.refusal import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError
 from ..path import Passage, path
 from . import control_flow

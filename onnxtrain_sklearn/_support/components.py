@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from .exceptions import instead_of, nearest
+from ..exceptions import instead_of, nearest
 
 C = TypeVar("C", bound="Component")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .exceptions import ModelError, OnnxTrainError
+from ..exceptions import ModelError, OnnxTrainError
 
 LONGEST = 600
 """Characters of a library's words that are quoted: some quote the whole graph."""
