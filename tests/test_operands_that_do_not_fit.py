@@ -65,5 +65,8 @@ def test_classifiers_have_a_label_for_each_score(labels):
     )
     settings = {"coefficients": [1.0] * 6, "intercepts": [0.0] * 3, "classlabels_ints": labels}
     model.graph.node[0].attribute.extend(onnx.helper.make_attribute(k, v) for k, v in settings.items() if v)
-    with pytest.raises(ModelError, match=rf"LinearClassifier\) is not valid: it has {len(labels)} labels for 3 scores"):
+    with pytest.raises(
+        ModelError,
+        match=rf"LinearClassifier\) is not valid: its {len(labels)} labels are too few, which does not fit 3",
+    ):
         load(model)

@@ -138,7 +138,11 @@ def _labels(node: Any, settings: dict[str, int]) -> str | None:
     size = {a.name: max(len(a.ints), len(a.floats), len(a.strings)) for a in node.attribute}
     labels = max((size.get(f"classlabels_{kind}", 0) for kind in ("ints", "strings", "int64s")), default=0)
     scores = size.get("intercepts", 0)
-    return f"it has {labels} labels for {max(1, scores)} scores" if labels < max(1, scores) else None
+    return (
+        f"its {labels} labels are too few, which does not fit {max(1, scores)} scores"
+        if labels < max(1, scores)
+        else None
+    )
 
 
 def _regression(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
