@@ -388,14 +388,14 @@ class TestEnsembles:
     @pytest.mark.parametrize(
         ("model", "text"),
         [
-            (KNeighborsClassifier(), "count neighbours.*weights='distance'"),
-            (RadiusNeighborsClassifier(5.0), "count neighbours.*weights='distance'"),
-            (make_pipeline(StandardScaler(), KNeighborsClassifier()), "count neighbours.*weights='distance'"),
+            (KNeighborsClassifier(), "count neighbors.*weights='distance'"),
+            (RadiusNeighborsClassifier(5.0), "count neighbors.*weights='distance'"),
+            (make_pipeline(StandardScaler(), KNeighborsClassifier()), "count neighbors.*weights='distance'"),
             (BaggingClassifier(SVM, 2), "count the votes.*SVC.probability=True"),
-            (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels alone.*voting='soft'"),
-            (OneVsRestClassifier(Ridge()), "labels alone"),
+            (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels only.*voting='soft'"),
+            (OneVsRestClassifier(Ridge()), "labels only"),
             (OneVsRestClassifier(SVC(probability=True)), "decision functions of its SVC.*one of both"),
-            (OutputCodeClassifier(LogisticRegression()), "labels alone"),
+            (OutputCodeClassifier(LogisticRegression()), "labels only"),
             (GaussianProcessClassifier(multi_class="one_vs_one"), "multi_class='one_vs_rest'"),
         ],
     )

@@ -27,6 +27,7 @@ from ..losses import Loss
 from ..models import ModelSource
 from ..schedules import Schedule
 from .attempt import Attempt
+from .availability import is_on
 from .coefficients import LinearCoefficients
 from .components import resolved
 from .copies import Copied
@@ -154,7 +155,7 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, BaseEsti
         if (held[0] is None) != (held[1] is None):
             raise ValueError("X_val and y_val belong together: give both or neither.")
         validation = None if held[0] is None or held[1] is None else (held[0], held[1], held[2])
-        return self._train(Call(X, y, sample_weight, classes, validation, resume=self.warm_start))
+        return self._train(Call(X, y, sample_weight, classes, validation, resume=is_on(self.warm_start)))
 
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:

@@ -23,6 +23,9 @@ from ..models import MODELS, Builder, ModelSource, resolve_builder
 from .run import Run
 from .settings import Parameters, require_own_kind
 
+LONGEST_NAME = 40
+"""Characters of what may be the misspelt name of a builder; longer strings are paths."""
+
 
 def source_of(
     model: ModelSource, output: str | None, *, has_text: bool = False
@@ -42,7 +45,7 @@ def source_of(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
             f"graph builder such as MLP(), its name, or None, {instead_of(model)}."
         )
-    if isinstance(model, str) and not os.path.exists(model) and model.isidentifier():
+    if isinstance(model, str) and len(model) < LONGEST_NAME and model.isidentifier() and not os.path.exists(model):
         raise ValueError(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
