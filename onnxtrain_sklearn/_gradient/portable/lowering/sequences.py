@@ -118,7 +118,7 @@ def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
         x = operand(producer, 0)
     elif x is None or isinstance(x.type, ir.OptionalType):
         raise unsupported(node, "the optional that it reads is not made of a known value")
-    return [None if x is None else op.Identity(x)]
+    return [x]
 
 
 LOWERINGS: dict[str, Lowering] = {
