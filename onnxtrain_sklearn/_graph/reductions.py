@@ -1,7 +1,7 @@
 """Reductions over no axes, put into the operators that they stand for when a graph is read.
 
 With ``noop_with_empty_axes`` a reduction without axes applies what it does to single elements: ReduceSumSquare squares
-them. Releases of onnxruntime before 1.21 fail on some of these nodes and return the input of others as it is.
+them. onnxruntime 1.19 fails on some of these nodes and returns the input of others as it is.
 """
 
 from __future__ import annotations
