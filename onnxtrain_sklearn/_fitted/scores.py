@@ -163,10 +163,12 @@ def _fold_factor(graph: ir.Graph) -> None:
     assert exponential is not None
     assert factor is not None
     tensor = ir.convenience.get_const_tensor(factor)
-    if tensor is None or tensor.size != 1 or not ends_in(exponential, "Exp") or not (tensor.numpy() > 0).all():
+    if tensor is None or tensor.size != 1 or not (tensor.numpy() > 0).all():
+        return
+    exponent = behind(exponential, "Exp")
+    if exponent is None:
         return
     op = GraphBuilder(graph, prefix="factor", constant_nodes=True)
-    exponent = exponential.producer().inputs[0]  # type: ignore[union-attr]
     replace_node(op, product, [op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))])
 
 
@@ -174,10 +176,10 @@ def _expose_exponential(graph: ir.Graph) -> None:
     """Put a reshaping behind the exponential of a regressor before it: losses with a log link look behind the last."""
     reshape = graph.outputs[0].producer()
     before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
-    if reshape is None or before is None or not ends_in(before, "Exp"):
+    scores = None if before is None else behind(before, "Exp")
+    if reshape is None or scores is None:
         return
     op = GraphBuilder(graph, prefix="link", constant_nodes=True)
-    scores = before.producer().inputs[0]  # type: ignore[union-attr]
     replace_node(op, reshape, [op.Exp(op.Reshape(scores, reshape.inputs[1]))])
 
 
@@ -185,6 +187,12 @@ def ends_in(value: ir.Value, op_type: str) -> bool:
     """Whether a value is what an operator of this type gives."""
     node = value.producer()
     return node is not None and node.op_type == op_type
+
+
+def behind(value: ir.Value, op_type: str) -> ir.Value | None:
+    """Return the first input of the operator of this type that gives ``value``; None where another one does."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type == op_type else None
 
 
 def _single_column(output: ir.Value) -> ir.Value | None:
@@ -195,9 +203,9 @@ def _single_column(output: ir.Value) -> ir.Value | None:
     first, second = concat.inputs
     assert first is not None
     assert second is not None
-    if ends_in(first, "Sigmoid") and ends_in(second, "Sigmoid"):
-        sides = [value.producer().inputs[0] for value in (first, second)]  # type: ignore[union-attr]
-        return second if _is_negation(sides[0], sides[1]) else None
+    scores = behind(first, "Sigmoid"), behind(second, "Sigmoid")
+    if scores[0] is not None and scores[1] is not None:
+        return second if _is_negation(scores[0], scores[1]) else None
     return second if _is_negation(first, second) else None
 
 

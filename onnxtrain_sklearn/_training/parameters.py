@@ -42,7 +42,7 @@ class FlatParameters:
 
     Attributes
     ----------
-    everything : ndarray of shape (P + M,)
+    buffer : ndarray of shape (P + M,)
         The parameters and behind them the running statistics.
     vector, gradient : ndarray of shape (P,)
         The parameters, a view into ``buffer``, and their gradients.

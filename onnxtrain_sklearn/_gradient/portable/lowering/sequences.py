@@ -53,7 +53,8 @@ def _erased(op: GraphBuilder, node: ir.Node) -> Members:
 
 def _position(node: ir.Node, index: int, length: int) -> int:
     """Return the constant position at input ``index`` of a sequence of ``length``, counted from the front."""
-    at = None if node.inputs[index] is None else constant(node.inputs[index])  # type: ignore[arg-type]
+    given = operand(node, index)
+    at = None if given is None else constant(given)
     if at is None:
         raise unsupported(node, "the position must be constant")
     position = int(at.item())
