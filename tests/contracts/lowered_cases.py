@@ -63,6 +63,13 @@ for go_on in ("cn = Identity(c)", "r = ReduceSum<keepdims = 0>(hn) l = CastLike(
             x=MATRIX, w=(3,), m=np.int64(4), t=np.bool_(True), opsets=(13, 18, 21) if "limit" not in go_on else (18,),
             **extra,
         )  # fmt: skip
+for rounds, begins in ((0, True), (-3, True), (4, False)):
+    for end in ("y = Identity(e)", "k = ReduceSum<keepdims = 0>(s) y = Add(k, e)"):
+        body = LOOP.replace("{0}", "cn = Identity(c)") + end
+        case(
+            "Loop", body, x=MATRIX, w=(3,), m=np.int64(rounds), t=np.bool_(begins), opsets=(13, 18, 21), fed=["m", "t"]
+        )
+        case("Loop", body, x=MATRIX, w=(3,), m=np.int64(rounds), t=np.bool_(begins))
 body = """
     y = Loop(m, t, x) <body = step (int64 i, bool c, float h) => (bool cn, float hn) {
         f = CastLike(i, h) a = Mul(f, h) b = Sin(a) d = Mul(b, w) hn = Add(d, h) cn = Identity(c) }>"""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
@@ -228,21 +229,46 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     body.end_with([*slopes[:first], *totals, *slopes[last:]], wanted)
     scans += _read_again(flow, frame, body, inputs, must=not scans)
     starts = [_final_slope(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
-    results = flow.op.emit(
-        "Scan",
-        *starts,
-        *(scan.value for scan in scans),
-        outputs=len(wanted),
-        body=body.graph,
-        num_scan_inputs=len(scans),
-        scan_input_axes=[scan.axis for scan in scans],
-        scan_input_directions=[int(not scan.backwards) for scan in scans],
+    settings = {
+        "body": body.graph,
+        "num_scan_inputs": len(scans),
+        "scan_input_axes": [scan.axis for scan in scans],
+        "scan_input_directions": [int(not scan.backwards) for scan in scans],
         **_ways_out([frame.scanned[i] for i in sliced]),
-    )
+    }
+    results = _scan_back(flow, starts, [scan.value for scan in scans], settings)
     sources = [_present(flow.node.inputs[s[0]]) for s in carried] + captured
     sources += [frame.scanned[i].value for i in sliced]
     pairs = [(x, copy_type(slope, x)) for x, slope in zip(sources, results, strict=True)]
     return [(x, slope) for x, slope in pairs if x in flow.sources]
+
+
+def _scan_back(
+    flow: Flow, starts: Sequence[ir.Value], slices: Sequence[ir.Value], settings: dict[str, Any]
+) -> Sequence[ir.Value]:
+    """Emit the Scan; where a Loop may run no round, inside an If, as onnxruntime cannot scan a tensor of length 0."""
+    inputs = [*starts, *slices]
+    if flow.node.op_type == "Scan" or _runs_once(flow.node):
+        return flow.op.emit("Scan", *inputs, outputs=len(settings["body"].outputs), **settings)
+    rounds = flow.op.Gather(flow.op.Shape(slices[0]), np.int64(0))
+    none, some = flow.op.body("no_round"), flow.op.body("rounds")
+    none.graph.outputs.extend(copy_type(none.Identity(start), start) for start in starts)
+    some.graph.outputs.extend(
+        copy_type(y, x)
+        for y, x in zip(some.emit("Scan", *inputs, outputs=len(starts), **settings), starts, strict=True)
+    )
+    empty = flow.op.Equal(rounds, np.int64(0))
+    return flow.op.emit("If", empty, outputs=len(starts), then_branch=none.graph, else_branch=some.graph)
+
+
+def _runs_once(loop: ir.Node) -> bool:
+    """Whether a Loop is known to run its first round."""
+    return all(value is None or _positive(value) for value in (operand(loop, 0), operand(loop, 1)))
+
+
+def _positive(value: ir.Value) -> bool:
+    array = constant(value)
+    return array is not None and bool(array.item() > 0)
 
 
 def _ways_out(scanned: Sequence[_Scanned]) -> dict[str, Any]:
