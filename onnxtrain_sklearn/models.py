@@ -3,11 +3,12 @@
 A builder has one method, ``build(n_features, n_outputs, random_state) -> onnx.ModelProto``; the estimators accept any
 object that has it, and the names in :data:`MODELS`. The graph maps ``X`` (N, n_features) to ``scores`` (N, n_outputs),
 without a final activation: the loss brings its own. Random numbers are drawn here, from ``random_state``, and nowhere
-else.
+else. :class:`Builder` says what else a builder may ask for: the shape of a row, and the training data.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,7 +26,10 @@ from ._graph.builder import GraphBuilder
 from ._graph.protobuf import to_proto
 from .exceptions import nearest
 
-__all__ = ["ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "GraphModel", "Linear", "is_builder", "resolve_builder"]
+__all__ = [
+    "ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "Builder", "GraphModel", "Linear", "is_builder",
+    "resolve_builder",
+]  # fmt: skip
 
 ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "identity": lambda op, x: x,
@@ -176,11 +180,36 @@ MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
 
 
 class Builder(Protocol):
-    """What the estimators ask of a builder."""
+    r"""What the estimators ask of a graph builder: a method ``build``.
 
-    def build(
-        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = ...
-    ) -> onnx.ModelProto: ...
+    ``build(n_features, n_outputs, random_state)`` returns the graph. The estimators pass the three by position. A
+    builder that needs more declares it in the signature of ``build`` as a keyword parameter, as methods of
+    scikit-learn's estimators declare ``sample_weight``; it is passed by name.
+
+    ========================= ==========================================================================================
+    keyword                   what is passed
+    ========================= ==========================================================================================
+    ``row_shape``             Tuple of int, the shape of a row: ``(n_features,)`` for a table. A builder that declares
+                              it takes ``X`` of more than two axes too, such as images: ``n_features`` is then the
+                              product of the shape, and the input of the graph has the shape ("N", \*row_shape).
+    ``X``                     The rows to train on, an array of shape (n_samples, \*row_shape) in float32 that is
+                              read-only, or a sparse matrix where the user gave one. Rows that are held out for early
+                              stopping and rows of weight zero are left out.
+    ``y``                     Their targets: int64 of shape (n_samples,) with indices into the sorted classes for
+                              classes, else float64 of shape (n_samples, n_outputs).
+    ``sample_weight``         Their weights, float64 of shape (n_samples,), or None where all are one.
+    ========================= ==========================================================================================
+
+    The data are those of the call that builds the graph: of ``fit``, or of the first ``partial_fit``.
+    """
+
+    @property
+    def build(self) -> Callable[..., onnx.ModelProto]:
+        """Return the graph; see the class for what it is called with."""
+
+
+KEYWORDS = ("row_shape", "X", "y", "sample_weight")
+"""What a builder may declare beyond ``n_features``, ``n_outputs`` and ``random_state``; see :class:`Builder`."""
 
 
 class HasParameters(Protocol):
@@ -205,6 +234,15 @@ def resolve_builder(model: ModelSource) -> Builder | None:
     if isinstance(model, str):
         return MODELS[model]() if model in MODELS else None
     return model if is_builder(model) else None
+
+
+def keywords_of(builder: Builder) -> frozenset[str]:
+    """Return which of :data:`KEYWORDS` the builder declares; ``**kwargs`` declares none."""
+    try:
+        declared = inspect.signature(builder.build).parameters
+    except (TypeError, ValueError):  # compiled functions may have no signature
+        return frozenset()
+    return frozenset(name for name in KEYWORDS if name in declared)
 
 
 def _check_initialization(name: str) -> None:

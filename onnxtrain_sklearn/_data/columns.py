@@ -69,6 +69,23 @@ class Column:
         with _no_overflow(self._dtype):
             return np.ascontiguousarray(self._data[rows], dtype=self._dtype)
 
+    def read_only(self, rows: np.ndarray) -> np.ndarray | SparseLike:
+        """Return the given rows, sorted, in the graph's type: an array that cannot be written to; sparse data sparse.
+
+        All rows of an array of this type are a view.
+        """
+        if self._sparse:
+            return self._part(rows)  # type: ignore[no-any-return]
+        whole = len(rows) == len(self) and self._data.dtype == self._dtype
+        view: np.ndarray = (self._data if whole else self.rows(rows)).view()
+        view.flags.writeable = False
+        return view
+
+    def matches(self, spec: TensorSpec) -> bool:
+        """Whether the data are of the type and shape of a graph's input."""
+        rows = zip(spec.shape[1:], self.shape[1:], strict=False)
+        return spec.dtype == self._dtype and len(spec.shape) == len(self.shape) and all(w in (None, g) for w, g in rows)
+
     def _part(self, rows: np.ndarray) -> Any:
         """Return the given rows of sparse data."""
         with _no_overflow(self._dtype):

@@ -19,7 +19,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._support.typing import MatrixLike, Validation
 from .._training.loss_graph import TARGET, target_layout
-from .graph_inputs import graph_inputs
+from .graph_inputs import expected_inputs, graph_inputs
 from .run import Columns, Run
 
 
@@ -65,7 +65,7 @@ def training_examples(
     estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: Run | None
 ) -> Examples:
     """Return what a call brings; ``source`` is None where the graph is yet to be built for it."""
-    specs = None if source is None else source.inputs
+    specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
     columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .._data.columns import Column
+from .._data.columns import Column, dimensions
 from .._data.inputs import has_several_inputs, input_columns
 from .._fitted.encoding import Columns, Specs, table_columns
 from .._fitted.model import FEATURES, FittedModel
 from .._given.ml_files import FittedFile
+from .._graph.trainable import TensorSpec
 from .._support.typing import MatrixLike
+from ..models import ModelSource, keywords_of, resolve_builder
 from .run import Run
 
 
@@ -28,6 +30,14 @@ def graph_inputs(estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedMode
     if reset:
         _forget_features(estimator)
     return input_columns(estimator, X, specs, reset=reset, gaps=_allows_gaps(estimator, fitted))
+
+
+def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
+    """Return the input of a graph that is yet to be built, where rows of several axes are given and wanted."""
+    builder = resolve_builder(model)
+    if builder is None or "row_shape" not in keywords_of(builder) or dimensions(X) <= 2:
+        return None
+    return (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(X)),)
 
 
 def take_features(estimator: Any, fitted: FittedModel) -> None:

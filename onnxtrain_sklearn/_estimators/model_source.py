@@ -1,11 +1,10 @@
-"""The graph that is trained: of a given model, of a fitted estimator, of a builder, or of an earlier call."""
+"""The graph that is trained, where no data are needed to know it: given, of a fitted estimator, of an earlier call."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 
-import numpy as np
 import onnx
 from sklearn.base import is_classifier
 
@@ -18,8 +17,8 @@ from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
-from ..exceptions import ModelError, instead_of, nearest
-from ..models import MODELS, Builder, ModelSource, resolve_builder
+from ..exceptions import instead_of, nearest
+from ..models import MODELS, ModelSource, resolve_builder
 from .run import Run
 from .settings import Parameters, require_own_kind
 
@@ -71,12 +70,3 @@ def known_source(
         require_own_kind(estimator)
     found = source_of(estimator.model, estimator.output, has_text=holds_text(X))
     return of_kind(found, classifies=is_classifier(estimator))
-
-
-def built_source(builder: Builder, n_features: int, n_outputs: int, rng: np.random.RandomState) -> TrainableModel:
-    """Return the trainable form of the graph that a builder makes for the data."""
-    whole = load(builder.build(n_features, n_outputs, rng))
-    source = replace(trainable_model(whole), reference=whole)
-    if len(source.inputs) != 1:
-        raise ModelError(f"{type(builder).__name__}.build made a graph with {len(source.inputs)} inputs, not 1.")
-    return source

@@ -24,10 +24,11 @@ from .._training.choice import new_trainer
 from .._training.loop import Trainer, TrainerSettings
 from .._training.loss_graph import StepSettings
 from ..models import resolve_builder
+from .built_source import built_source, needs_rows
 from .examples import Call, Examples, batches_for, training_examples
-from .graph_inputs import predictions_on, require_numbers, take_features
+from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
-from .model_source import built_source, known_source
+from .model_source import known_source
 from .run import Run
 from .run_setup import new_run, resume_run
 from .settings import batch_limit, trainer_settings
@@ -49,6 +50,7 @@ class Session:
     def __init__(self, estimator: Any, call: Call) -> None:
         self.estimator, self.call = estimator, call
         self.old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+        self.split: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def prepared(self) -> tuple[Run, Trainer]:
         """Check everything and return the run and the loop that will train it."""
@@ -71,12 +73,16 @@ class Session:
 
     def _built(self, examples: Examples) -> tuple[TrainableModel, Examples]:
         """Return the graph that the builder makes for the data, and the data as its input."""
-        builder = resolve_builder(self.estimator.model)
+        estimator = self.estimator
+        builder = resolve_builder(estimator.model)
         assert builder is not None
+        rows = self._split(examples)[0] if needs_rows(builder) else None
+        source = built_source(builder, examples, rows, self.rng)
         (column,) = examples.columns.values()
-        source = built_source(builder, column.shape[1], examples.targets.n_outputs, self.rng)
-        spec = source.inputs[0]
-        return source, replace(examples, columns={spec.name: column.of_type(spec.dtype)})
+        if column.matches(source.inputs[0]):
+            return source, replace(examples, columns={source.inputs[0].name: column})
+        columns = graph_inputs(estimator, self.call.X, source.inputs, None, reset=False)
+        return source, replace(examples, columns=columns)
 
     def _run(self, source: TrainableModel, fitted: FittedModel | None, examples: Examples) -> tuple[Run, StepSettings]:
         """Return a new run, or the old one brought in line with parameters that were changed since."""
@@ -125,7 +131,13 @@ class Session:
         return new_trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)
 
     def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the rows to train on, and those held out for early stopping; rows of weight zero are in neither."""
+        """Return the rows to train on, and those held out for early stopping; the first call draws them."""
+        if self.split is None:
+            self.split = self._new_split(examples)
+        return self.split
+
+    def _new_split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
+        """Draw the rows of both parts; rows of weight zero are in neither."""
         weights, estimator = examples.weights, self.estimator
         rows = np.arange(len(examples)) if weights is None else np.flatnonzero(weights)
         if not estimator.early_stopping or self.call.validation is not None or self.call.one_pass:

@@ -1,0 +1,67 @@
+"""The graph that a builder makes for the data of a call.
+
+The data are prepared before the graph exists, as float32 in the shape that they come in. Where the graph takes another
+type, or flat rows in another shape, they are prepared once more for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .._data.columns import Column
+from .._graph.protobuf import load
+from .._graph.trainable import TrainableModel, trainable_model
+from ..exceptions import ModelError
+from ..models import Builder, keywords_of
+from .examples import Examples
+
+NEEDS_ROWS = {"X", "y", "sample_weight"}
+"""The keywords of a builder that need the split into rows to train on and to validate on."""
+
+
+def needs_rows(builder: Builder) -> bool:
+    """Whether the builder looks at the rows that it is trained on."""
+    return not NEEDS_ROWS.isdisjoint(keywords_of(builder))
+
+
+def built_source(
+    builder: Builder, examples: Examples, rows: np.ndarray | None, rng: np.random.RandomState
+) -> TrainableModel:
+    """Return the trainable form of the graph that a builder makes for ``rows`` of the data; None: for all."""
+    (column,) = examples.columns.values()
+    keywords = _keywords(builder, column, examples, rows)
+    whole = load(builder.build(math.prod(column.shape[1:]), examples.targets.n_outputs, rng, **keywords))
+    source = replace(trainable_model(whole), reference=whole)
+    _require_one_input(source, column, f"{type(builder).__name__}.build")
+    return source
+
+
+def _require_one_input(source: TrainableModel, column: Column, name: str) -> None:
+    """Raise where the graph does not take the rows; ``name`` is that of the method which made it."""
+    if len(source.inputs) != 1:
+        raise ModelError(f"{name} made a graph with {len(source.inputs)} inputs, not 1.")
+    spec, row = source.inputs[0], column.shape[1:]
+    if len(spec.shape) <= len(row):
+        shape = ", ".join(["'N'", *map(str, row)])
+        raise ModelError(
+            f"{name} made a graph whose input {spec.name!r} has {len(spec.shape)} axes, but X has {len(row) + 1}. Give "
+            f"the input the shape ({shape}), and flatten the rows inside the graph."
+        )
+
+
+def _keywords(builder: Builder, column: Column, examples: Examples, rows: np.ndarray | None) -> dict[str, Any]:
+    """Return what the builder declares."""
+    every = np.arange(len(examples)) if rows is None else np.sort(rows)
+    targets, weights = examples.targets.values, examples.weights
+    makers: dict[str, Callable[[], object]] = {
+        "row_shape": lambda: column.shape[1:],
+        "X": lambda: column.read_only(every),
+        "y": lambda: targets[every],
+        "sample_weight": lambda: None if weights is None else weights[every],
+    }
+    return {name: makers[name]() for name in keywords_of(builder)}
