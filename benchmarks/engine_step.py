@@ -20,10 +20,11 @@ import onnx
 import onnx_ir as ir
 from fit_step import CASES, RATE
 
-from onnxtrain_sklearn import MLP, SGD, AdamW, _runtime
+from onnxtrain_sklearn import MLP, SGD, AdamW
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import TrainableModel, trainable_model
+from onnxtrain_sklearn._runtime import devices, distributions
 from onnxtrain_sklearn._training.base_step import StepParts
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, StepSettings, training_graph
@@ -92,7 +93,7 @@ def settings(net: Net, optimizer: str, engine: str) -> StepSettings:
         l1_ratio=0.0,
         max_grad_norm=None,
         engine=engine,
-        device=_runtime.resolve_device(),
+        device=devices.resolve_device(),
         session_options=None,
         seed=0,
     )
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES) + 1), help=numbers)
     options = parser.parse_args(arguments)
     nets = [mlp(number) if number < len(CASES) else lenet() for number in options.cases]
-    print(f"onnxruntime {_runtime.version()}, up to {_runtime.available_threads()} threads")
+    print(f"onnxruntime {distributions.version()}, up to {devices.available_threads()} threads")
     print_times(nets, options.repeat)
     print_sizes(nets)
 

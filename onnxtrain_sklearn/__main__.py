@@ -24,9 +24,9 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
-from . import _runtime
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
+from ._runtime import devices, distributions, sessions
 from .models import MLP
 
 HIDDEN_UNITS = {"digits": 64, "breast_cancer": 16, "diabetes": 16}
@@ -81,7 +81,7 @@ def _versions() -> str:
         own = metadata.version("onnxtrain-sklearn")
     except metadata.PackageNotFoundError:
         own = "(a checkout that is not installed)"
-    return f"onnxtrain-sklearn {own} on onnxruntime {_runtime.version()}"
+    return f"onnxtrain-sklearn {own} on onnxruntime {distributions.version()}"
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -165,7 +165,7 @@ def _export(result: Result, path: Path) -> bool:
 
 def _run(path: Path, X: np.ndarray) -> np.ndarray:
     """Return the first output (of a classifier the labels) of a model file."""
-    session = _runtime.create_session(path.read_bytes(), _runtime.resolve_device())
+    session = sessions.create_session(path.read_bytes(), devices.resolve_device())
     return np.asarray(session.run(None, {session.get_inputs()[0].name: X})[0])
 
 

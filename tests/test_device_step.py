@@ -7,12 +7,16 @@ import pickle
 
 import numpy as np
 import onnx.parser
+import onnxruntime
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._runtime import Binding, DeviceArray, create_session, resolve_device
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._runtime.binding import Binding, DeviceArray
+from onnxtrain_sklearn._runtime.devices import resolve_device
+from onnxtrain_sklearn._runtime.sessions import create_session
 from onnxtrain_sklearn._training import device_step as _device_step
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.host_step import HostStep
@@ -58,7 +62,7 @@ CASES = {
 @pytest.fixture
 def own_memory(monkeypatch):
     """Let the CPU pass for a device whose memory the host does not see."""
-    monkeypatch.setitem(_runtime.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
 
 
 def classifier(**settings):
@@ -79,7 +83,7 @@ def assert_same(a, b, rtol=1e-5, atol=1e-6):
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_the_host(name, limit, monkeypatch):
     host = classifier(**CASES[name]).fit(X, y, WEIGHTS)
-    monkeypatch.setitem(_runtime.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     monkeypatch.setattr(_device_step, "RESIDENT_LIMIT", limit)
     device = classifier(**CASES[name]).fit(X, y, WEIGHTS)
     assert isinstance(device._run.step, DeviceStep)
@@ -118,7 +122,7 @@ def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory
     twin.partial_fit(X[:30], y[:30])
     for name, array in device.weights_.items():
         assert_array_equal(array, twin.weights_[name])
-    monkeypatch.delitem(_runtime.OWN_MEMORY, "CPUExecutionProvider")
+    monkeypatch.delitem(devices.OWN_MEMORY, "CPUExecutionProvider")
     third.partial_fit(X[:30], y[:30])
     assert isinstance(third._run.step, HostStep)
     assert_same(third, device)
@@ -138,7 +142,7 @@ def test_several_inputs_sparse_rows_and_doubles(monkeypatch):
         return OrtGradientRegressor(model, max_iter=3, random_state=0, batch_size=20).fit(data, X[:, 0] + y)
 
     hosts = {name: trained(name) for name in inputs}
-    monkeypatch.setitem(_runtime.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     for name, host in hosts.items():
         assert_same(trained(name), host)
 
@@ -217,7 +221,7 @@ def test_inputs_are_bound_anew_for_each_run_on_a_device(own_memory, monkeypatch)
 
 def test_only_providers_with_memory_of_their_own_have_one(monkeypatch):
     available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(_runtime.onnxruntime, "get_available_providers", lambda: available)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
     assert resolve_device("cpu").memory is None
     assert resolve_device("cuda").memory == ("cuda", 0)
     assert resolve_device("cuda:1").memory == ("cuda", 1)

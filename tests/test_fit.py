@@ -15,6 +15,7 @@ from sklearn.neural_network import MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.session import Session
+from onnxtrain_sklearn._runtime import sessions
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.data import blobs, line
 from tests.helpers.training import NEVER, record_steps, small, weights_equal
@@ -84,7 +85,7 @@ def test_partial_fit_learns_from_a_stream_of_parts():
 def test_no_session_is_made_after_the_first_partial_fit(monkeypatch):
     X, y = blobs()
     estimator = small().partial_fit(X, y, classes=[0, 1])
-    monkeypatch.setattr("onnxtrain_sklearn._runtime.create_session", lambda *a, **k: pytest.fail("a new session"))
+    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
     for size in (120, 32, 7, 1, 120):
         estimator.partial_fit(X[:size], y[:size])
 
@@ -101,7 +102,7 @@ def test_smaller_minibatches_are_not_filled_up_to_the_size_of_earlier_ones():
 def test_a_full_batch_of_growing_variety_needs_no_new_session(monkeypatch):
     X, y = blobs(64)
     estimator = small(batch_size=64).partial_fit(np.repeat(X[:16], 4, axis=0), np.repeat(y[:16], 4), classes=[0, 1])
-    monkeypatch.setattr("onnxtrain_sklearn._runtime.create_session", lambda *a, **k: pytest.fail("a new session"))
+    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
     estimator.partial_fit(X, y)
 
 

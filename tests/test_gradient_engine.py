@@ -10,11 +10,12 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import _runtime, gradient_graph
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
+from onnxtrain_sklearn._runtime import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
 
-training_runtime = pytest.mark.skipif(not _runtime.has_gradient_builder(), reason="needs onnxruntime-training")
+training_runtime = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 
 DATA = Path(__file__).parent / "data"
 X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]], dtype=np.float32)
@@ -259,7 +260,7 @@ def test_errors_of_the_builder_name_the_node_and_hide_its_source(monkeypatch):
             "gradient_builder != nullptr was false. The gradient builder has not been registered: Mul for node node0\n"
         )
 
-    monkeypatch.setattr(_runtime, "build_gradient_graph", fail)
+    monkeypatch.setattr(gradient_builder, "build_gradient_graph", fail)
     with pytest.raises(UnsupportedOperatorError) as caught:
         gradient_graph(linear(), wrt="w", engine="ort-training")
     assert str(caught.value).startswith("Node 'node0' (Mul) cannot be differentiated: gradient_builder != nullptr")

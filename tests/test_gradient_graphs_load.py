@@ -8,10 +8,11 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn import _runtime, gradient_graph
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import survival
 from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._runtime import loading
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 each_engine = pytest.mark.parametrize("engine", available_engines())
@@ -33,7 +34,7 @@ SPLIT = """A = MatMul(X, W) S = SequenceConstruct(A, A) C = ConcatFromSequence <
 
 def test_a_split_without_sizes():
     model = graph(SPLIT, W=np.ones((4, 3), np.float32))
-    assert _runtime.loading_error(model.SerializeToString()) is None
+    assert loading.loading_error(model.SerializeToString()) is None
     with pytest.raises(ModelError, match=r"\(Split\) is not valid: it has neither"):
         gradient_graph(model, wrt="W")
     with pytest.raises(ModelError, match=r"\(Split\) is not valid: it has neither"):

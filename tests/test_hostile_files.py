@@ -17,9 +17,10 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, _runtime, gradient_graph
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._runtime import loading
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -134,13 +135,13 @@ def test_a_graph_that_onnxruntime_may_not_survive_is_loaded_in_a_child_first(eng
 
 @pytest.mark.parametrize(("program", "alive"), [("raise ValueError", True), ("import os; os.abort()", False)])
 def test_what_a_child_process_tells(program, alive, monkeypatch):
-    monkeypatch.setattr(_runtime, "_IN_CHILD", program)
-    assert _runtime.survives_loading(b"") is alive
+    monkeypatch.setattr(loading, "_IN_CHILD", program)
+    assert loading.survives_loading(b"") is alive
 
 
 def test_graphs_that_are_right_need_no_child_process(monkeypatch):
     asked = []
-    monkeypatch.setattr(_runtime, "survives_loading", lambda model: not asked.append(model))
+    monkeypatch.setattr(loading, "survives_loading", lambda model: not asked.append(model))
     for path in sorted((Path(__file__).parent / "data").glob("*.onnx")):
         load(path)
     assert not asked
@@ -414,7 +415,7 @@ def test_a_fitted_model_takes_no_dict():
     "settings", [{"providers": 3}, {"providers": "CPUExecutionProvider"}, {"provider_options": 1.5}]
 )
 def test_providers_that_are_no_list(settings):
-    with pytest.raises(TypeError, match="providers holds names, provider_options a dict for each; got provider"):
+    with pytest.raises(TypeError, match="providers must list names, provider_options one dict for each; got provider"):
         fit(net(), **settings)
 
 

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
@@ -21,6 +21,7 @@ from onnxtrain_sklearn._inference import predictor as _inference
 from onnxtrain_sklearn._inference.graph import inference_model
 from onnxtrain_sklearn._inference.head import Head
 from onnxtrain_sklearn._inference.predictor import Predictor
+from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn.exceptions import ModelError
 
@@ -257,7 +258,7 @@ def predictor(proto, *, live=None):
     source = trainable_model(load(proto))
     weights = {} if live else source.weights()
     graph = inference_model(source, weights, Head("regression", "identity", 1))
-    return Predictor(graph, _runtime.resolve_device(), None, live=live)
+    return Predictor(graph, devices.resolve_device(), None, live=live)
 
 
 COLUMNS = {"X": Column(X, np.dtype(np.float32))}

@@ -12,9 +12,10 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._runtime.capabilities import Limits
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
 from tests.helpers.graphs import W, model, operators, trainable
@@ -22,9 +23,9 @@ from tests.helpers.sessions import evaluate
 from tests.helpers.training import one_step
 
 NEWEST = onnx.defs.onnx_opset_version()
-OLDER = _runtime.Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
-NEWER = _runtime.Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
-INSTALLED = _runtime.limits()
+OLDER = Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
+NEWER = Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
+INSTALLED = capabilities.limits()
 each_runtime = pytest.mark.parametrize("limits", [OLDER, NEWER], ids=["older", "newer"])
 # What is a model
 

@@ -13,19 +13,21 @@ import onnx_ir as ir
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime, gradient_graph
+from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
+from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._runtime.capabilities import Limits
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.sessions import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-INSTALLED = _runtime.limits()
-OLDER = _runtime.Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
-NEWER = _runtime.Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
+INSTALLED = capabilities.limits()
+OLDER = Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
+NEWER = Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
 
 draw = np.random.RandomState(0)
 X = draw.normal(size=(48, 4)).astype(np.float32)
@@ -199,7 +201,7 @@ def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch
     proto = mlp(newest, columns, ir_version=INSTALLED.ir_version)
     net = estimator(proto, loss=loss, **SETTINGS).fit(X, y)
     content, expected = pickle.dumps(net), net.predict(X)
-    monkeypatch.setattr(_runtime, "limits", lambda: replace(INSTALLED, opset=17, ir_version=8))
+    monkeypatch.setattr(capabilities, "limits", lambda: replace(INSTALLED, opset=17, ir_version=8))
     other = pickle.loads(content)
     assert_array_equal(other.predict(X), expected)
     assert (given_back(net), net.to_onnx().ir_version) == (newest, INSTALLED.ir_version)
@@ -214,7 +216,7 @@ def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeyp
     mean = "axis = Constant <value = int64[1] {1}> () M = ReduceMean (X, axis) D = Sub(X, M) z = MatMul(D, A)"
     source = trainable_model(load(model(mean, 18, A=WEIGHTS["A"])))
     content = pickle.dumps(source)
-    monkeypatch.setattr(_runtime, "limits", lambda: replace(INSTALLED, opset=17))
+    monkeypatch.setattr(capabilities, "limits", lambda: replace(INSTALLED, opset=17))
     other = pickle.loads(content)
     assert other.model.opset_imports == {"": 17}
     names = [node.name for node in other.model.graph]
@@ -227,10 +229,10 @@ def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeyp
 
 def test_a_pickle_of_an_operator_that_the_runtime_is_too_old_for(monkeypatch):
     content = pickle.dumps(trainable_model(load(model(NEW_OPERATORS[0][1], 23, **WEIGHTS), NEWER)))
-    monkeypatch.setattr(_runtime, "limits", lambda: NEWER)
+    monkeypatch.setattr(capabilities, "limits", lambda: NEWER)
     same = pickle.loads(content)
     assert same.model.opset_imports == {"": 23}
     assert_array_equal(same.weights()["s"], WEIGHTS["s"])
-    monkeypatch.setattr(_runtime, "limits", lambda: OLDER)
+    monkeypatch.setattr(capabilities, "limits", lambda: OLDER)
     with pytest.raises(ModelError, match=r"opset 23; onnxruntime 1\.19\.2 .* RMSNormalization .* a newer onnxruntime"):
         pickle.loads(content)

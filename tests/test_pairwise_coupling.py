@@ -11,11 +11,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.svm import SVC
 
-from onnxtrain_sklearn import OrtGradientClassifier, _runtime, gradient_graph
+from onnxtrain_sklearn import OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn._graph.unrolling import unroll
 from onnxtrain_sklearn._ml_operators import pairwise_coupling
+from onnxtrain_sklearn._runtime import devices, sessions
 
 TINY = 1e-7
 CLASSES = (2, 3, 5, 12)
@@ -76,7 +77,7 @@ def coupling(classes, rows="N", dtype=ir.DataType.FLOAT):
 
 def session(model):
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-    return _runtime.create_session(proto.SerializeToString(), _runtime.resolve_device())
+    return sessions.create_session(proto.SerializeToString(), devices.resolve_device())
 
 
 def run(model, *names, **feeds):

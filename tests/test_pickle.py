@@ -23,8 +23,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.preprocessing import scale
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop, _runtime
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._runtime.devices import Device
 from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
 
@@ -256,7 +257,7 @@ def elsewhere(monkeypatch):
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
     fitted.device = fitted.device_ = "cuda:1"
     fitted.engine = "ort-training"
-    fitted._run.device = _runtime.Device("cuda:1", providers, ({"device_id": "1"}, {}))
+    fitted._run.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
     monkeypatch.setattr("onnxtrain_sklearn._estimators.copies.available_engines", lambda: ("portable",))
     return pickle.dumps(fitted), twin
 

@@ -14,8 +14,9 @@ from numpy.testing import assert_allclose
 from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, _runtime, gradient_graph
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
+from onnxtrain_sklearn._runtime import devices, sessions
 
 DATA = Path(__file__).parent / "data"
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
@@ -51,7 +52,7 @@ def test_gradients_are_those_of_pytorch(network, batch):
     wanted = {name.removeprefix("grad/"): array for name, array in arrays.items() if name.startswith("grad/")}
     model = with_loss(network, rows=arrays["y"].shape[1] if batch == "static" else None)
     graph = gradient_graph(model, wrt=list(wanted), engine="portable")
-    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
     feeds = {v.name: arrays[v.name][0] for v in session.get_inputs()}
     gradients = session.run([f"{name}_grad" for name in wanted], feeds)
     for (name, array), gradient in zip(wanted.items(), gradients, strict=True):
@@ -121,7 +122,7 @@ def test_names_with_one_gradient_stay_apart():
     text += "{ f = Sum(a, b, c) r = Round(d) s = Sign(e) t = Sum(f, r, s) y = ReduceSum<keepdims = 0>(t) }"
     names = ["a", "b", "c", "d", "e"]
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=names, engine="portable")
-    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
     slopes = session.run([f"{name}_grad" for name in names], dict.fromkeys(names, np.ones(3, np.float32)))
     assert_allclose(slopes, np.repeat([1.0, 0.0], [3, 2])[:, None] * np.ones(3))
 
@@ -129,7 +130,7 @@ def test_names_with_one_gradient_stay_apart():
 def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
     text = f"{HEAD} g (float[3] x, float[3] z) => (float y) {{ a = Add(x, z) y = ReduceSum<keepdims = 0>(a) }}"
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x", "z"], engine="portable")
-    session = _runtime.create_session(graph.SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
     ones = np.ones(3, np.float32)
     _, x, z = session.run(None, {"x": ones, "z": ones})
     assert_allclose([x, z], 1.0)
@@ -143,7 +144,7 @@ def test_gradients_of_gradients():
     first.graph.output.append(onnx.helper.make_tensor_value_info("total", onnx.TensorProto.FLOAT, []))
     first.graph.node[-2].output[0] = first.graph.node[-1].input[0] = "slope"
     second = gradient_graph(first, wrt="x", engine="portable")
-    session = _runtime.create_session(second.SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(second.SerializeToString(), devices.resolve_device())
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     total, slope = session.run(None, {"x": x})
     assert_allclose(total, (3 * x**2).sum())

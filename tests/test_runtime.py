@@ -13,8 +13,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import MLP, OrtGradientRegressor, _runtime
-from onnxtrain_sklearn._runtime import Binding, Device, create_session, resolve_device
+from onnxtrain_sklearn import MLP, OrtGradientRegressor
+from onnxtrain_sklearn._runtime import capabilities, devices, distributions, errors, sessions
+from onnxtrain_sklearn._runtime.binding import Binding
+from onnxtrain_sklearn._runtime.devices import Device, resolve_device
+from onnxtrain_sklearn._runtime.sessions import create_session
 from onnxtrain_sklearn._training import host_step as _step
 from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError
 
@@ -47,7 +50,7 @@ def test_named_providers_and_their_options():
         ((None,), ValueError, "Unknown device None"),
         (("cpu", []), ValueError, "providers is an empty list"),
         (("cpu", [CPU], [{}, {}]), ValueError, "provider_options has 2 entries for 1 providers .*; give one dict each"),
-        (("cpu", [(CPU, {})]), TypeError, "providers holds names, provider_options a dict for each"),
+        (("cpu", [(CPU, {})]), TypeError, "providers must list names, provider_options one dict for each"),
         (("cpu", ["NoneProvider"]), DeviceError, r"needs NoneProvider, which the .* lacks; it has [^?]*CPU[^?]*$"),
         (("cpu", ["CPU"]), DeviceError, r"needs CPU, .* lacks; .* Did you mean 'CPUExecutionProvider'\?"),
         (("cpu", ["CUDA"]), DeviceError, r"needs CUDA, .* lacks; .* Did you mean 'CUDAExecutionProvider'\?"),
@@ -108,7 +111,7 @@ def loads(domain, opset, ir_version):
 
 
 def test_newest_versions_are_those_that_load():
-    limits = _runtime.limits()
+    limits = capabilities.limits()
     newest = limits.opset, limits.ml_opset, limits.ir_version
     assert limits.runtime == f"onnxruntime {onnxruntime.__version__}"
     assert newest == KNOWN.get(onnxruntime.__version__, newest)
@@ -119,9 +122,9 @@ def test_newest_versions_are_those_that_load():
 
 
 def test_versions_are_asked_for_once(monkeypatch):
-    limits = _runtime.limits()
-    monkeypatch.setattr(_runtime, "create_session", None)
-    assert _runtime.limits() is limits
+    limits = capabilities.limits()
+    monkeypatch.setattr(sessions, "create_session", None)
+    assert capabilities.limits() is limits
 
 
 # Session options
@@ -156,7 +159,7 @@ def test_configuration_entries_have_a_dot_in_their_names():
         ({"intra_op_threads": 2}, ValueError, r"Unknown session option 'intra_op_threads'\. Did you mean 'intra_op"),
         ({"add_session_config_entry": 1}, ValueError, "Unknown session option"),
         ({"graph_optimization_level": "ALL"}, ValueError, "has no value 'ALL'.*'ORT_ENABLE_ALL'"),
-        ({"intra_op_num_threads": "2"}, TypeError, "'intra_op_num_threads' takes int, got '2' of type str"),
+        ({"intra_op_num_threads": "2"}, TypeError, "'intra_op_num_threads' expects int, got '2' of type str"),
     ],
 )
 def test_wrong_options(options, error, message):
@@ -208,7 +211,7 @@ def spy(monkeypatch):
         seen.append((session, threads))
         return session
 
-    monkeypatch.setattr(_runtime, "create_session", record)
+    monkeypatch.setattr(sessions, "create_session", record)
     return seen
 
 
@@ -220,14 +223,14 @@ def fitted(regressor, rows, features=4):
 
 
 def test_small_graphs_get_one_thread(monkeypatch):
-    monkeypatch.setattr(_runtime, "available_threads", lambda: 2)
+    monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
     fitted(OrtGradientRegressor(MLP((64,))), rows=200).predict(np.eye(4))
     assert {threads for _, threads in seen} == {1}
 
 
 def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatch):
-    monkeypatch.setattr(_runtime, "available_threads", lambda: 2)
+    monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
     monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60))
     fitted(OrtGradientRegressor(MLP((60,))), rows=200)
@@ -237,7 +240,7 @@ def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatc
 
 
 def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
-    monkeypatch.setattr(_runtime, "available_threads", lambda: 2)
+    monkeypatch.setattr(devices, "available_threads", lambda: 2)
     monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
     seen = spy(monkeypatch)
     fitted(OrtGradientRegressor(MLP((60,))), rows=200)
@@ -250,13 +253,13 @@ def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
 def test_a_worker_is_told_its_share_of_the_cores(variable, expected, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    assert _runtime.available_threads() == expected
+    assert devices.available_threads() == expected
 
 
 def test_all_cores_without_a_share(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3}, raising=False)
-    assert _runtime.available_threads() == 2
+    assert devices.available_threads() == 2
 
 
 # Bound memory
@@ -328,11 +331,11 @@ def test_missing_kernels_are_told_from_other_errors():
     )
     with pytest.raises(Exception, match="NOT_IMPLEMENTED") as error:
         create_session(erf.SerializeToString(), resolve_device())
-    assert _runtime.not_implemented(error.value)
+    assert errors.not_implemented(error.value)
     with pytest.raises(Exception, match="PROTOBUF") as error:
         create_session(b"123", resolve_device())
-    assert not _runtime.not_implemented(error.value)
-    assert not _runtime.not_implemented(ValueError("shape"))
+    assert not errors.not_implemented(error.value)
+    assert not errors.not_implemented(ValueError("shape"))
 
 
 # Installations
@@ -343,16 +346,16 @@ TWO = {"onnxruntime": "1.19.2", "onnxruntime-training": "1.19.2+cu118"}
 
 
 def test_one_distribution_is_right():
-    _runtime.check_distributions({}, ["1.31.1"])
-    _runtime.check_distributions(ONE, ["1.31.1"])
-    _runtime.check_distributions(ONE, ["1.31.0"])  # built from source
-    assert len(_runtime.installed_distributions()) <= 1
-    assert _runtime.installed_distributions(["numpy", "no-such-distribution"]) == {"numpy": np.__version__}
+    distributions.check_distributions({}, ["1.31.1"])
+    distributions.check_distributions(ONE, ["1.31.1"])
+    distributions.check_distributions(ONE, ["1.31.0"])  # built from source
+    assert len(distributions.installed_distributions()) <= 1
+    assert distributions.installed_distributions(["numpy", "no-such-distribution"]) == {"numpy": np.__version__}
 
 
 def test_several_distributions_of_one_version_that_can_be_imported_go_on_with_a_warning():
     with pytest.warns(OnnxTrainWarning) as warned:
-        _runtime.check_distributions(TWO, ["1.19.2", "1.19.2"])
+        distributions.check_distributions(TWO, ["1.19.2", "1.19.2"])
     text = str(warned[0].message)
     assert "installed: onnxruntime 1.19.2, onnxruntime-training 1.19.2+cu118. They overwrite" in text
     assert "\n  pip uninstall -y onnxruntime onnxruntime-training\n" in text
@@ -369,7 +372,7 @@ def test_several_distributions_of_one_version_that_can_be_imported_go_on_with_a_
 )
 def test_several_distributions_that_do_not_fit_together_are_refused(installed, imported):
     with pytest.raises(RuntimeNotFoundError) as error:
-        _runtime.check_distributions(installed, imported)
+        distributions.check_distributions(installed, imported)
     text = str(error.value)
     assert f"Several distributions of onnxruntime are installed: {' '.join(next(iter(installed.items())))}" in text
     assert "a mixture of versions" in text

@@ -12,10 +12,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._runtime import devices, sessions
 from onnxtrain_sklearn._training import host_step as _step
 from onnxtrain_sklearn._training.base_step import StepParts
 from onnxtrain_sklearn._training.host_step import HostStep
@@ -35,7 +36,7 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
     model = trainable_model(load(proto), output)
     defaults = {"loss": SquaredError(), "task": "regression", "link": "identity", "n_outputs": 1, "optimizer": SGD()}
     defaults |= {"alpha": 0.0, "l1_ratio": 0.0, "max_grad_norm": None, "engine": available_engines()[0], "seed": 0}
-    defaults |= {"device": _runtime.resolve_device(), "session_options": None}
+    defaults |= {"device": devices.resolve_device(), "session_options": None}
     weights = model.weights()
     chosen = {name: weights.pop(name) for name in trainable or model.parameters}
     parameters = FlatParameters(chosen, np.dtype(dtype or model.dtype))
@@ -331,47 +332,47 @@ def test_forgotten_state_is_that_before_the_first_step():
 
 
 @pytest.fixture
-def sessions(monkeypatch):
+def created(monkeypatch):
     """The sessions that were created, as they are created."""
-    created, create = [], _runtime.create_session
+    created, create = [], sessions.create_session
 
     def counting(*args, **kwargs):
         created.append(create(*args, **kwargs))
         return created[-1]
 
-    monkeypatch.setattr(_runtime, "create_session", counting)
+    monkeypatch.setattr(sessions, "create_session", counting)
     return created
 
 
-def test_a_step_creates_its_sessions_once(sessions):
+def test_a_step_creates_its_sessions_once(created):
     step = new_step(mlp(), batch=8, alpha=0.1, max_grad_norm=1.0)
-    assert len(sessions) == 4
+    assert len(created) == 4
     for seed in range(3):
         step.run(0.01, fill(step, *data(seed=seed)))
-    assert len(sessions) == 4
+    assert len(created) == 4
 
 
-def test_epochs_and_minibatches_create_no_session(sessions):
+def test_epochs_and_minibatches_create_no_session(created):
     X, y = data(50)
     counts = []
     for epochs in (1, 5):
-        sessions.clear()
+        created.clear()
         quietly(OrtGradientRegressor(mlp(), batch_size=8, max_iter=epochs, tol=-np.inf, random_state=0).fit, X, y)
-        counts.append(len(sessions))
+        counts.append(len(created))
     assert counts[0] == counts[1]
 
 
-def test_second_partial_fit_creates_no_session(sessions):
+def test_second_partial_fit_creates_no_session(created):
     X, y = data(50)
     regressor = OrtGradientRegressor(mlp(), batch_size=8, alpha=0.1, random_state=0).partial_fit(X, y)
-    sessions.clear()
+    created.clear()
     for rows in (50, 50, 8, 3):
         regressor.partial_fit(X[:rows], y[:rows])
-    assert sessions == []
+    assert created == []
     regressor.predict(X)
-    assert len(sessions) == 1
+    assert len(created) == 1
     regressor.predict(X[:5])
-    assert len(sessions) == 1
+    assert len(created) == 1
 
 
 # Graphs of float64
@@ -429,7 +430,7 @@ def test_float64_graphs_give_float64_back(activation, engine):
     assert {array.dtype for array in regressor.weights_.values()} == {np.dtype(np.float64)}
     exported = regressor.to_onnx()
     assert exported.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
-    session = _runtime.create_session(exported.SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(exported.SerializeToString(), devices.resolve_device())
     assert_array_equal(regressor.predict(X), session.run(None, {"X": X})[0].ravel())
     assert regressor.predict(X).dtype == np.float64
 

@@ -12,10 +12,11 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, _runtime
+from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._graph import edits, inference_form, precision, shapes
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._runtime import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import rows
 from tests.helpers.graphs import W, model, operators, trainable
@@ -97,7 +98,7 @@ def test_head_behind_a_frozen_normalization_is_trained():
     weights = "float[3] s = {1, 2, 3}, float[3] b = {0.1, 0.2, 0.3}, float[3] m = {0, 1, 2}, float[3] v = {1, 2, 4}"
     proto = model("H = BatchNormalization <epsilon = 0.0> (X, s, b, m, v) Y = MatMul(H, W)", weights=f"{W}, {weights}")
     X, y = rows(), rows(8, 1, seed=1).ravel()
-    if _runtime.has_gradient_builder():
+    if gradient_builder.has_gradient_builder():
         with pytest.raises(UnsupportedOperatorError, match=r"'BatchNormalization_0' \(BatchNormalization\)"):
             quietly(OrtGradientRegressor(proto, engine="ort-training").fit, X, y)
     regressor = OrtGradientRegressor(proto, trainable="W", optimizer=SGD(), learning_rate_init=0.1, max_iter=1)

@@ -5,10 +5,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn import _runtime, gradient_graph
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import unrolling
 from onnxtrain_sklearn._graph.unrolling import unroll
+from onnxtrain_sklearn._runtime import devices, sessions
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 FEEDS = {"x": X, "h": np.float32([0.3, -0.2, 0.1, 0.5]), "go": np.array(True), "n": np.array(2)}
@@ -58,7 +59,7 @@ def model_of(nodes):
 def run(model):
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
-    session = _runtime.create_session(proto.SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
     return session.run(None, {v.name: FEEDS[v.name] for v in model.graph.inputs})
 
 
@@ -119,7 +120,7 @@ def test_onnxruntime_training_differentiates_what_is_written_out(name):
     found = []
     for engine in ("portable", "ort-training"):
         proto = gradient_graph(ir.to_proto(tail), wrt=["h", "x"], engine=engine)
-        session = _runtime.create_session(proto.SerializeToString(), _runtime.resolve_device())
+        session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
         found.append(session.run(["h_grad", "x_grad"], FEEDS))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.base import BaseEstimator, clone
 
-from .. import _runtime
 from .._fitted.model import is_estimator
 from .._gradient.engine import available_engines
+from .._runtime import devices, distributions
 from ..exceptions import warn
 from .stored import plain, restored
 
@@ -46,9 +46,9 @@ class Copied(BaseEstimator):
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])
-        if missing := _runtime.missing_providers(run.device.providers):
+        if missing := devices.missing_providers(run.device.providers):
             self._go_on_with(f"on {missing[0]}", device="cpu", providers=None, provider_options=None)
-            run.device = _runtime.resolve_device()
+            run.device = devices.resolve_device()
             self.device_ = run.device.name
         if self.engine not in ("auto", *available_engines()):
             self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
@@ -56,7 +56,7 @@ class Copied(BaseEstimator):
     def _go_on_with(self, was: str, **parameters: object) -> None:
         name, value = next(iter(parameters.items()))
         warn(
-            f"This {type(self).__name__} was trained {was}, which the installed onnxruntime {_runtime.version()} "
+            f"This {type(self).__name__} was trained {was}, which the installed onnxruntime {distributions.version()} "
             f"lacks: it goes on with {name}={value!r}."
         )
         self.__dict__.update(parameters)

@@ -29,6 +29,7 @@ EARLIER: dict[str, tuple[str, ...]] = {
     "_origins": ("Origin",),
     "_parameters": ("FlatParameters",),
     "_run": ("Run",),
+    "_runtime": ("Device",),
     "_start": ("Start",),
     "_step": ("OptimizerState",),
     "_tables": ("Table", "TableColumn"),

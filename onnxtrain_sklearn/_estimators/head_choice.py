@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from sklearn.base import is_classifier
 
-from .. import _runtime
 from .._data.targets import Targets
 from .._fitted.model import FittedModel
 from .._given.comparison import OwnOutput, as_columns, own_output, run_graph, settled
@@ -19,6 +18,8 @@ from .._gradient.engine import choose_engine
 from .._graph.links import Link, Task
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
+from .._runtime import devices
+from .._runtime.devices import Device
 from .._training.loss_graph import StepSettings, n_classes_of
 from ..losses import LOSSES, Loss, resolve_loss
 from ..optimizers import resolve_optimizer
@@ -60,7 +61,7 @@ def choose_head(
     """Return the head for the loss and the targets, and the settings of the step."""
     loss, optimizer = _loss_of(estimator, fitted), resolve_optimizer(estimator.optimizer)
     loss.check_targets(examples.targets.values)
-    device = _runtime.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
+    device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
     own = None
     if old is None and fitted is None:
         own = own_output(estimator.model, source, examples.columns, device)
@@ -97,7 +98,7 @@ def _loss_of(estimator: Any, fitted: FittedModel | None) -> Loss:
     return resolve_loss(fitted.loss if follows and fitted is not None else estimator.loss)
 
 
-def _score_columns(source: TrainableModel, columns: Columns, device: _runtime.Device) -> int:
+def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> int:
     """Return the number of scores a row, found by running the graph on three rows of the data."""
     graph = source.model.clone()
     keep = next(v for v in graph.graph.outputs if v.name == source.scores)

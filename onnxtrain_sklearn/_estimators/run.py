@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from .. import _runtime
 from .._data.columns import Column
 from .._fitted.model import FittedModel
 from .._graph.protobuf import to_proto
@@ -22,6 +21,8 @@ from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
 from .._inference.predictor import Predictor
+from .._runtime import sessions
+from .._runtime.devices import Device
 from .._training.history import History
 from .._training.parameters import FlatParameters
 from .._training.step import OptimizerState, Step
@@ -64,7 +65,7 @@ class Run:
     parameters: FlatParameters
     head: Head
     rng: np.random.RandomState
-    device: _runtime.Device
+    device: Device
     session_options: Mapping[str, Any] | None
     engine: str
     seed: int
@@ -100,7 +101,7 @@ class Run:
 
     def predictor(self, *, with_scores: bool = False) -> Predictor:
         """Return the session that predicts with the current weights; the scores can be its last output."""
-        key = ("scores" if with_scores else "predict", _runtime.forks())
+        key = ("scores" if with_scores else "predict", sessions.forks())
         if key not in self.predictors:
             graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
             width = sum(math.prod(n or 1 for n in spec.shape[1:]) for spec in self.model.inputs)

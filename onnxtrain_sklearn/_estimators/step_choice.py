@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import _runtime
+from .._runtime import sessions
 from .._support.refusal import refusing
 from .._training.base_step import StepParts
 from .._training.choice import new_step
@@ -20,7 +20,7 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> St
     to fill up cost as much as others.
     """
     shapes = tuple(spec.shape for spec in run.model.inputs)
-    key = (_runtime.forks(), _key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
+    key = (sessions.forks(), _key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
     if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
         run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, batch))
         run.step_key, run.engine = key, run.step.engine

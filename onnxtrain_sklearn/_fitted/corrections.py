@@ -28,10 +28,10 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.preprocessing import MinMaxScaler, PowerTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from .. import _runtime
 from .._graph.builder import GraphBuilder
 from .._graph.edits import insert_behind, replace_node, replace_value
 from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
+from .._runtime import capabilities
 from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.transformed_target import divides_by_zero
@@ -201,7 +201,7 @@ def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.V
 
 def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
-    locale = _runtime.text_locale()
+    locale = capabilities.text_locale()
     for node in nodes:
         if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:
             node.attributes["tokenexp"] = ir.AttrString("tokenexp", r"[\p{L}\p{N}_]+")

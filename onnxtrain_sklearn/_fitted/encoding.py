@@ -15,9 +15,9 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
-from .. import _runtime
 from .._data.columns import COPY_LIMIT, Column
 from .._graph.trainable import TensorSpec
+from .._runtime import devices, distributions, sessions
 from .._support.typing import MatrixLike, SparseLike
 from ..exceptions import ModelError
 from .model import FittedModel
@@ -54,10 +54,10 @@ def as_trained(columns: Columns, fitted: FittedModel | None, specs: Specs) -> Co
 
 def _encoded(columns: Mapping[str, Column], encoder: bytes) -> dict[str, Any]:
     try:
-        session = _runtime.create_session(encoder, _runtime.resolve_device(), threads=_runtime.available_threads())
+        session = sessions.create_session(encoder, devices.resolve_device(), threads=devices.available_threads())
     except Exception as error:  # each release has another class for it
         raise ModelError(
-            f"onnxruntime {_runtime.version()} cannot run what makes numbers of the model's text: {error}"
+            f"onnxruntime {distributions.version()} cannot run what makes numbers of the model's text: {error}"
         ) from error
     inputs, outputs = ([value.name for value in side] for side in (session.get_inputs(), session.get_outputs()))
     rows = np.arange(len(next(iter(columns.values()))))

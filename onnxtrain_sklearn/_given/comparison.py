@@ -14,7 +14,6 @@ import onnx_ir as ir
 from scipy.special import expit, softmax
 from sklearn.base import is_classifier
 
-from .. import _runtime
 from .._data.columns import Column
 from .._fitted.model import is_estimator
 from .._graph.edits import multiply_by_columns
@@ -23,6 +22,7 @@ from .._graph.inference_form import alone
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._inference.predictor import Predictor
+from .._runtime.devices import Device
 from .._support.refusal import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
@@ -74,7 +74,7 @@ def is_foreign(model: ModelSource) -> bool:
 
 
 def own_output(
-    model: ModelSource, source: TrainableModel, columns: Mapping[str, Column], device: _runtime.Device
+    model: ModelSource, source: TrainableModel, columns: Mapping[str, Column], device: Device
 ) -> OwnOutput | None:
     """Run the graph that ``source`` was made from on some rows of the data; None where ``model`` is not foreign."""
     if not is_foreign(model):
@@ -86,7 +86,7 @@ def own_output(
     return OwnOutput(graph, source.output, rows, found.astype(np.float64))
 
 
-def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: _runtime.Device) -> np.ndarray:
+def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: Device) -> np.ndarray:
     """Return what a graph of one output gives for some rows; raise ModelError where it does not run on them."""
     with refusing("The graph does not run on the data"):
         return Predictor(graph, device, None).run(columns, rows)
@@ -180,7 +180,7 @@ def require_own_start(
     head: Head,
     predictor: Predictor,
     columns: Mapping[str, Column],
-    device: _runtime.Device,
+    device: Device,
 ) -> None:
     """Raise where what the untrained estimator predicts, or what its loss sees, is not the graph's own output.
 

@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .. import _runtime
 from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.model import FittedModel
@@ -24,6 +23,7 @@ from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._inference.predictor import Predictor
 from .._ml_operators.rewrite import rewrite
+from .._runtime import devices
 from ..exceptions import ModelError, UnsupportedOperatorError
 from .ml_endings import (
     hold_as_constants,
@@ -194,7 +194,7 @@ def _are_probabilities(found: np.ndarray) -> bool:
 def outputs_of_file(known: FittedFile, columns: Mapping[str, Column]) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the labels and the values that the given file gives."""
     assert known.file is not None
-    running = Predictor(known.file, _runtime.resolve_device(), None)
+    running = Predictor(known.file, devices.resolve_device(), None)
     label = None if known.label is None else running.run(columns, output=0)
     values = running.run(columns, output=len(running.outputs) - 1)
     rows = len(next(iter(columns.values())))

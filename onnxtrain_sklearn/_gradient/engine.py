@@ -15,7 +15,6 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from .. import _runtime
 from .._graph.builder import GraphBuilder
 from .._graph.contrib.lowering import lower
 from .._graph.edits import copy_type, multiply_by_columns
@@ -26,6 +25,7 @@ from .._graph.queries import dims, is_float, reads
 from .._graph.shapes import infer_declared
 from .._graph.survival import require_loadable, require_result_loads
 from .._graph.unrolling import unroll
+from .._runtime import capabilities, distributions, gradient_builder
 from .._support.refusal import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
 from .ort_training import engine as ort
@@ -35,7 +35,7 @@ from .portable import engine as portable
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
 ENGINES: dict[str, tuple[Engine, Callable[[], bool]]] = {
-    "ort-training": (ort.differentiate, _runtime.has_gradient_builder),
+    "ort-training": (ort.differentiate, gradient_builder.has_gradient_builder),
     "portable": (portable.differentiate, lambda: True),
 }
 
@@ -59,7 +59,7 @@ def choose_engine(engine: str) -> str:
         raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES])}")
     if engine not in ("auto", *available_engines()):
         raise RuntimeNotFoundError(
-            f"engine={engine!r} cannot run on the installed onnxruntime {_runtime.version()}: it has no gradient "
+            f"engine={engine!r} cannot run on the installed onnxruntime {distributions.version()}: it has no gradient "
             "builder. Install the training build: pip install 'onnxtrain-sklearn[ort-training]' "
             "(Python 3.10-3.12, Linux), or use engine='portable'."
         )
@@ -73,7 +73,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 
 
 def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    model.ir_version = min(model.ir_version, _runtime.limits().ir_version)
+    model.ir_version = min(model.ir_version, capabilities.limits().ir_version)
     if engine == "ort-training":  # which has no gradient of a subgraph; "auto" leaves these to the portable engine
         unroll(model)
     _require_free_names(model.graph, wrt)

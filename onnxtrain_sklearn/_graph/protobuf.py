@@ -18,7 +18,8 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .. import _runtime
+from .._runtime import capabilities
+from .._runtime.capabilities import Limits
 from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .contrib.lowering import is_fused, lower
@@ -37,7 +38,7 @@ LABELS = "labels of dictionaries"
 """Where a model's ``meta`` has the keys of the dictionaries that the scores of a classifier came in."""
 
 
-def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runtime.Limits | None = None) -> ir.Model:
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits | None = None) -> ir.Model:
     """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
 
     Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
@@ -46,7 +47,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: _runti
     with refusing("The ONNX graph is not valid"):
         proto = _valid(_without_zip_maps(_with_one_default_opset(given)))
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
-        result = readable(proto, _runtime.limits() if limits is None else limits, renew=of_fitted_model)
+        result = readable(proto, capabilities.limits() if limits is None else limits, renew=of_fitted_model)
         _free_negative_sizes(result.graph)
         _refuse_contradictions(result)
         common.RemoveInitializersFromInputsPass()(result)

@@ -15,7 +15,7 @@ from typing import Any
 import onnx.shape_inference
 import onnx_ir as ir
 
-from .. import _runtime
+from .._runtime import distributions, loading
 from .._support.refusal import reason
 from ..exceptions import ModelError
 from .limits import current
@@ -39,9 +39,9 @@ def require_loadable(model: ir.Model) -> None:
     try:
         onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
     except Exception as error:
-        if not _runtime.survives_loading(proto.SerializeToString()):
+        if not loading.survives_loading(proto.SerializeToString()):
             raise ModelError(
-                f"onnxruntime {_runtime.version()} does not survive loading the graph: {reason(error)}."
+                f"onnxruntime {distributions.version()} does not survive loading the graph: {reason(error)}."
             ) from error
 
 
@@ -51,12 +51,12 @@ def require_result_loads(result: onnx.ModelProto, source: onnx.ModelProto) -> No
     Inference sees more of a gradient graph than of the given one, and the runtime then refuses a node of it that is not
     valid, but that it took for want of a shape.
     """
-    if (error := _runtime.loading_error(result.SerializeToString())) is None:
+    if (error := loading.loading_error(result.SerializeToString())) is None:
         return
-    if _runtime.loading_error(source.SerializeToString()) is None:
+    if loading.loading_error(source.SerializeToString()) is None:
         raise ModelError(
-            f"onnxruntime {_runtime.version()} loads the graph, but not the one with its gradients, so a node of it is "
-            f"not valid: {reason(error)}. Run onnx.shape_inference.infer_shapes(model, strict_mode=True, "
+            f"onnxruntime {distributions.version()} loads the graph, but not the one with its gradients, so a node "
+            f"of it is not valid: {reason(error)}. Run onnx.shape_inference.infer_shapes(model, strict_mode=True, "
             "data_prop=True) to find what is wrong with it."
         ) from error
 

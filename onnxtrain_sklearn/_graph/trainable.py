@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .. import _runtime
+from .._runtime import capabilities
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
 from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
@@ -176,7 +176,7 @@ class TrainableModel:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        model = readable(onnx.load_model_from_string(cast("bytes", state["model"])), _runtime.limits())
+        model = readable(onnx.load_model_from_string(cast("bytes", state["model"])), capabilities.limits())
         self.__dict__.update(state, model=model)
 
 

@@ -10,7 +10,7 @@ import onnx.checker
 import onnx.version_converter
 import onnx_ir as ir
 
-from .. import _runtime
+from .._runtime.capabilities import Limits
 from .._support.refusal import reason
 from ..exceptions import ModelError
 from .names import Names
@@ -37,7 +37,7 @@ TYPES_SINCE = {
 """Element types that not all IR versions have, from 10 on: the type and the version that brought it."""
 
 
-def readable(proto: onnx.ModelProto, limits: _runtime.Limits, *, renew: bool = False) -> ir.Model:
+def readable(proto: onnx.ModelProto, limits: Limits, *, renew: bool = False) -> ir.Model:
     """Return the model in versions that the runtime reads: as given, or converted; ``renew``: up from old opsets."""
     least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
     model = ir.from_proto(_in_opset_range(proto, limits, least))
@@ -47,7 +47,7 @@ def readable(proto: onnx.ModelProto, limits: _runtime.Limits, *, renew: bool = F
     return model
 
 
-def _in_opset_range(proto: onnx.ModelProto, limits: _runtime.Limits, least: int) -> onnx.ModelProto:
+def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.ModelProto:
     """Bring the default opset into the range that can be trained, or say why that cannot be done."""
     opset = _opset(proto)
     newest = min(MAX_OPSET, limits.opset)
@@ -84,7 +84,7 @@ def _opset(proto: onnx.ModelProto) -> int:
     return int(next(o.version for o in proto.opset_import if not o.domain))
 
 
-def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
+def _refuse_newer_ml(model: ir.Model, limits: Limits) -> None:
     """ONNX has no converter for this domain."""
     version = model.opset_imports.get("ai.onnx.ml", 0)
     if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in model.graph.all_nodes()):
@@ -94,7 +94,7 @@ def _refuse_newer_ml(model: ir.Model, limits: _runtime.Limits) -> None:
         )
 
 
-def _restamp(model: ir.Model, limits: _runtime.Limits) -> None:
+def _restamp(model: ir.Model, limits: Limits) -> None:
     """Stamp the newest IR version that the runtime reads on a newer model; what it lacks are element types."""
     newest = limits.ir_version
     model.ir_version = max(model.ir_version, OLDEST_IR)

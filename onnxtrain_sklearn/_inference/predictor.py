@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from .. import _runtime
 from .._data.columns import Column
 from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
+from .._runtime import devices, sessions
+from .._runtime.devices import Device
 from .._training.parameters import FlatParameters
 from ..exceptions import ModelError
 
@@ -39,7 +40,7 @@ class Predictor:
     def __init__(
         self,
         model: ir.Model,
-        device: _runtime.Device,
+        device: Device,
         session_options: Mapping[str, object] | None,
         live: FlatParameters | None = None,
         *,
@@ -51,8 +52,8 @@ class Predictor:
             model = model.clone()
             initializers_to_inputs(model.graph, list(self._live))
         self.outputs = [v.name or "" for v in model.graph.outputs]
-        threads = _runtime.available_threads() if _is_large(model.graph) else 1
-        self._session = _runtime.create_session(
+        threads = devices.available_threads() if _is_large(model.graph) else 1
+        self._session = sessions.create_session(
             to_proto(model).SerializeToString(), device, threads=threads, options=session_options
         )
 
@@ -66,7 +67,7 @@ class Predictor:
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items()}
-        found = _runtime.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
+        found = sessions.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
         result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
         if result.shape[:1] != (len(rows),):
             found = f"{len(result)} output rows" if result.ndim else "a single number"

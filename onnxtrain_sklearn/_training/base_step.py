@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .. import _runtime
 from .._data.batches import BatchBuffers
 from .._gradient.engine import differentiate
 from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._optimizers.update_graph import UpdateGraph, clip_graph, update_graph
-from .._runtime import Array, Binding
+from .._runtime import gradient_builder, sessions
+from .._runtime.binding import Array, Binding
+from .._runtime.sessions import Session
 from ..optimizers import Optimizer
 from .dropout import UniformNumbers, expose_dropout
 from .loss_graph import (
@@ -109,7 +110,7 @@ class BaseStep:
 
     def _bind_pass(
         self,
-        session: _runtime.Session,
+        session: Session,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
         gradients: Mapping[str, Array],
@@ -141,19 +142,19 @@ class BaseStep:
     def _update_graph(self, optimizer: Optimizer) -> UpdateGraph:
         """Return the graph of the update, and give the optimizer's state the slots that it needs."""
         vector = self.parameters.vector
-        graph = update_graph(optimizer, ir_type(vector.dtype), fused=_runtime.has_gradient_builder())
+        graph = update_graph(optimizer, ir_type(vector.dtype), fused=gradient_builder.has_gradient_builder())
         self.state.prepare(graph.slots, vector)
         self._initial_slots = graph.slots
         return graph
 
     def _bind_update(
-        self, session: _runtime.Session, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
+        self, session: Session, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
     ) -> Binding:
         """Bind the update of ``vectors``, which are the parameters and the slots, in place."""
         outputs = {f"new_{name}": vector for name, vector in vectors.items()}
         return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
 
-    def _session(self, model: ir.Model, threads: int = 1) -> _runtime.Session:
+    def _session(self, model: ir.Model, threads: int = 1) -> Session:
         """Small graphs get one thread: a second pool that spins would compete with the gradient session's."""
         settings, content = self.settings, to_proto(model).SerializeToString()
-        return _runtime.create_session(content, settings.device, threads=threads, options=settings.session_options)
+        return sessions.create_session(content, settings.device, threads=threads, options=settings.session_options)

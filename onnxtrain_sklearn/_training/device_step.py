@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .. import _runtime
 from .._data.batches import BatchBuffers, Batches
 from .._graph.builder import GraphBuilder
-from .._runtime import Array, DeviceArray
+from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
 from .dropout import UniformNumbers
@@ -36,7 +35,7 @@ class DevicePass:
     """
 
     buffers: BatchBuffers
-    gradient: _runtime.Binding
+    gradient: Binding
     uniform: UniformNumbers
 
 
@@ -165,7 +164,7 @@ class DeviceStep(BaseStep):
         binding = self._bind_pass(self._session(graph.model), inputs, {}, gradients, moved)
         return DevicePass(buffers, binding, uniform)
 
-    def _bindings_after_the_gradient(self) -> list[tuple[_runtime.Binding, list[str]]]:
+    def _bindings_after_the_gradient(self) -> list[tuple[Binding, list[str]]]:
         """Return what runs after the gradient, in this order, each with the scalars that change from step to step."""
         bindings = [self._copying()] if self.parameters.running_statistics else []
         if self.penalized:
@@ -178,12 +177,12 @@ class DeviceStep(BaseStep):
         update = self._bind_update(self._session(self._update.model), vectors, self._gradient, {})
         return [*bindings, (update, list(self._update.coefficients(0.001, 1)))]
 
-    def _copying(self) -> tuple[_runtime.Binding, list[str]]:
+    def _copying(self) -> tuple[Binding, list[str]]:
         """Copy the next running statistics over the last ones."""
         start, kind = len(self.parameters.vector), ir_type(self._moved.dtype)
         size = len(self.parameters.buffer) - start
         outputs: dict[str, Array] = {"statistics": self._buffer.part(start, (size,))}
-        return _runtime.Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs), []
+        return Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs), []
 
     def _new(self, array: np.ndarray) -> DeviceArray:
         return DeviceArray(array, self._memory)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import _runtime
 from .._data.batches import BatchBuffers, Batches
 from .._graph.trainable import TrainableModel
 from .._optimizers.update_graph import PIECE
+from .._runtime import devices, errors
+from .._runtime.binding import Binding
+from .._runtime.sessions import Session
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
 from .dropout import UniformNumbers
@@ -33,7 +35,7 @@ class HostPass:
     """
 
     buffers: BatchBuffers
-    gradient: _runtime.Binding
+    gradient: Binding
     loss: np.ndarray
     uniform: UniformNumbers
     moved: Sequence[tuple[np.ndarray, np.ndarray]]
@@ -50,7 +52,7 @@ class HostStep(BaseStep):
         self._penalty = self._penalty_binding() if self.penalized else None
         clips = settings.max_grad_norm is not None
         self._clip = self._bind_clipping(parameters.gradient, np.asarray) if clips else None
-        self._updates: list[_runtime.Binding] = []
+        self._updates: list[Binding] = []
         if isinstance(settings.optimizer, Optimizer):
             self._updates = self._update_bindings(settings.optimizer)
 
@@ -110,19 +112,19 @@ class HostStep(BaseStep):
         parameters, graph = self.parameters, self._pass_graph(batch)
         buffers, uniform, loss = graph.buffers, graph.uniform, np.zeros((), parameters.vector.dtype)
         moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
-        threads = _runtime.available_threads() if graph.work >= PARALLEL_WORK else 1
+        threads = devices.available_threads() if graph.work >= PARALLEL_WORK else 1
         inputs = {**buffers.columns, **uniform.buffers, **parameters.views(), WEIGHT: buffers.sample_weight}
         gradients = {name: parameters.gradient_view(name) for name in parameters.names}
         binding = self._bind_pass(self._session(graph.model, threads), inputs, {LOSS: loss}, gradients, moved)
         return HostPass(buffers, binding, loss, uniform, [(parameters.view(name), moved[name]) for name in moved])
 
-    def _penalty_binding(self) -> _runtime.Binding:
+    def _penalty_binding(self) -> Binding:
         part, dtype = self.parameters.penalized, self.parameters.vector.dtype
         self._strength, self._penalty_value = np.zeros((), dtype), np.zeros((), dtype)
         arrays = {"strength": self._strength, PENALTY: self._penalty_value}
         return self._bind_penalty(self.parameters.vector[part], self.parameters.gradient[part], **arrays)
 
-    def _update_bindings(self, optimizer: Optimizer) -> list[_runtime.Binding]:
+    def _update_bindings(self, optimizer: Optimizer) -> list[Binding]:
         """Return the update of each piece of the vectors: temporaries of a piece stay in the cache."""
         graph, vector = self._update_graph(optimizer), self.parameters.vector
         self._coefficients = graph.coefficients
@@ -134,7 +136,7 @@ class HostStep(BaseStep):
         size = PIECE if graph.elementwise and len(vector) > 2 * PIECE else len(vector)
         return [self._update_binding(session, slice(i, i + size)) for i in range(0, len(vector), size)]
 
-    def _update_binding(self, session: _runtime.Session, piece: slice) -> _runtime.Binding:
+    def _update_binding(self, session: Session, piece: slice) -> Binding:
         vectors = {"parameters": self.parameters.vector[piece]}
         vectors |= {name: slot[piece] for name, slot in self.state.slots.items()}
         return self._bind_update(session, vectors, self.parameters.gradient[piece], self._scalars)
@@ -151,7 +153,7 @@ def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequ
     try:
         HostStep(StepParts(model, settings, trained, {}, OptimizerState(), batch=2))
     except Exception as error:
-        if not _runtime.not_implemented(error):
+        if not errors.not_implemented(error):
             raise
         return as_float32(model)
     return model

@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .. import _runtime
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
 from .._graph.edits import swap_initializers
@@ -25,6 +24,7 @@ from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import BaseOptimizer
+from .._runtime.devices import Device
 from .._support.typing import DType
 from ..exceptions import ModelError
 from ..losses import Loss
@@ -49,7 +49,7 @@ class StepSettings:
     l1_ratio: float
     max_grad_norm: float | None
     engine: str
-    device: _runtime.Device
+    device: Device
     session_options: Mapping[str, Any] | None
     seed: int
     groups: tuple[int, ...] = ()

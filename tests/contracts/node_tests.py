@@ -25,10 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn._graph.versions import MAX_OPSET, MIN_OPSET
+from onnxtrain_sklearn._runtime import capabilities
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts.references import Erf, Gelu
 
@@ -316,7 +316,7 @@ def stamped(test: NodeTest, engine: str) -> int:
     """Return the opset of the test, or the nearest one that the engine takes where its nodes have the same settings."""
     own = opset_of(test.model)
     least, most = (ort.OPSETS[0], ort.OPSETS[-1]) if engine == "ort-training" else (MIN_OPSET, MAX_OPSET)
-    other = min(max(own, least), most, _runtime.limits().opset)
+    other = min(max(own, least), most, capabilities.limits().opset)
     if other == own:
         return own
     with contextlib.suppress(Exception):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
+from onnxtrain_sklearn._runtime import capabilities
 from tests.contracts import ort_training_cases
 from tests.contracts.gradient_cases import operators
 
-NEWEST = min(MAX_OPSET, _runtime.limits().opset)
+NEWEST = min(MAX_OPSET, capabilities.limits().opset)
 
 MAY_REFUSE = {
     "its auto_pad needs fixed sizes": "the pads that it stands for depend on the sizes",

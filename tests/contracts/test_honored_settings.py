@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._graph.supported import ANY
+from onnxtrain_sklearn._runtime import distributions, gradient_builder
 from tests.contracts import lowered_cases, ort_training_cases, portable_cases
 from tests.contracts.gradient_cases import Case, model_of
 from tests.contracts.portable_forms import refusal
@@ -142,9 +142,9 @@ def matters(one: Case, opset: int, engine: str, operator: str, attribute: str) -
 @pytest.mark.parametrize(("table", "operator", "attribute"), settings())
 def test_a_case_shows_that_the_value_of_an_attribute_matters(table, operator, attribute):
     engine = "ort-training" if table == "ort-training" else "portable"
-    if engine == "ort-training" and not _runtime.has_gradient_builder():
+    if engine == "ort-training" and not gradient_builder.has_gradient_builder():
         pytest.skip("needs onnxruntime-training")
-    if (operator, attribute) in CRASHES and _runtime.version().startswith(("1.19", "1.20")):
+    if (operator, attribute) in CRASHES and distributions.version().startswith(("1.19", "1.20")):
         pytest.skip(CRASHES[operator, attribute])
     met = calls(table).get(operator, [])
     own = [one for one, text, _ in met if not is_refused(table, one) and re.search(rf"\b{attribute} =", text)]

@@ -17,12 +17,13 @@ import onnxruntime
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn import _runtime, losses
+from onnxtrain_sklearn import losses
 from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
+from onnxtrain_sklearn._runtime import capabilities
 
-OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, _runtime.limits().opset) + 1))
+OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, capabilities.limits().opset) + 1))
 COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
 VARIANTS: dict[str, list[dict[str, float]]] = {
     "huber": [{"delta": 0.25}],

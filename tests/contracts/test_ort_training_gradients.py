@@ -13,16 +13,16 @@ import functools
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.ort_training import engine as ort
+from onnxtrain_sklearn._runtime import gradient_builder
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.differences import reference_gradients
 from tests.contracts.gradient_cases import extra_opset, model_of
 from tests.contracts.ort_training_cases import CASES
 from tests.helpers.sessions import session
 
-pytestmark = pytest.mark.skipif(not _runtime.has_gradient_builder(), reason="needs onnxruntime-training")
+pytestmark = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 
 
 @functools.cache

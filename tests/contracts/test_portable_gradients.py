@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.portable import engine as portable
+from onnxtrain_sklearn._runtime import distributions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts import lowered_cases
 from tests.contracts.differences import NO_KERNEL, reference_gradients
@@ -61,7 +61,7 @@ def differences_or_skip(index, opset, arrays, form):
     """Return the model, its loss and its gradients by central differences; skip what the runtime cannot run itself."""
     if CASES[index].operator == "Dropout" and arrays.get("t", False):
         pytest.skip("what is dropped is random; test_portable.py holds the mask to what was dropped")
-    if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and _runtime.version().startswith("1.19"):
+    if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and distributions.version().startswith("1.19"):
         pytest.skip(OTHER_VALUES["STFT"])
     try:
         weighting, loss, wanted = expected(index)

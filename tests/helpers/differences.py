@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain_sklearn import _runtime
 from onnxtrain_sklearn._gradient.engine import differentiate
 from onnxtrain_sklearn._graph import protobuf as border
 from onnxtrain_sklearn._graph.builder import GraphBuilder
@@ -13,6 +12,7 @@ from onnxtrain_sklearn._graph.edits import initializers_to_inputs
 from onnxtrain_sklearn._graph.precision import in_dtype
 from onnxtrain_sklearn._graph.shapes import infer_shapes
 from onnxtrain_sklearn._graph.weights import parameters_of
+from onnxtrain_sklearn._runtime import devices, sessions
 
 
 def run(model, feeds):
@@ -21,7 +21,7 @@ def run(model, feeds):
 
 
 def run_proto(proto, feeds):
-    return _runtime.create_session(proto.SerializeToString(), _runtime.resolve_device()).run(None, feeds)
+    return sessions.create_session(proto.SerializeToString(), devices.resolve_device()).run(None, feeds)
 
 
 def assert_same(expected, found, tolerance=1e-5):
@@ -58,7 +58,7 @@ def slopes_along_entries(model, feeds, name, entries, step=1e-6):
     double = in_dtype(model, ir.DataType.DOUBLE)
     array = double.graph.initializers[name].const_value.numpy().copy()
     initializers_to_inputs(double.graph, [name])
-    session = _runtime.create_session(border.to_proto(double).SerializeToString(), _runtime.resolve_device())
+    session = sessions.create_session(border.to_proto(double).SerializeToString(), devices.resolve_device())
     fed = {v.name: feeds[v.name] for v in model.graph.inputs}
     fed = {key: a.astype(np.float64) if a.dtype == np.float32 else a for key, a in fed.items()}
     slopes = []

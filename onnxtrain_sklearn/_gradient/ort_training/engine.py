@@ -16,11 +16,11 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
-from ... import _runtime
 from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Known
+from ..._runtime import gradient_builder
 from ..._support.refusal import refusing
 from ...exceptions import UnsupportedOperatorError
 from ..path import Passage, path
@@ -282,7 +282,7 @@ PROVEN: dict[str, Proven] = {
 
 def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     try:
-        result = _runtime.build_gradient_graph(ir.to_proto(model).SerializeToString(), wrt=wrt, of=of)
+        result = gradient_builder.build_gradient_graph(ir.to_proto(model).SerializeToString(), wrt=wrt, of=of)
     except Exception as error:
         text = _without_source(str(error))
         node = next((n for n in model.graph if n.name and n.name in text), None)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ... import _runtime
 from ..._graph.builder import GraphBuilder
 from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type
@@ -21,6 +20,7 @@ from ..._graph.loops import infer_loops
 from ..._graph.queries import describe, is_float, kind
 from ..._graph.shapes import infer_shapes
 from ..._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
+from ..._runtime import capabilities
 from ..._support.refusal import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError
 from ..path import Passage, path
@@ -72,7 +72,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
 
 def _in_newer_opset(model: ir.Model, error: NewerOpsetNeeded) -> ir.Model:
     """Return the model in the opset that a gradient needs, or raise the refusal where that cannot be done."""
-    if error.opset > _runtime.limits().opset:
+    if error.opset > capabilities.limits().opset:
         raise error
     try:
         return in_opset(model, error.opset)

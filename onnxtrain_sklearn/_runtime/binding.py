@@ -1,0 +1,114 @@
+"""Sessions tied to fixed arrays of the host or of a device.
+
+onnxruntime borrows the memory of bound arrays and holds no reference: a binding keeps them alive, and its runs neither
+copy nor allocate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from .devices import OWN_MEMORY
+from .distributions import onnxruntime
+from .errors import not_run
+
+
+class DeviceArray:
+    """An array in the memory of a device, or a view of a part of one.
+
+    Parameters
+    ----------
+    array : ndarray
+        Initial values, which are copied.
+    memory : tuple of str and int
+        Name and index, as :attr:`Device.memory` returns them.
+    """
+
+    def __init__(self, array: np.ndarray, memory: tuple[str, int]) -> None:
+        self.shape, self.dtype, self.memory = array.shape, array.dtype, memory
+        self._flat = onnxruntime.OrtValue.ortvalue_from_shape_and_type([max(1, array.size)], array.dtype, *memory)
+        self._offset = 0
+        self.write(array)
+
+    @property
+    def pointer(self) -> int:
+        """Address on the device."""
+        return int(self._flat.data_ptr()) + self._offset
+
+    def part(self, start: int, shape: Sequence[int]) -> DeviceArray:
+        """Return a view of the elements from index ``start`` on, with the given shape."""
+        part = object.__new__(DeviceArray)
+        part.shape, part.dtype, part.memory = tuple(shape), self.dtype, self.memory
+        part._flat, part._offset = self._flat, self._offset + start * self.dtype.itemsize
+        return part
+
+    def write(self, array: np.ndarray) -> None:
+        """Overwrite the whole array from the host."""
+        if array.size:
+            self._flat.update_inplace(np.ascontiguousarray(array, self.dtype).ravel())
+
+    def read(self) -> np.ndarray:
+        """Return a copy of the whole array on the host."""
+        return np.array(self._flat.numpy())[: int(np.prod(self.shape))].reshape(self.shape)
+
+
+Array: TypeAlias = "np.ndarray | DeviceArray"
+
+
+class Binding:
+    """A session tied to input and output arrays; :meth:`run` reads the inputs and writes the outputs.
+
+    A session on the host binds each array once. A session on a device copies host inputs, and inputs that it needs on
+    the host, when they are bound, not when it runs: there every run binds all inputs again.
+
+    Kernels write through bound memory, also to inputs (BatchNormalization) and to read-only memory. For an array that
+    is not contiguous, and for a read-only input, a copy is bound: each run copies the inputs before and the outputs
+    after. A read-only output is an error.
+    """
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+    ) -> None:
+        self._session, self._arrays = session, {**inputs, **outputs}
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._binds_each_run = session.get_providers()[0] in OWN_MEMORY
+        self._copies: dict[str, np.ndarray] = {}
+        self._binding = session.io_binding()
+        for name in self._arrays:
+            self._bind(name)
+
+    def run(self, **changed: Array) -> None:
+        """Run the session once, with other arrays for the inputs and outputs named; the GIL is released."""
+        self._arrays.update(changed)
+        for name in changed.keys() | self._inputs if self._binds_each_run else changed:
+            self._bind(name)
+        try:
+            if self._copies:
+                self._run_on_copies()
+            else:
+                self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # each release has another class for it
+            raise not_run(error) from error
+
+    def _run_on_copies(self) -> None:
+        for name in self._copies.keys() & self._inputs:
+            self._copies[name][...] = self._arrays[name]
+        self._session.run_with_iobinding(self._binding)
+        for name in self._copies.keys() - self._inputs:
+            self._arrays[name][...] = self._copies[name]  # type: ignore[index]
+
+    def _bind(self, name: str) -> None:
+        array, binding = self._arrays[name], self._binding
+        bind = binding.bind_input if name in self._inputs else binding.bind_output
+        if isinstance(array, DeviceArray):
+            bind(name, *array.memory, array.dtype, array.shape, array.pointer)
+            return
+        if not (array.flags.writeable or name in self._inputs):
+            raise ValueError(f"{name!r} is read only: an output must be writable to be bound. Pass a copy of it.")
+        self._copies.pop(name, None)
+        if not array.flags.carray:
+            array = self._copies[name] = np.array(array, order="C", subok=False)
+        bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

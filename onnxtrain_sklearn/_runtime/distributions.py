@@ -1,0 +1,87 @@
+"""The import of onnxruntime, the only one in the package, and what is installed of it.
+
+All onnxruntime distributions install the same import package and overwrite each other's files: importing this module
+checks that only one is installed, or that all are of one version.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+
+from ..exceptions import OnnxTrainWarning, RuntimeNotFoundError
+
+__all__ = ["DISTRIBUTIONS", "check_distributions", "installed_distributions", "onnxruntime", "pybind", "version"]
+
+
+DISTRIBUTIONS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-training",
+    "onnxruntime-training-cpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-rocm",
+    "onnxruntime-qnn",
+)
+_EXTRAS = (
+    "pip install 'onnxtrain-sklearn[ort-training]' (Python 3.10-3.12, Linux) "
+    "or pip install 'onnxtrain-sklearn[portable]' (any current Python)"
+)
+
+
+def installed_distributions(names: Iterable[str] = DISTRIBUTIONS) -> dict[str, str]:
+    """Return the versions of the onnxruntime distributions that are installed in this environment, by name."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_distributions(installed: Mapping[str, str], imported: Sequence[str]) -> None:
+    """Warn if several distributions of onnxruntime share one environment; raise if their versions differ.
+
+    ``imported`` are the versions that the imported package reports: of its Python files and of its library.
+    """
+    if len(installed) < 2:
+        return
+    listed = ", ".join(f"{name} {version}" for name, version in installed.items())
+    found = f"Several distributions of onnxruntime are installed: {listed}. They overwrite each other's files"
+    remedy = f"  pip uninstall -y {' '.join(installed)}\n  {_EXTRAS}"
+    released = {version.partition("+")[0] for version in (*installed.values(), *imported)}
+    if len(released) > 1 or not imported:
+        raise RuntimeNotFoundError(
+            f"{found}, and what is imported is a mixture of versions ({', '.join(imported) or 'the import fails'}). "
+            f"Remove all of them and install the one that you want:\n{remedy}"
+        )
+    warnings.warn(
+        f"{found}. All have the same version and the import works, but which of them is imported is unknown. To be "
+        f"sure, remove all of them and install the one that you want:\n{remedy}",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
+
+
+_installed = installed_distributions()
+try:
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state as pybind
+
+    _imported = (str(onnxruntime.__version__), str(pybind.get_version_string()))
+    onnxruntime.SessionOptions()
+except (ImportError, AttributeError) as error:
+    check_distributions(_installed, [])
+    raise RuntimeNotFoundError(
+        f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n"
+        f"  {_EXTRAS}"
+    ) from error
+check_distributions(_installed, _imported)
+
+
+def version() -> str:
+    """Return the version of the installed onnxruntime."""
+    return str(onnxruntime.__version__)

@@ -1,0 +1,44 @@
+"""The gradient builder of onnxruntime-training, and definitions of gradients that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .distributions import onnxruntime, pybind
+
+_ZERO = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
+_GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
+    "Softplus": [("Sigmoid", ["I(0)"], ["sigmoid"]), ("Mul", ["GO(0)", "sigmoid"], ["GI(0)"])],
+    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign"), _ZERO),
+}
+_registered: set[str] = set()
+
+
+def has_gradient_builder() -> bool:
+    """Whether this onnxruntime is a training build with the forward-backward graph builder."""
+    return hasattr(pybind, "GradientGraphBuilder")
+
+
+def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
+    """Run onnxruntime-training's gradient builder; it raises RuntimeError for graphs that it refuses."""
+    _register_gradients()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    builder = pybind.GradientGraphBuilder(model, {of}, set(wrt), of, options)
+    builder.build()
+    return bytes(builder.get_model())
+
+
+def _register_gradients() -> None:
+    """Define gradients that the builder lacks, once per process; only of operators without attributes."""
+    for op_type, nodes in _GRADIENTS.items():
+        if op_type not in _registered:
+            pybind.register_gradient_definition(f"::{op_type}", [_definition(*node) for node in nodes])
+            _registered.add(op_type)
+
+
+def _definition(op_type: str, inputs: list[str], outputs: list[str]) -> Any:
+    node = pybind.GradientNodeDefinition()
+    node.op_type, node.domain, node.inputs, node.outputs, node.attributes = op_type, "", inputs, outputs, []
+    return node

@@ -1,0 +1,76 @@
+"""Sessions of onnxruntime: their creation and their runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..exceptions import DeviceError
+from .devices import Device
+from .distributions import onnxruntime
+from .errors import not_loaded, not_run
+from .session_options import set_option
+
+Session: TypeAlias = "onnxruntime.InferenceSession"
+
+_sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+_forks = 0
+
+
+def forks() -> int:
+    """Return the number of forks between this process and the one that imported the package.
+
+    A forked child has no copy of the threads of a session: a run there would wait for them forever. Code that caches a
+    session compares this number with the one at its creation, and creates a new session if they differ.
+    """
+    return _forks
+
+
+def _leave_sessions_behind() -> None:
+    """Count the fork in the child, and never destroy the parent's sessions there: destruction waits for threads too."""
+    global _forks
+    _forks += 1
+    for session in list(_sessions):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sessions_behind)
+
+
+def create_session(
+    model: bytes, device: Device, *, threads: int = 1, options: Mapping[str, object] | None = None
+) -> onnxruntime.InferenceSession:
+    """Return a session for ``model`` on ``device``; ``options`` override the defaults by name of the option."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4  # errors are raised
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    for name, value in (options or {}).items():
+        set_option(settings, name, value)
+    providers = list(zip(device.providers, device.provider_options, strict=True))
+    try:
+        session = onnxruntime.InferenceSession(model, settings, providers=providers)
+    except Exception as error:  # each release has another class for it
+        raise not_loaded(error) from error
+    used = session.get_providers()
+    if device.providers[0] not in used:
+        raise DeviceError(
+            f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}."
+        )
+    _sessions.add(session)
+    return session
+
+
+def run_session(session: Session, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
+    """Return outputs of a session by name; raises ModelError if the run fails."""
+    try:
+        return list(session.run(outputs, feeds))
+    except Exception as error:  # each release has another class for it
+        raise not_run(error) from error
