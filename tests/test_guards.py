@@ -32,6 +32,7 @@ ROOMS = (
     {"_inference"},
     {"_given"},
     {"_estimators"},
+    {"classic"},
     {"__main__"},
 )
 
@@ -65,6 +66,8 @@ PROTOBUF = {
     "_estimators.base": {"ModelProto"},  # to_onnx returns one
     "_estimators.classifier": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
+    "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
+    "classic.ortgradient": {"ModelProto"},
 }
 
 PUBLIC = {

@@ -1,0 +1,317 @@
+"""The classes of functions that :class:`~.ortgradient.OrtGradientForwardBackward` makes: one forward and backward pass.
+
+A class holds the sessions and the names; an instance the passes that wait for their backward pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import onnx
+
+from .._runtime import objects as runtime
+from .._runtime.devices import Device
+from .._support.refusal import refusing
+
+Tensors: TypeAlias = "Sequence[np.ndarray | runtime.OrtValue]"
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """Names and positions in the gradient graph, as onnxruntime-training's graph builder tells them."""
+
+    user_input_names: list[str]
+    user_output_names: list[str]
+    initializer_names: list[str]
+    initializer_names_to_train: list[str]
+    user_input_grad_names: dict[str, str]
+    initializer_grad_names_to_train: list[str]
+    module_output_gradient_name: list[str]
+    output_grad_indices_non_differentiable: list[int]
+
+
+@dataclass
+class Pending:
+    """A forward pass whose backward pass has not run yet."""
+
+    state: Any
+    shapes: list[list[int]]
+    saved: list[runtime.OrtValue]
+
+
+class OrtGradientForwardBackwardFunction:
+    """Ancestor of the classes that :class:`OrtGradientForwardBackward` makes; they run forward and backward passes.
+
+    Each forward pass with ``training=True`` waits for its backward pass. :meth:`backward` runs that of the last one,
+    or of the one that ``pending`` says; passes of several instances are independent.
+    """
+
+    _run_options: ClassVar[Any]
+    _sess: ClassVar[Any]
+    _sess_eval: ClassVar[Any]
+    _training_agent: ClassVar[Any]
+    _cache: ClassVar[Any]
+    _logger: ClassVar[logging.Logger | None]
+    _debug: ClassVar[bool]
+    _input_names: ClassVar[list[str]]
+    _output_names: ClassVar[list[str]]
+    _grad_input_names: ClassVar[list[str]]
+    _weights_to_train: ClassVar[list[str]]
+    _bw_fetches_names: ClassVar[list[str]]
+    _fw_outputs_device_info: ClassVar[list[runtime.OrtDevice]]
+    _bw_outputs_device_info: ClassVar[list[runtime.OrtDevice]]
+    _fw_no_grad_output_device_info: ClassVar[list[runtime.OrtDevice]]
+    _graph_info: ClassVar[GraphInfo]
+    _trained_onnx: ClassVar[onnx.ModelProto]
+    _optimized_pre_grad_model: ClassVar[onnx.ModelProto]
+    _graph_builder: ClassVar[Any]
+    _device: ClassVar[Device]
+    _types: ClassVar[dict[str, np.dtype[Any]]]
+    _new_state: ClassVar[Callable[[], Any]]
+
+    def __init__(self) -> None:
+        self.saved_tensors_: list[runtime.OrtValue] | None = None
+        self._pending: list[Pending] = []
+
+    @staticmethod
+    def device_name(device: runtime.OrtDevice) -> str:
+        """Return the name of an OrtDevice: "cpu", "cuda", ..."""
+        return runtime.device_name(device)
+
+    @staticmethod
+    def input_to_ort(
+        tensors: Tensors | runtime.OrtValueVector, devices: Sequence[runtime.OrtDevice], debug: bool
+    ) -> runtime.OrtValueVector:
+        """Return the tensors as an OrtValueVector.
+
+        Parameters
+        ----------
+        tensors : list of ndarray, OrtValue, or OrtValueVector
+            Arrays are copied to their device; values are taken as they are.
+        devices : list of OrtDevice
+            Where each tensor goes.
+        debug : bool
+            Whether to check that every value holds a tensor.
+
+        Returns
+        -------
+        OrtValueVector
+        """
+        if len(tensors) != len(devices):
+            raise ValueError(f"expected {len(devices)} tensors, one for each device, got {len(tensors)}.")
+        values = [_value(tensor, device) for tensor, device in zip(tensors, devices, strict=True)]
+        if debug:
+            for i, value in enumerate(values):
+                if not value.is_tensor():
+                    raise TypeError(f"tensor {i} is a {value.data_type()}; only dense tensors have gradients.")
+        return tensors if runtime.is_vector(tensors) else runtime.vector(values)
+
+    @property
+    def saved_tensors(self) -> list[runtime.OrtValue]:
+        """The tensors of the last :meth:`save_for_backward`: the inputs of the last forward pass for training."""
+        if self.saved_tensors_ is None:
+            raise RuntimeError("No tensors were saved: run forward(inputs, training=True) first.")
+        return self.saved_tensors_
+
+    def save_for_backward(self, inputs: Sequence[runtime.OrtValue]) -> None:
+        """Save the list of inputs, a shallow copy of it; :meth:`forward` calls this when it trains."""
+        self.saved_tensors_ = list(inputs)
+
+    def forward(
+        self,
+        inputs: Tensors | runtime.OrtValueVector,
+        training: bool = False,
+        forward_outputs_cache: runtime.OrtValueVector | None = None,
+    ) -> runtime.OrtValueVector:
+        """Run the graph.
+
+        Parameters
+        ----------
+        inputs : list of ndarray or OrtValue, or OrtValueVector
+            The inputs of the graph in the order of ``_input_names``, then the weights in that of ``_weights_to_train``.
+            Values lend their memory until the backward pass; arrays are copied.
+        training : bool, default=False
+            Whether a backward pass will follow.
+        forward_outputs_cache : OrtValueVector, default=None
+            Where the outputs go: an empty vector, or the outputs of an earlier pass, whose memory is written again.
+
+        Returns
+        -------
+        OrtValueVector
+            The outputs, in the order of ``_output_names``.
+        """
+        cls = type(self)
+        feeds = self._checked_feeds(inputs)
+        outputs = _fetches(forward_outputs_cache, len(cls._output_names), "forward_outputs_cache")
+        if training:
+            state = cls._new_state()
+            with refusing("The forward pass failed"):
+                cls._training_agent.run_forward(feeds, outputs, state, cls._cache)
+            self.save_for_backward(feeds)
+            self._pending.append(Pending(state, [list(v.shape()) for v in outputs], self.saved_tensors))
+        else:
+            given = dict(zip(cls._grad_input_names, feeds, strict=True))
+            known = {v.name for v in cls._sess_eval.get_inputs()}
+            given = {name: value for name, value in given.items() if name in known}
+            options, memory = cls._run_options, cls._device.memory
+            found = runtime.run(cls._sess_eval, given, cls._output_names, list(outputs), options, memory=memory)
+            runtime.fill(outputs, found)
+        self._log("forward", outputs)
+        return outputs
+
+    def backward(
+        self,
+        grad_outputs: Tensors | runtime.OrtValueVector | np.ndarray | runtime.OrtValue,
+        backward_outputs_cache: runtime.OrtValueVector | None = None,
+        *,
+        pending: int = -1,
+    ) -> runtime.OrtValueVector:
+        """Run the backward pass of a forward pass for training.
+
+        Parameters
+        ----------
+        grad_outputs : list of ndarray or OrtValue, OrtValueVector, or the only one of them
+            The gradient of each float output, in the order of ``_output_names``. One of another shape than its output
+            is reshaped where the number of elements is the same.
+        backward_outputs_cache : OrtValueVector, default=None
+            Where the gradients go: an empty vector, or the gradients of an earlier pass, whose memory is written again.
+        pending : int, default=-1
+            Which of the forward passes that wait for their backward pass, in their order; -1: the last.
+
+        Returns
+        -------
+        OrtValueVector
+            The gradients of the float inputs, then of the weights: ``_bw_fetches_names``.
+        """
+        cls = type(self)
+        if not -len(self._pending) <= pending < len(self._pending):
+            raise RuntimeError(
+                f"{len(self._pending)} forward passes wait for their backward pass, so number {pending} does not "
+                f"exist. Run forward(inputs, training=True) first; each has one backward pass."
+            )
+        waiting = self._pending[pending]
+        grads = self._checked_gradients(grad_outputs, waiting.shapes)
+        results = _fetches(backward_outputs_cache, len(cls._bw_fetches_names), "backward_outputs_cache")
+        self.saved_tensors_ = waiting.saved
+        del self._pending[pending]
+        with refusing("The backward pass failed"):
+            cls._training_agent.run_backward(grads, results, waiting.state)
+        self._log("backward", results)
+        return results
+
+    @classmethod
+    def save_onnx_graph(
+        cls, folder: str | os.PathLike[str] | type[bytes], prefix: str | None = None, suffix: str | None = None
+    ) -> dict[str, Any]:
+        """Save the graphs: the one with gradients and the one that takes the weights as inputs.
+
+        Parameters
+        ----------
+        folder : str, path, or the type ``bytes``
+            An existing folder; ``bytes`` returns the graphs instead.
+        prefix, suffix : str, default=None
+            Put before and behind the name of each file.
+
+        Returns
+        -------
+        dict of str to str or bytes
+            Path or content by name of the graph, ``_trained_onnx`` and ``_optimized_pre_grad_model``.
+        """
+        graphs = {name: getattr(cls, name) for name in ("_trained_onnx", "_optimized_pre_grad_model")}
+        contents = {name: graph.SerializeToString() for name, graph in graphs.items()}
+        if folder is bytes:
+            return contents
+        if isinstance(folder, type) or not os.path.isdir(folder):
+            raise FileNotFoundError(f"Folder {folder!r} does not exist. Give an existing one, or bytes.")
+        paths = {n: os.path.join(folder, f"{prefix or ''}{cls.__name__}{n}{suffix or ''}.onnx") for n in contents}
+        for name, path in paths.items():
+            with open(path, "wb") as file:
+                file.write(contents[name])
+        return paths
+
+    def _checked_feeds(self, inputs: Tensors | runtime.OrtValueVector) -> runtime.OrtValueVector:
+        cls = type(self)
+        names = cls._grad_input_names
+        if len(inputs) != len(names):
+            raise ValueError(f"forward expects {len(names)} tensors ({', '.join(names)}), got {len(inputs)}.")
+        given = [_of_type(x, cls._types[name], name) for name, x in zip(names, inputs, strict=True)]
+        device = runtime.ort_device(cls._device)
+        return self.input_to_ort(inputs if runtime.is_vector(inputs) else given, [device] * len(given), cls._debug)
+
+    def _checked_gradients(self, grads: Any, shapes: Sequence[Sequence[int]]) -> runtime.OrtValueVector:
+        cls = type(self)
+        single = isinstance(grads, np.ndarray) or runtime.unwrapped(grads) is not None
+        given = [grads] if single else list(grads)
+        exact = cls._graph_info.output_grad_indices_non_differentiable
+        wanted = [(n, s) for i, (n, s) in enumerate(zip(cls._output_names, shapes, strict=True)) if i not in exact]
+        if len(given) != len(wanted):
+            names = ", ".join(name for name, _ in wanted)
+            raise ValueError(f"backward expects {len(wanted)} gradients, of {names}; got {len(given)}.")
+        device = runtime.ort_device(cls._device)
+        fitted = [
+            _of_shape(_of_type(grad, cls._types[name], name), shape, name, device)
+            for grad, (name, shape) in zip(given, wanted, strict=True)
+        ]
+        return self.input_to_ort(fitted, [device] * len(fitted), cls._debug)
+
+    def _log(self, step: str, values: runtime.OrtValueVector) -> None:
+        """Log a pass, and look for numbers that are not finite, where the class was made to."""
+        cls = type(self)
+        names = cls._output_names if step == "forward" else cls._bw_fetches_names
+        if cls._logger is not None:
+            cls._logger.info(
+                "[%s] %s: %s", cls.__name__, step, {n: v.shape() for n, v in zip(names, values, strict=True)}
+            )
+        if cls._debug:
+            for name, value in zip(names, values, strict=True):
+                array = runtime.array_of(value)
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    raise FloatingPointError(f"{name!r} holds NaN or infinite numbers after the {step} pass.")
+
+
+def _value(tensor: Any, device: runtime.OrtDevice) -> runtime.OrtValue:
+    value = runtime.unwrapped(tensor)
+    if value is not None:
+        return value
+    if not isinstance(tensor, np.ndarray):
+        raise TypeError(f"expected an array or an OrtValue, got {type(tensor).__name__}.")
+    return runtime.value_of(tensor, device)
+
+
+def _of_type(tensor: Any, dtype: np.dtype[Any], name: str) -> Any:
+    """Return the tensor; a float array in the float type of the graph. Other types are an error."""
+    value = runtime.unwrapped(tensor)
+    found = runtime.dtype_of(value.data_type()) if value is not None else np.asarray(tensor).dtype
+    if found == dtype:
+        return tensor
+    if value is None and dtype.kind == found.kind == "f":
+        return np.asarray(tensor).astype(dtype)
+    raise TypeError(f"{name!r} expects {dtype}, got {found}. Convert it first.")
+
+
+def _of_shape(tensor: Any, shape: Sequence[int], name: str, device: runtime.OrtDevice) -> Any:
+    """Return the gradient of an output in the shape of that output."""
+    value = runtime.unwrapped(tensor)
+    found = list(np.shape(tensor) if value is None else value.shape())
+    if found == list(shape):
+        return tensor
+    if int(np.prod(found)) != int(np.prod(shape)):
+        raise ValueError(f"The gradient of {name!r} has shape {found}, which does not fit its shape {list(shape)}.")
+    array = np.asarray(tensor) if value is None else runtime.array_of(value)
+    return runtime.value_of(array.reshape(shape), device)
+
+
+def _fetches(cache: Any, count: int, role: str) -> runtime.OrtValueVector:
+    """Return the vector that results go into."""
+    if cache is None:
+        return runtime.vector()
+    if not runtime.is_vector(cache):
+        raise TypeError(f"{role} must be an OrtValueVector, got {type(cache).__name__}.")
+    if len(cache) not in (0, count):
+        raise ValueError(f"{role} must be empty or hold {count} values, got {len(cache)}.")
+    return cache

@@ -1,0 +1,176 @@
+r"""Graphs of vector-Jacobian products: gradients of any number of outputs, each from the gradient that it is given.
+
+The engines differentiate a scalar. The scalar here is :math:`\sum_k \langle y_k, \bar y_k \rangle` over the outputs
+:math:`y_k`, whose gradients :math:`\bar y_k` are inputs of the graph named ``OUTPUT_grad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import reduce
+
+import onnx_ir as ir
+
+from .._gradient.engine import differentiate
+from .._graph.builder import GraphBuilder
+from .._graph.edits import copy_type, keep_outputs
+from .._graph.queries import is_float, reads
+from .._graph.shapes import infer_shapes
+from ..exceptions import ModelError, nearest
+
+_TOTAL, _SEED = "onnxtrain/total", "onnxtrain/seed/"
+
+
+def float_names(values: Sequence[ir.Value]) -> list[str]:
+    """Return the names of the values that have a gradient."""
+    return [v.name or "" for v in values if v.dtype is not None and v.dtype.is_floating_point()]
+
+
+def require_names(names: Sequence[str], valid: Sequence[str], role: str) -> list[str]:
+    """Return the names, each once; ValueError for one that is not valid, TypeError where they are not names."""
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{role} holds names, got {names!r}.")
+    for name in names:
+        if name not in valid:
+            raise ModelError(f"{role} names {name!r}.{nearest(name, valid)}")
+    if len(set(names)) < len(names):
+        raise ModelError(f"{role} names one twice: {list(names)}.")
+    return list(names)
+
+
+def vjp_graph(
+    model: ir.Model, outputs: Sequence[str], wrt: Sequence[str], engine: str, *, ones: bool = False
+) -> ir.Model:
+    """Return a graph of ``outputs``, then a ``NAME_grad`` for each name in ``wrt``; ``model`` is left as it is.
+
+    The gradient of each float output is an input ``OUTPUT_grad``, or with ``ones`` one in every element.
+    """
+    source = model.clone()
+    graph = source.graph
+    named = {v.name: v for v in graph.outputs}
+    kept = [named[name] for name in outputs]
+    seeds = [] if ones else _seeds(graph, [v for v in kept if is_float(v)])
+    total = _total(graph, [v for v in kept if is_float(v)], seeds)
+    graph.outputs[:] = [*kept, total]
+    result = differentiate(infer_shapes(source), list(wrt), _TOTAL, engine).model
+    by_name = {v.name: v for v in result.graph.outputs}
+    keep_outputs(result, [by_name[name] for name in (*outputs, *(f"{name}_grad" for name in wrt))])
+    _name_seeds(result.graph)
+    return result
+
+
+def _seeds(graph: ir.Graph, outputs: Sequence[ir.Value]) -> list[ir.Value]:
+    """Add an input for the gradient of each output; a gradient builder may use the name that it gets in the end."""
+    seeds = [copy_type(ir.Value(name=f"{_SEED}{v.name}"), v) for v in outputs]
+    graph.inputs.extend(seeds)
+    return seeds
+
+
+def _name_seeds(graph: ir.Graph) -> None:
+    """Name the seeds as the gradients that they are; other values give their names up, inputs and outputs do not."""
+    seeds = [v for v in graph.inputs if (v.name or "").startswith(_SEED)]
+    names = {f"{(v.name or '').removeprefix(_SEED)}_grad": v for v in seeds}
+    kept = {v.name for v in [*graph.inputs, *graph.initializers.values(), *graph.outputs]}
+    if clash := names.keys() & kept:
+        raise ModelError(f"The graph has a value {min(clash)!r}, as the gradient of an output is named; rename it.")
+    op = GraphBuilder(graph, prefix="vjp")
+    for value in [v for node in graph.all_nodes() for v in node.outputs if v.name in names]:
+        value.name = op.name("inner")
+    for name, seed in names.items():
+        seed.name = name
+
+
+def _total(graph: ir.Graph, outputs: Sequence[ir.Value], seeds: Sequence[ir.Value]) -> ir.Value:
+    """Emit the sum of all outputs, each times its seed."""
+    if not outputs:
+        raise ModelError("No output of the graph is a float tensor, so there is nothing to differentiate.")
+    op = GraphBuilder(graph, prefix="vjp")
+    dtype = outputs[0].dtype or ir.DataType.FLOAT
+    terms = []
+    for i, value in enumerate(outputs):
+        term = op.ReduceSum(op.Mul(value, seeds[i]) if seeds else value, keepdims=False)
+        terms.append(term if value.dtype == dtype else op.Cast(term, to=dtype))
+    total = reduce(op.Add, terms)
+    total = op.Identity(total) if total.is_graph_output() else total
+    total.name, total.dtype, total.shape = _TOTAL, dtype, ir.Shape([])
+    return total
+
+
+def with_yield(model: ir.Model, outputs: Sequence[str]) -> ir.Model:
+    """Return the graph with a YieldOp that takes the outputs and gives their gradients; only gradients are its outputs.
+
+    onnxruntime-training's agent runs such a graph up to the YieldOp, hands the outputs out, and goes on from their
+    gradients.
+    """
+    result = model.clone()
+    graph = result.graph
+    named = {v.name: v for v in graph.outputs}
+    seeds = {v.name: v for v in graph.inputs}
+    yielded = [named[name] for name in outputs]
+    exact = [i for i, name in enumerate(outputs) if f"{name}_grad" not in seeds]
+    replaced = [seeds[f"{name}_grad"] for name in outputs if f"{name}_grad" in seeds]
+    settings = {"full_shape_outputs": [i for i in range(len(outputs)) if i not in exact]}
+    if exact:
+        settings["non_differentiable_outputs"] = exact
+    op = GraphBuilder(graph, prefix="yield")
+    given = op.emit("YieldOp", *yielded, domain="com.microsoft", outputs=len(replaced), **settings)
+    for old, new in zip(replaced, given, strict=True):
+        copy_type(new, old)
+        name = old.name
+        graph.inputs.remove(old)
+        old.replace_all_uses_with(new)
+        old.name, new.name = f"{name}/given", name
+    graph.outputs[:] = [v for v in graph.outputs if v.name not in outputs]
+    graph.sort()
+    return result
+
+
+def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, list[str]]:
+    """Divide a graph of :func:`vjp_graph` into its forward and backward pass.
+
+    Returns the forward graph, whose further outputs are the activations that the backward pass reads; the backward
+    graph, which takes what it reads of inputs, seeds and activations; and the names of these activations. Nothing is
+    computed twice, so that random numbers are drawn once.
+    """
+    backward, forward = model.clone(), model.clone()
+    seeds = {f"{name}_grad" for name in outputs}
+    gradients = [v for v in backward.graph.outputs if v.name not in outputs]
+    border = _border(backward.graph, seeds, gradients)
+    names = [v.name or "" for v in border]
+    backward.graph.outputs[:] = gradients
+    for value in border:
+        given = copy_type(ir.Value(), value)
+        value.replace_all_uses_with(given)
+        given.name, value.name = value.name, f"{value.name}/computed"
+        backward.graph.inputs.append(given)
+    keep_outputs(backward, gradients, inputs=True)
+    computed = {v.name: v for node in forward.graph for v in node.outputs}
+    named = {**computed, **{v.name: v for v in forward.graph.outputs}}
+    forward.graph.inputs[:] = [v for v in forward.graph.inputs if v.name not in seeds]
+    keep_outputs(forward, [named[name] for name in dict.fromkeys([*outputs, *names])])
+    return forward, backward, names
+
+
+def _border(graph: ir.Graph, seeds: Collection[str], gradients: Sequence[ir.Value]) -> list[ir.Value]:
+    """Return the computed values of known type that the backward pass reads and that do not depend on the seeds."""
+    dependent = {v for v in graph.inputs if v.name in seeds}
+    behind = [node for v in gradients if (node := v.producer()) is not None]
+    for node in graph:
+        if not dependent.isdisjoint(reads(node)):
+            dependent.update(node.outputs)
+            behind.append(node)
+    own = {v for node in graph for v in node.outputs} - dependent
+    front = [v for node in behind for v in reads(node)]
+    border: dict[ir.Value, None] = {}
+    seen: set[ir.Value] = set()
+    while front:
+        value = front.pop()
+        if value in seen or value not in own:
+            continue
+        seen.add(value)
+        producer = value.producer()
+        if value.type is None and producer is not None:  # an input needs a type: the node is computed again
+            front += reads(producer)
+        else:
+            border[value] = None
+    return list(border)
