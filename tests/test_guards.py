@@ -39,7 +39,7 @@ ROOMS = (
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
-    "_graph.folding": {"defs", "helper", "shape_inference"},  # inference of single nodes
+    "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.trainable": {"load_model_from_string"},  # of pickles
     "_graph.supported": {"defs"},  # the defaults of attributes

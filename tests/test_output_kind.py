@@ -20,7 +20,7 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._graph import final_activation
+from onnxtrain_sklearn._graph import activation
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._inference import graph as inference_graph
@@ -268,7 +268,7 @@ def test_a_network_that_is_right_already_stays_so():
 
 @pytest.mark.parametrize("wrong", ["negative", "log_sigmoid"])
 def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
-    monkeypatch.setitem(final_activation.FORMS, "same", final_activation.FORMS[wrong])
+    monkeypatch.setitem(activation.SCORE_FORMS, "same", activation.SCORE_FORMS[wrong])
     with pytest.raises(ModelError, match=r"begin from another model: the link of its scores.*'p' of the given"):
         OrtGradientClassifier(SIGMOID, **SETTINGS).fit(X, TWO)
 
@@ -291,7 +291,7 @@ def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(monkeyp
 def test_an_error_leaves_the_estimator_as_it_was(monkeypatch):
     fitted = OrtGradientClassifier(SIGMOID, **SETTINGS).fit(X, TWO)
     before = fitted.predict_proba(X)
-    monkeypatch.setitem(final_activation.FORMS, "same", final_activation.FORMS["negative"])
+    monkeypatch.setitem(activation.SCORE_FORMS, "same", activation.SCORE_FORMS["negative"])
     with pytest.raises(ModelError, match="begin from another model"):
         fitted.fit(X, TWO)
     assert_allclose(fitted.predict_proba(X), before)

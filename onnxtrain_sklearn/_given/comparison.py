@@ -17,8 +17,8 @@ from sklearn.base import is_classifier
 from .._data.columns import Column
 from .._fitted.model import is_estimator
 from .._graph.edits import multiply_by_columns
-from .._graph.final_activation import NARROW
 from .._graph.inference_form import alone
+from .._graph.patterns import NARROW
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._inference.predictor import Predictor

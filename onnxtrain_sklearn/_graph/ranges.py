@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from .final_activation import activation_of, is_row_sum
+from .final_activation import activation_of
+from .patterns import is_row_sum
 
 Range: TypeAlias = tuple[float, float]
 

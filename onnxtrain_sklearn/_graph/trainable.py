@@ -16,11 +16,12 @@ import onnx_ir as ir
 from .._runtime import capabilities
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
+from .activation import scores_of
 from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
 from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs
-from .final_activation import activation_of, scores_of
+from .final_activation import activation_of
 from .queries import is_float
 from .ranges import range_of
 from .roles import Verdict

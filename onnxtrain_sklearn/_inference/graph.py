@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .._graph.activation import as_rows
 from .._graph.builder import GraphBuilder
 from .._graph.edits import multiply_by_columns, swap_initializers
-from .._graph.final_activation import as_rows
 from .._graph.inference_form import inference_form
 from .._graph.links import apply_link, split_columns
 from .._graph.shapes import infer_shapes

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..builder import GraphBuilder
 from ..edits import replace_node
-from ..folding import Follower
+from ..folding import IntegerTracker
 from ..queries import is_float
 from . import activations, attention, normalization, products
 from .context import Form, Fused, Refused
@@ -49,7 +49,7 @@ def lower(model: ir.Model) -> ir.Model:
     opset = model.graph.opset_imports.get("", 0)
     if any(is_fused(node.domain, node.op_type, opset) for node in model.graph.all_nodes()):
         builder = GraphBuilder(model.graph, prefix=_PREFIX, constant_nodes=True)
-        _lower_graph(builder, Follower(model), opset)
+        _lower_graph(builder, IntegerTracker(model), opset)
         if not any(node.domain == "com.microsoft" for node in model.graph.all_nodes()):
             model.graph.opset_imports.pop("com.microsoft", None)
     return model
@@ -62,16 +62,16 @@ def refusal(node: ir.Node) -> str | None:
     return node.meta.get(_WHY) or REASONS.get(node.domain)
 
 
-def _lower_graph(op: GraphBuilder, follower: Follower, opset: int) -> None:
+def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
     replaced = False
     for node in list(op.graph):
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                _lower_graph(_inner(op, attribute.as_graph()), follower, opset)
+                _lower_graph(_inner(op, attribute.as_graph()), tracker, opset)
         if is_fused(node.domain, node.op_type, opset):
-            replaced = _lower_node(op, node, follower) or replaced
+            replaced = _lower_node(op, node, tracker) or replaced
         else:
-            follower.visit(node)
+            tracker.visit(node)
     if replaced:
         op.graph.sort()
     for node in [n for n in op.graph if n.op_type == "Constant" and not n.outputs[0].uses()]:
@@ -87,7 +87,7 @@ def _inner(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
     return inner
 
 
-def _lower_node(op: GraphBuilder, node: ir.Node, follower: Follower) -> bool:
+def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> bool:
     """Replace a node; what was emitted before a refusal is taken away again."""
     form = FORMS[f"{node.domain}.{node.op_type}" if node.domain else node.op_type]
     before = len(op.graph)
@@ -103,7 +103,7 @@ def _lower_node(op: GraphBuilder, node: ir.Node, follower: Follower) -> bool:
         _take_back(op, list(op.graph)[before:])
         return False
     for emitted in list(op.graph)[before:]:
-        follower.visit(emitted)
+        tracker.visit(emitted)
     replace_node(op, node, results)
     return True
 

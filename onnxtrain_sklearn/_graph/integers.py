@@ -1,0 +1,270 @@
+"""Integers that a graph computes from shapes, evaluated node by node as far as they are known.
+
+An element is a number, the name of a dimension, or None where it is unknown. No float is computed and no graph is run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .queries import attribute, dims
+
+Size: TypeAlias = "int | str | None"
+"""A number, the name of a dimension, or None: unknown."""
+
+
+Integers: TypeAlias = "dict[ir.Value, np.ndarray]"
+"""Integers and booleans of values, in arrays of objects."""
+
+
+MAX_ELEMENTS = 4096
+"""Longer arrays of integers are data, not shapes."""
+
+
+WHOLE_TYPES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+
+
+def product(sizes: Sequence[Size]) -> int:
+    """Return the product of the sizes that are numbers."""
+    return math.prod(d for d in sizes if d is not None and not isinstance(d, str))
+
+
+def note_constant(known: Integers, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Enter the elements of a constant into ``known`` if they are few integers."""
+    if tensor.dtype in WHOLE_TYPES and tensor.size <= MAX_ELEMENTS:
+        known[value] = tensor.numpy().astype(object)
+
+
+def is_complete(array: np.ndarray) -> bool:
+    """Whether every element is a number."""
+    return all(isinstance(x, int | bool | np.integer | np.bool_) for x in array.ravel())
+
+
+def evaluate(node: ir.Node, known: Integers) -> None:
+    """Compute the integers of a node's output into ``known``, if its inputs are known."""
+    value, function = node.outputs[0], _EVALUATORS.get(node.op_type)
+    if function is None or value.dtype not in WHOLE_TYPES:
+        return
+    if node.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None:
+            note_constant(known, value, tensor)
+        return
+    needed = [x for x in node.inputs if x is not None]
+    if node.op_type not in ("Shape", "Size") and any(x not in known for x in needed):
+        return
+    try:
+        array = function(node, [None if x is None else known.get(x) for x in node.inputs])
+    except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return  # the runtime reports the error of an invalid chain
+    if array is not None and array.size <= MAX_ELEMENTS and _is_in_range(array, value.dtype):
+        known[value] = array
+
+
+def _is_in_range(array: np.ndarray, dtype: ir.DataType) -> bool:
+    """Whether every number is in the range of its type; onnxruntime would overflow, Python does not."""
+    if dtype is ir.DataType.BOOL:
+        return True
+    bounds = np.iinfo(dtype.numpy())
+    return all(bounds.min <= x <= bounds.max for x in array.ravel() if isinstance(x, int))
+
+
+def _require_short(*shapes: tuple[int, ...]) -> None:
+    """Raise before an array is computed that is longer than any shape."""
+    if math.prod(np.broadcast_shapes(*shapes)) > MAX_ELEMENTS:
+        raise ValueError
+
+
+Arrays: TypeAlias = "Sequence[Any]"
+
+
+def _evaluate_shape(node: ir.Node, _: Arrays) -> np.ndarray | None:
+    sizes = dims(node.inputs[0])
+    if sizes is None:
+        return None
+    return _object_array(sizes[slice(attribute(node, "start", None), attribute(node, "end", None))])
+
+
+def _evaluate_size(node: ir.Node, _: Arrays) -> np.ndarray | None:
+    sizes = dims(node.inputs[0])
+    if sizes is None or not all(isinstance(d, int) for d in sizes):
+        return None
+    return np.array(product(sizes), object)
+
+
+def _object_array(items: Sequence[object]) -> np.ndarray:
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
+
+
+def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays], np.ndarray]:
+    """Return an operator that applies ``function`` to elements; None where one of them is not a number."""
+
+    def one(*elements: object) -> object:
+        return None if any(e is None or isinstance(e, str) for e in elements) else function(*elements)
+
+    def apply(node: ir.Node, arrays: Arrays) -> np.ndarray:
+        _require_short(*(a.shape for a in arrays))
+        return np.asarray(np.frompyfunc(one, len(arrays), 1)(*arrays), object)
+
+    return apply
+
+
+def _multiplied(a: Size, b: Size) -> Size:
+    """Multiply two sizes; a name times one is that name."""
+    if isinstance(a, str) or isinstance(b, str):
+        return a if b == 1 else b if a == 1 else None
+    return None if a is None or b is None else a * b
+
+
+def _evaluate_multiply(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    _require_short(*(a.shape for a in arrays))
+    return np.asarray(np.frompyfunc(_multiplied, 2, 1)(*arrays), object)
+
+
+def _quotient(a: int, b: int) -> int:
+    """Divide integers, rounding towards zero."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _evaluate_remainder(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    fmod = attribute(node, "fmod", 0)
+    function = (lambda a, b: a - b * _quotient(a, b)) if fmod else (lambda a, b: a % b)
+    return _elementwise(function)(node, arrays)
+
+
+def _evaluate_gather(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    _require_short((arrays[0].size * arrays[1].size,))
+    return np.asarray(np.take(arrays[0], arrays[1].astype(np.int64), axis=attribute(node, "axis", 0)), object)
+
+
+def _evaluate_concat(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    return np.asarray(np.concatenate(arrays, axis=attribute(node, "axis", 0)))
+
+
+def _constant_axes(node: ir.Node, arrays: Arrays) -> tuple[int, ...] | None:
+    axes = arrays[1] if len(arrays) > 1 and arrays[1] is not None else attribute(node, "axes", None)
+    return None if axes is None else tuple(int(a) for a in np.ravel(axes))
+
+
+def _evaluate_unsqueeze(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    return np.asarray(np.expand_dims(arrays[0], _constant_axes(node, arrays) or ()))
+
+
+def _evaluate_squeeze(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    return np.asarray(np.squeeze(arrays[0], _constant_axes(node, arrays)), object)
+
+
+def _evaluate_slice(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    x, starts, ends, *more = arrays
+    axes = more[0] if more and more[0] is not None else range(len(starts))
+    steps = more[1] if len(more) > 1 and more[1] is not None else [1] * len(starts)
+    where = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        backwards_to_front = step < 0 and end < -x.shape[axis]
+        where[axis] = slice(int(start), None if backwards_to_front else int(end), int(step))
+    return np.asarray(x[tuple(where)])
+
+
+def _evaluate_reshape(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    x, shape = arrays
+    sizes = [x.shape[i] if d == 0 and not attribute(node, "allowzero", 0) else int(d) for i, d in enumerate(shape)]
+    return np.asarray(x.reshape(sizes))
+
+
+def _evaluate_constant_of_shape(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    tensor = attribute(node, "value", None)
+    assert tensor is not None  # of floats, by default
+    shape = tuple(int(d) for d in arrays[0])
+    _require_short(shape)
+    return np.full(shape, tensor.numpy().ravel()[0].item(), object)
+
+
+def _evaluate_expand(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    x, shape = arrays[0], tuple(int(d) for d in arrays[1])
+    _require_short(x.shape, shape)
+    return np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, shape)))
+
+
+def _evaluate_range(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    start, limit, delta = (int(a.item()) for a in arrays)
+    numbers = range(start, limit, delta)
+    _require_short((len(numbers),))
+    return _object_array(numbers)
+
+
+def _evaluate_reduce_product(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    axes = _constant_axes(node, arrays)
+    if axes is None and attribute(node, "noop_with_empty_axes", 0):
+        return _evaluate_identity(node, arrays)
+    if not is_complete(arrays[0]):
+        raise TypeError
+    return np.asarray(arrays[0].prod(axis=axes, keepdims=bool(attribute(node, "keepdims", 1))), object)
+
+
+def _evaluate_identity(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    return np.asarray(arrays[0])
+
+
+def _evaluate_cast(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    to = ir.DataType(attribute(node, "to", 0))
+    return (
+        _elementwise(bool if to is ir.DataType.BOOL else int)(node, arrays) if not _has_names(arrays[0]) else arrays[0]
+    )
+
+
+def _has_names(array: np.ndarray) -> bool:
+    return any(isinstance(x, str) for x in array.ravel())
+
+
+def _evaluate_where(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    """Select by a known condition; the other element may be unknown."""
+
+    def one(condition: object, a: object, b: object) -> object:
+        return None if condition is None else a if condition else b
+
+    _require_short(*(a.shape for a in arrays))
+    return np.asarray(np.frompyfunc(one, 3, 1)(*arrays), object)
+
+
+_EVALUATORS: dict[str, Callable[[ir.Node, Arrays], np.ndarray | None]] = {
+    "Abs": _elementwise(abs),
+    "Add": _elementwise(lambda a, b: a + b),
+    "And": _elementwise(lambda a, b: bool(a and b)),
+    "Cast": _evaluate_cast,
+    "Concat": _evaluate_concat,
+    "Constant": _evaluate_identity,
+    "ConstantOfShape": _evaluate_constant_of_shape,
+    "Div": _elementwise(_quotient),
+    "Equal": _elementwise(lambda a, b: bool(a == b)),
+    "Expand": _evaluate_expand,
+    "Gather": _evaluate_gather,
+    "Greater": _elementwise(lambda a, b: bool(a > b)),
+    "GreaterOrEqual": _elementwise(lambda a, b: bool(a >= b)),
+    "Identity": _evaluate_identity,
+    "Less": _elementwise(lambda a, b: bool(a < b)),
+    "LessOrEqual": _elementwise(lambda a, b: bool(a <= b)),
+    "Max": _elementwise(max),
+    "Min": _elementwise(min),
+    "Mod": _evaluate_remainder,
+    "Mul": _evaluate_multiply,
+    "Neg": _elementwise(lambda a: -a),
+    "Not": _elementwise(lambda a: not a),
+    "Or": _elementwise(lambda a, b: bool(a or b)),
+    "Range": _evaluate_range,
+    "ReduceProd": _evaluate_reduce_product,
+    "Reshape": _evaluate_reshape,
+    "Shape": _evaluate_shape,
+    "Size": _evaluate_size,
+    "Slice": _evaluate_slice,
+    "Squeeze": _evaluate_squeeze,
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Unsqueeze": _evaluate_unsqueeze,
+    "Where": _evaluate_where,
+}
