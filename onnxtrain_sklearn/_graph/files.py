@@ -40,7 +40,14 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     with refusing(f"The weights that {source(model)} keeps beside it cannot be read"):
         for tensor in external:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+            _mark_as_read(tensor)
     return proto
+
+
+def _mark_as_read(tensor: onnx.TensorProto) -> None:
+    """Before onnx 1.23 a tensor whose data has been read still says that it lies in a file."""
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]
 
 
 def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
