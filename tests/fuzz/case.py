@@ -28,7 +28,7 @@ import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import OnnxTrainError
-from tests.fuzz import files, mutations, settings
+from tests.fuzz import files, messages, mutations, settings
 from tests.fuzz.seeds import Seed, pick
 
 OWN = str(Path(onnxtrain_sklearn.__file__).parent)
@@ -96,7 +96,7 @@ def _model(rng: random.Random, seed: Seed, folder: Path, changes: list[str]) -> 
         return model
     if form == "proto":
         return model
-    return content if form == "bytes" else mutations.bytes_of(rng, content)
+    return content if form == "bytes" else messages.bytes_of(rng, content)
 
 
 def run(one: Case) -> str:

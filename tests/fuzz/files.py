@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import onnx.external_data_helper
 
-from tests.fuzz.mutations import NUMBERS, bytes_of, messages
+from tests.fuzz.messages import bytes_of, messages
+from tests.fuzz.values import NUMBERS
 
 FORMATS = ("onnx", "json", "textproto", "onnxtxt", "pb", "onnxjson", "prototxt")
 

@@ -1,4 +1,4 @@
-"""What is done to a model: to its messages and to its graph.
+"""Mutations of a model: each changes its graph, or a message of it.
 
 Each function takes a generator of random numbers and the model, changes it in place and returns nothing.
 """
@@ -7,174 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
-NUMBERS = [0, 1, -1, 2, 3, 7, 8, 16, 255, 10**6, 2**31 - 1, -(2**31), 2**40, 2**63 - 1, -(2**63)]
-FLOATS = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e38, -1e38, float("inf"), float("-inf"), float("nan")]
-WORDS = [
-    "",
-    "x",
-    "X",
-    "Y",
-    "W",
-    "X_grad",
-    "W_grad",
-    "b_grad",
-    "onnxtrain/y",
-    "onnxtrain/loss",
-    "loss",
-    "label",
-    "predict/Gather",
-    "gradient/constant",
-    "train/constant",
-    "probabilities",
-    "variable",
-    "zero",
-    "by_column/MatMul",
-    "é",
-    "a\0b",
-    "a b",
-    "../x",
-    "/",
-    "{}",
-    "%s",
-    "n" * 3000,
-    "ai.onnx",
-    "ai.onnx.ml",
-    "com.microsoft",
-    "own",
-    "ai.onnx.training",
-    "ai.onnx.preview.training",
-    "com.microsoft.nchwc",
-]
-OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas()})
-_INTEGERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64}
-_UNSIGNED = {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64}
-
-
-# --- messages ---
-
-
-def bytes_of(rng: random.Random, content: bytes) -> bytes:
-    """Return other bytes: some changed, cut off, taken out, put in or repeated."""
-    data = bytearray(content)
-    for _ in range(rng.choice([1, 1, 2, 5])):
-        i = rng.randrange(len(data) + 1)
-        j = min(len(data), i + rng.choice([1, 2, 4, 8, 64]))
-        kind = rng.choice(["flip", "set", "cut", "drop", "insert", "repeat"])
-        if kind == "flip" and i < len(data):
-            data[i] ^= 1 << rng.randrange(8)
-        elif kind == "set":
-            data[i:j] = rng.choice([b"\0", b"\xff", b"\x7f", b"\x80"]) * (j - i)
-        elif kind == "cut":
-            del data[i:]
-        elif kind == "drop":
-            del data[i:j]
-        elif kind == "insert":
-            data[i:i] = rng.randbytes(rng.choice([1, 4, 100]))
-        else:
-            data[i:i] = data[i:j] * rng.choice([1, 3, 50])
-    return bytes(data)
-
-
-def messages(root: Message) -> Iterator[Message]:
-    """Yield a message and all that are in it; without recursion, as some are deep."""
-    front = [root]
-    while front:
-        message = front.pop()
-        yield message
-        for field, value in message.ListFields():
-            if field.message_type is not None:
-                front += [value] if isinstance(value, Message) else list(value)
-
-
-def field_of_message(rng: random.Random, model: onnx.ModelProto) -> None:
-    """Change any field of any message."""
-    every = list(messages(model))
-    message = rng.choice(every)
-    field = rng.choice(list(message.DESCRIPTOR.fields))
-    if rng.random() < 0.75 and message.ListFields():
-        field = rng.choice(message.ListFields())[0]
-    if not isinstance(getattr(message, field.name), Message | bool | int | float | str | bytes):
-        _repeated(rng, every, getattr(message, field.name), field)
-    elif field.message_type is not None:
-        _replaced(rng, every, getattr(message, field.name), message, field.name)
-    elif rng.random() < 0.2:
-        message.ClearField(field.name)
-    else:
-        setattr(message, field.name, _scalar(rng, field, getattr(message, field.name)))
-
-
-def _repeated(rng: random.Random, every: list[Message], items: Any, field: FieldDescriptor) -> None:
-    kind = rng.choice(["delete", "copy", "swap", "change", "clear"])
-    if kind == "clear" or not len(items):
-        alike = [m for m in every if field.message_type is not None and m.DESCRIPTOR.name == field.message_type.name]
-        if len(items):
-            del items[:]
-        elif field.message_type is None:
-            items.append(_scalar(rng, field, None))
-        elif alike:
-            items.add().CopyFrom(_copy(rng.choice(alike)))
-        return
-    i, j = rng.randrange(len(items)), rng.randrange(len(items))
-    if kind == "delete":
-        del items[i]
-    elif field.message_type is not None:
-        other = _copy(items[i])
-        if kind == "swap":
-            items[i].CopyFrom(_copy(items[j]))
-            items[j].CopyFrom(other)
-        else:
-            items.add().CopyFrom(other)
-    elif kind == "swap":
-        items[i], items[j] = items[j], items[i]
-    elif kind == "copy":
-        items.append(items[i])
-    else:
-        items[i] = _scalar(rng, field, items[i])
-
-
-def _copy(message: Message) -> Message:
-    other = type(message)()
-    other.CopyFrom(message)
-    return other
-
-
-def _replaced(rng: random.Random, every: list[Message], value: Message, parent: Message, name: str) -> None:
-    alike = [m for m in every if m.DESCRIPTOR is value.DESCRIPTOR]
-    if alike and rng.random() < 0.6:
-        value.CopyFrom(_copy(rng.choice(alike)))
-    else:
-        parent.ClearField(name)
-
-
-def _scalar(rng: random.Random, field: FieldDescriptor, value: Any) -> Any:
-    kind = field.cpp_type
-    if kind == FieldDescriptor.CPPTYPE_ENUM:
-        return rng.choice([v.number for v in field.enum_type.values])
-    if kind in _INTEGERS | _UNSIGNED:
-        number = rng.choice([*NUMBERS, *(int(value or 0) + d for d in (1, -1, 1, -1, 3, 100))])
-        bits = 31 if kind in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_UINT32) else 63
-        return max(-(2**bits) if kind in _INTEGERS else 0, min(2**bits - 1, number))
-    if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        return rng.choice([*FLOATS, rng.gauss(0, 3)])
-    if kind == FieldDescriptor.CPPTYPE_BOOL:
-        return not value
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return bytes_of(rng, bytes(value or b""))
-    return rng.choice([*WORDS, str(value or "") + rng.choice(["_grad", "x", "/", "_0"])])
-
-
-# --- graphs ---
+from tests.fuzz.growth import laughs, many, nest
+from tests.fuzz.messages import bytes_of, copy_of, field_of_message, messages
+from tests.fuzz.values import FLOATS, NUMBERS, OPERATORS, WORDS
 
 
 def _graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
@@ -398,101 +242,16 @@ def subgraphs(rng: random.Random, model: onnx.ModelProto) -> None:
         if rng.random() < 0.5:
             node.attribute.remove(attribute)
         else:
-            attribute.g.CopyFrom(rng.choice([onnx.GraphProto(), _copy(model.graph)]))
+            attribute.g.CopyFrom(rng.choice([onnx.GraphProto(), copy_of(model.graph)]))
     elif model.graph.node:
-        rng.choice(model.graph.node).attribute.append(onnx.helper.make_attribute("body", _copy(model.graph)))
-
-
-def nest(rng: random.Random, model: onnx.ModelProto) -> None:
-    """Put the first output into so many Ifs."""
-    depth = rng.choice([1, 2, 3, 5, 8, 12, 20, 28, 60, 300, 3000])
-    if not model.graph.output:
-        return
-    name, value = model.graph.output[0].name, _copy(model.graph.output[0])
-    if depth > 12:
-        return _deep(model, depth, name, value)
-    inner = onnx.helper.make_graph(
-        [onnx.helper.make_node("Identity", [name], ["deep"])], "g0", [], [_renamed(value, "deep")]
-    )
-    both = rng.random() < 0.3 and depth <= 5  # as many again on each level
-    for level in range(depth):
-        out = f"deep{level}"
-        other = (
-            inner
-            if both
-            else onnx.helper.make_graph(
-                [onnx.helper.make_node("Identity", [name], [f"else{level}"])],
-                "e",
-                [],
-                [_renamed(value, f"else{level}")],
-            )
-        )
-        node = onnx.helper.make_node("If", ["always"], [out], then_branch=inner, else_branch=other)
-        inner = onnx.helper.make_graph([node], f"g{level}", [], [_renamed(value, out)])
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "always"))
-    model.graph.node.extend(inner.node)
-    model.graph.output[0].name = inner.output[0].name
-
-
-def _deep(model: onnx.ModelProto, depth: int, name: str, value: onnx.ValueInfoProto) -> None:
-    """Nest in place: protobuf copies messages up to a depth of 100 only."""
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "always"))
-    graph, out = model.graph, "deep"
-    for level in range(depth):
-        node = graph.node.add(op_type="If", input=["always"], output=[out])
-        for branch in ("then_branch", "else_branch"):
-            attribute = node.attribute.add(name=branch, type=onnx.AttributeProto.GRAPH)
-            attribute.g.name = f"{branch}{level}"
-            attribute.g.output.append(_renamed(value, f"{branch}{level}"))
-        attribute.g.node.add(op_type="Identity", input=[name], output=[f"else_branch{level}"])
-        graph, out = node.attribute[0].g, f"then_branch{level}"
-    graph.node.add(op_type="Identity", input=[name], output=[out])
-    model.graph.output[0].name = "deep"
-
-
-def _renamed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    other = onnx.ValueInfoProto()
-    other.CopyFrom(value)
-    other.name = name
-    return other
-
-
-def laughs(rng: random.Random, model: onnx.ModelProto) -> None:
-    """Call functions that call functions twice, so many times over."""
-    depth, calls = rng.choice(
-        [(1, 3), (3, 2), (6, 2), (10, 1), (10, 2), (20, 2), (20, 3), (40, 1), (40, 2), (500, 1), (500, 2)]
-    )
-    for level in range(depth):
-        inner = f"f{level + 1}" if level + 1 < depth else "Neg"
-        domain = "laugh" if level + 1 < depth else ""
-        names = ["x", *(f"v{i}" for i in range(calls))]
-        nodes = [onnx.helper.make_node(inner, [a], [b], domain=domain) for a, b in pairwise(names)]
-        imports = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("laugh", 1)]
-        model.functions.append(onnx.helper.make_function("laugh", f"f{level}", ["x"], names[-1:], nodes, imports))
-    if model.graph.output:
-        name = model.graph.output[0].name
-        model.graph.node.append(onnx.helper.make_node("f0", [name], ["laughed"], domain="laugh"))
-        model.graph.output[0].name = "laughed"
-        model.opset_import.add(domain="laugh", version=1)
-
-
-def many(rng: random.Random, model: onnx.ModelProto) -> None:
-    """Put a chain of so many nodes behind the first output."""
-    count = rng.choice([10, 100, 1000])
-    if not model.graph.output:
-        return
-    name, kind = model.graph.output[0].name, rng.choice(["Identity", "Neg", "Dropout", "Tanh"])
-    for i in range(count):
-        model.graph.node.append(onnx.helper.make_node(kind, [name], [f"chain{i}"]))
-        name = f"chain{i}"
-    model.graph.output[0].name = name
+        rng.choice(model.graph.node).attribute.append(onnx.helper.make_attribute("body", copy_of(model.graph)))
 
 
 def copies(rng: random.Random, model: onnx.ModelProto) -> None:
     """Give the model what it has beside its graph: metadata, training information, annotations."""
     kind = rng.choice(["training", "metadata", "quantization", "domain", "function"])
     if kind == "training":
-        model.training_info.add().algorithm.CopyFrom(_copy(model.graph))
+        model.training_info.add().algorithm.CopyFrom(copy_of(model.graph))
     elif kind == "metadata":
         model.metadata_props.add(key=rng.choice(WORDS), value=rng.choice(WORDS))
     elif kind == "quantization":
@@ -501,7 +260,7 @@ def copies(rng: random.Random, model: onnx.ModelProto) -> None:
         rng.choice(model.graph.node).domain = rng.choice(WORDS)
     elif model.graph.node:
         node = rng.choice(model.graph.node)
-        nodes = [_copy(node)]
+        nodes = [copy_of(node)]
         imports = list(model.opset_import)
         made = onnx.helper.make_function(node.domain, node.op_type, list(node.input), list(node.output), nodes, imports)
         model.functions.append(made)
