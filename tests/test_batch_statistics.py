@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,10 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import DivergenceError, UnsupportedOperatorError
+from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-DATA = Path(__file__).parent / "data"
 EPSILON, MOMENTUM = float(np.float32(1e-5)), float(np.float32(0.8))  # attributes are single
 
 rng = np.random.default_rng(0)

@@ -5,8 +5,6 @@ The files were made from breast cancer (a tenth of it missing), iris and diabete
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -22,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.data import DATA
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:X does not have valid feature names"),  # LightGBM names its columns itself
 ]
 
-DATA = Path(__file__).parent / "data"
 ENGINES = pytest.mark.parametrize("engine", available_engines())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx.parser
 import pytest
@@ -12,10 +10,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-DATA = Path(__file__).parent / "data"
 X = np.random.RandomState(0).normal(size=(40, 3)).astype(np.float32)
 TWO = (X[:, 0] > 0).astype(int)
 

@@ -11,12 +11,11 @@ from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import checked
 from onnxtrain_sklearn._graph.reductions import ELEMENTWISE
+from tests.helpers.engines import each_engine
 from tests.helpers.sessions import session
 
-each_engine = pytest.mark.parametrize("engine", available_engines())
 SLOPES = {"ReduceL1": np.sign, "ReduceL2": np.sign, "ReduceLogSum": np.reciprocal, "ReduceSumSquare": lambda x: 2 * x}
 AXES = {"none": "(x)", "an initializer": "(x, a)", "a constant": "(x, c)", "left out": '(x, "")'}
 X = np.array([[0.5, 1.5, -2.0], [3.0, -0.3, 0.7]], np.float32)

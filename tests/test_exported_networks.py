@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-DATA = Path(__file__).parent / "data"
 SETTINGS = {
     "optimizer": SGD(), "learning_rate_init": 0.05, "batch_size": 8, "max_iter": 4, "shuffle": False,
     "n_iter_no_change": 100, "engine": "portable",

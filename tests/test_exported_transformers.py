@@ -7,8 +7,6 @@ of gradient descent over all of them that PyTorch made in float64.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,10 +15,10 @@ from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-DATA = Path(__file__).parent / "data"
 SETTINGS = {"optimizer": SGD(momentum=0.0), "learning_rate_init": 0.05, "batch_size": 24, "max_iter": 20, "tol": 0}
 NETWORKS = {
     "bert": "text and mask as inputs, opset 13",

@@ -19,10 +19,9 @@ from sklearn.datasets import load_digits
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
-DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -14,10 +12,10 @@ from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
 from onnxtrain_sklearn._runtime import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
+from tests.helpers.data import DATA
 
 training_runtime = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 
-DATA = Path(__file__).parent / "data"
 X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]], dtype=np.float32)
 W = np.array([0.5, -1.5, 2.0], dtype=np.float32)
 

@@ -9,13 +9,10 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import survival
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._runtime import loading
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
-
-each_engine = pytest.mark.parametrize("engine", available_engines())
 
 
 def graph(body, x="float[N,4] X", opset=18, **arrays):

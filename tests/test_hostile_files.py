@@ -18,13 +18,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._runtime import loading
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.engines import each_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-each_engine = pytest.mark.parametrize("engine", available_engines())
 
 rng = np.random.RandomState(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)

@@ -6,8 +6,6 @@ made of ``bert.onnx``: EmbedLayerNormalization, Attention, SkipLayerNormalizatio
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,10 +15,10 @@ from numpy.testing import assert_allclose
 from onnxtrain_sklearn import SGD, OrtGradientClassifier
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-DATA = Path(__file__).parent / "data"
 LEVELS = onnxruntime.GraphOptimizationLevel
 FUSED = {"mlp": "FusedGemm", "lenet": "FusedConv", "encoder": "BiasGelu", "gpt": "FusedMatMul", "bert": "FusedGemm"}
 

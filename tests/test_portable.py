@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,8 +16,8 @@ from sklearn.exceptions import ConvergenceWarning
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._runtime import devices, sessions
+from tests.helpers.data import DATA
 
-DATA = Path(__file__).parent / "data"
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
 

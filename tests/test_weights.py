@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.helper
@@ -24,7 +22,6 @@ from tests.helpers.data import rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-DATA = Path(__file__).parent / "data"
 W = "float[3, 1] W = {1, -2, 3}"
 ENGINES = pytest.mark.parametrize("engine", available_engines())
 

@@ -18,10 +18,11 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import losses
-from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
+from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn._runtime import capabilities
+from tests.helpers.engines import each_engine
 
 OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, capabilities.limits().opset) + 1))
 COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
@@ -141,7 +142,6 @@ CASES = [
     for parameters in [{}, *VARIANTS.get(name, [])]
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-each_engine = pytest.mark.parametrize("engine", available_engines())
 
 
 @cache

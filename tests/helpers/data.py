@@ -1,10 +1,14 @@
-"""Small data sets: classes, numbers, rows of noise."""
+"""Small data sets: classes, numbers, rows of noise; and the folder of files."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import make_classification, make_regression
 from sklearn.preprocessing import scale
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def blobs(n: int = 120, features: int = 5, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
