@@ -19,15 +19,12 @@ from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._graph.versions import MAX_OPSET
 from onnxtrain_sklearn._runtime import capabilities
-from onnxtrain_sklearn._runtime.capabilities import Limits
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from tests.helpers.runtimes import INSTALLED, NEWER, OLDER
 from tests.helpers.sessions import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-INSTALLED = capabilities.limits()
-OLDER = Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
-NEWER = Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
 
 draw = np.random.RandomState(0)
 X = draw.normal(size=(48, 4)).astype(np.float32)

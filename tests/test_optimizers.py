@@ -1,44 +1,21 @@
-"""Optimizers beyond the contract: validation, the in-place proof, user-written ones, clipping, L-BFGS."""
+"""Optimizers beyond the contract: validation, the in-place proof, user-written ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
-import scipy.optimize
 
 from onnxtrain_sklearn import optimizers
-from onnxtrain_sklearn._optimizers.lbfgs import LBFGS, MinimizeResult
-from onnxtrain_sklearn._optimizers.update_graph import PIECE, clip_graph, update_graph
+from onnxtrain_sklearn._optimizers.lbfgs import LBFGS
+from onnxtrain_sklearn._optimizers.update_graph import PIECE, update_graph
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, resolve_optimizer
+from tests.helpers.sessions import run_in_place
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
-
-
-def run_in_place(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run ``model`` once; ``new_NAME`` is written over NAME, which is returned, as are the other outputs."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    bytes_ = ir.to_proto(model).SerializeToString()
-    session = onnxruntime.InferenceSession(bytes_, options, providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    buffers = {name: a.copy() for name, a in arrays.items()}
-    for name, a in buffers.items():
-        binding.bind_input(name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
-    for output in model.graph.outputs:
-        name = (output.name or "").removeprefix("new_")
-        if name not in buffers:
-            buffers[name] = np.zeros((), next(iter(arrays.values())).dtype)
-        a = buffers[name]
-        binding.bind_output(output.name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
-    session.run_with_iobinding(binding)
-    return buffers
 
 
 def test_public_names_exist() -> None:
@@ -275,143 +252,3 @@ def test_centered_rmsprop_survives_a_constant_gradient() -> None:
         arrays = run_in_place(graph.model, arrays)
     assert np.isfinite(arrays["parameters"]).all()
     assert np.all(arrays["variance"] >= 0)
-
-
-def clip(gradients: np.ndarray, max_norm: float) -> tuple[np.ndarray, float]:
-    dtype = gradients.dtype
-    arrays = {"gradients": gradients, "max_norm": np.array(max_norm, dtype)}
-    result = run_in_place(clip_graph(ir.DataType.from_numpy(dtype)), arrays)
-    assert result["norm"].dtype == dtype
-    return result["gradients"], float(result["norm"])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-class TestClip:
-    def test_long_gradients_are_scaled(self, dtype: Any) -> None:
-        g = np.random.default_rng(0).normal(size=1001).astype(dtype)
-        norm = np.sqrt((g.astype(np.float64) ** 2).sum())
-        clipped, reported = clip(g, 2.0)
-        assert reported == pytest.approx(norm, rel=1e-7)
-        assert np.allclose(clipped, g * 2 / (norm + 1e-6), rtol=1e-6 if dtype == np.float32 else 1e-14, atol=0)
-        assert np.sqrt((clipped.astype(np.float64) ** 2).sum()) == pytest.approx(2, rel=1e-6)
-
-    def test_short_gradients_stay_as_they_are(self, dtype: Any) -> None:
-        g = np.random.default_rng(0).normal(size=101).astype(dtype)
-        clipped, norm = clip(g, 100.0)
-        assert np.array_equal(clipped, g)
-        assert norm == pytest.approx(np.linalg.norm(g.astype(np.float64)), rel=1e-7)
-
-    def test_zeros_stay_zeros(self, dtype: Any) -> None:
-        clipped, norm = clip(np.zeros(7, dtype), 1.0)
-        assert np.array_equal(clipped, np.zeros(7))
-        assert norm == 0
-
-    def test_many_small_terms_add_up(self, dtype: Any) -> None:
-        """A running float32 sum of a million equal squares is off by 1e-3."""
-        assert clip(np.full(2_000_000, 0.1, dtype), 1.0)[1] == pytest.approx(0.1 * 2_000_000**0.5, rel=1e-6)
-
-    @pytest.mark.parametrize("size", [1e-30, 1e25, 1e37])
-    def test_extreme_gradients_neither_vanish_nor_explode(self, dtype: Any, size: float) -> None:
-        clipped, norm = clip(np.array([3, -4], dtype) * dtype(size), 1.0)
-        assert norm == pytest.approx(5 * size, rel=1e-6)
-        expected = [0.6, -0.8] if size > 1 else np.array([3, -4]) * size
-        assert np.allclose(clipped, expected, rtol=1e-5, atol=0)
-
-    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_divergence_shows(self, dtype: Any, bad: float) -> None:
-        clipped, norm = clip(np.array([1, bad, 2], dtype), 1.0)
-        assert np.isnan(clipped).all()
-        assert not np.isfinite(norm)
-
-
-def quadratic(curvature: np.ndarray, solution: np.ndarray) -> Any:
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        assert x.dtype == np.float64
-        gap = x - solution
-        return float(gap @ (curvature * gap)) / 2, curvature * gap
-
-    return objective
-
-
-class TestLBFGS:
-    curvature, solution = np.geomspace(1, 100, 20), np.linspace(-1, 1, 20)
-
-    def minimize(self, optimizer: LBFGS | None = None, start: Any = None, **settings: Any) -> MinimizeResult:
-        start = np.zeros(20) if start is None else start
-        objective = settings.pop("objective", quadratic(self.curvature, self.solution))
-        return (optimizer or LBFGS()).minimize(objective, start, **{"max_iter": 200, "tol": 1e-8} | settings)
-
-    def test_finds_the_minimum(self) -> None:
-        result = self.minimize()
-        assert result.converged
-        assert np.allclose(result.vector, self.solution, atol=1e-3)
-        assert result.loss < 1e-6
-        assert 0 < result.n_iter < 200
-
-    def test_float32_start_is_neither_used_nor_changed(self) -> None:
-        start = np.zeros(20, np.float32)
-        assert self.minimize(start=start).vector.dtype == np.float64
-        assert np.array_equal(start, np.zeros(20))
-
-    def test_float32_objective_converges(self) -> None:
-        exact = quadratic(self.curvature, self.solution)
-
-        def rounded(x: np.ndarray) -> tuple[float, np.ndarray]:
-            loss, gradient = exact(x)
-            return float(np.float32(1 + loss)), gradient.astype(np.float32).astype(np.float64)
-
-        result = self.minimize(objective=rounded, tol=1e-4)
-        assert result.converged
-        assert np.allclose(result.vector, self.solution, atol=1e-2)
-
-    def test_tol_bounds_the_gradient(self) -> None:
-        loose, tight = self.minimize(tol=1.0), self.minimize(tol=1e-2)
-        for result, tol in [(loose, 1.0), (tight, 1e-2)]:
-            assert "GRADIENT" in result.message
-            assert np.abs(self.curvature * (result.vector - self.solution)).max() <= tol
-        assert loose.n_iter < tight.n_iter
-
-    def test_limits_end_it_unconverged(self) -> None:
-        few = self.minimize(max_iter=3)
-        assert (few.converged, few.n_iter) == (False, 3)
-        assert "ITERATIONS" in few.message
-        assert not self.minimize(LBFGS(max_fun=4)).converged
-
-    def test_history_size_is_used(self) -> None:
-        assert self.minimize(LBFGS(history_size=1)).n_iter > self.minimize(LBFGS(history_size=20)).n_iter
-
-    def test_settings_reach_scipy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        seen: dict[str, Any] = {}
-        original = scipy.optimize.minimize
-        monkeypatch.setattr(scipy.optimize, "minimize", lambda *args, **kw: seen.update(kw) or original(*args, **kw))
-        self.minimize(LBFGS(history_size=3, max_line_searches=7, max_fun=99), max_iter=5, tol=0.1)
-        assert seen["method"] == "L-BFGS-B"
-        assert seen["options"] == {"maxcor": 3, "maxls": 7, "maxfun": 99, "maxiter": 5, "gtol": 0.1}
-
-    def test_callback_sees_each_iteration(self) -> None:
-        seen: list[tuple[np.ndarray, float]] = []
-        result = self.minimize(callback=lambda vector, loss: seen.append((vector.copy(), loss)))
-        assert len(seen) == result.n_iter
-        assert np.array_equal(seen[-1][0], result.vector)
-        assert seen[-1][1] == result.loss
-        losses = [loss for _, loss in seen]
-        assert losses == sorted(losses, reverse=True)
-        objective = quadratic(self.curvature, self.solution)
-        assert all(loss == objective(vector)[0] for vector, loss in seen)
-
-    def test_callback_ends_it(self) -> None:
-        result = self.minimize(callback=lambda vector, loss: loss < 50)
-        assert (result.converged, result.loss < 50) == (False, True)
-        assert result.n_iter < self.minimize().n_iter
-
-    def test_errors_pass_through(self) -> None:
-        def broken(vector: np.ndarray, loss: float) -> bool:
-            raise ArithmeticError("mine")
-
-        with pytest.raises(ArithmeticError, match="mine"):
-            self.minimize(callback=broken)
-
-    def test_nan_is_not_convergence(self) -> None:
-        result = self.minimize(objective=lambda x: (np.nan, np.full_like(x, np.nan)))
-        assert not result.converged
-        assert np.isnan(result.loss)

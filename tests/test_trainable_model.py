@@ -23,7 +23,6 @@ from tests.helpers.graphs import W, model, operators, trainable
 from tests.helpers.sessions import evaluate
 from tests.helpers.training import one_step, quietly
 
-NEWEST = onnx.defs.onnx_opset_version()
 # Shapes and types
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._gradient.portable import engine as portable
-from tests.contracts.node_tests import FAILS, REFUSED, RIGHT, UNCHECKED, WRONG, node_tests, outcomes
+from tests.contracts.node_test_models import node_tests
+from tests.contracts.node_tests import FAILS, REFUSED, RIGHT, UNCHECKED, WRONG, outcomes
 
 PARTS = 12
 

@@ -15,8 +15,6 @@ from google.protobuf.message import Message
 from tests.fuzz.values import FLOATS, NUMBERS, WORDS
 
 _INTEGERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64}
-
-
 _UNSIGNED = {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64}
 
 

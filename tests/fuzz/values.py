@@ -7,11 +7,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 NUMBERS = [0, 1, -1, 2, 3, 7, 8, 16, 255, 10**6, 2**31 - 1, -(2**31), 2**40, 2**63 - 1, -(2**63)]
-
-
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e38, -1e38, float("inf"), float("-inf"), float("nan")]
-
-
 WORDS = [
     "",
     "x",

@@ -1,0 +1,175 @@
+"""ONNX's node tests: the tests themselves, and graphs of them that end in one number."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.defs
+from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+FLOATS = {TensorProto.FLOAT16: np.float16, TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}
+NARROW = {TensorProto.BFLOAT16} | {kind for name, kind in TensorProto.DataType.items() if re.match("FLOAT[4-8]E", name)}
+LOSS = "node_test/loss"
+
+SLOW = {"test_averagepool_3d_default", "test_lppool_3d_default"}
+"""Half a minute each, in the reference, for cubes of 32 numbers an edge; smaller ones are among the tests."""
+
+
+@dataclass(frozen=True)
+class NodeTest:
+    """A test of the onnx package: a model, what it is fed, and what it has to give."""
+
+    name: str
+    model: onnx.ModelProto
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+
+    @property
+    def wrt(self) -> list[str]:
+        """Return the inputs that are tensors of floating-point numbers, of any width."""
+        return [i.name for i in self.model.graph.input if element(i) in {*FLOATS, *NARROW} and i.name in self.inputs]
+
+    @property
+    def of(self) -> list[str]:
+        """Return the outputs that are tensors of floating-point numbers."""
+        kinds = {o.name: element(o) for o in self.model.graph.output if o.name in self.outputs}
+        floats = [name for name, kind in kinds.items() if kind in {*FLOATS, *NARROW}]
+        return [name for name in floats if np.isfinite(number(self.outputs[name])).all()] or floats
+
+
+def element(value: onnx.ValueInfoProto) -> int:
+    return value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
+
+
+@functools.cache
+def node_tests() -> dict[str, list[NodeTest]]:
+    """Return the tests that have a floating-point input and output, by operator."""
+    found: dict[str, list[NodeTest]] = {}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        loaded = {test.name: test for test in load_model_tests(kind="node")}
+    for test in loaded.values():
+        plain = loaded.get(re.sub("_expanded.*", "", test.name), test)
+        one = _as_test(test)
+        if one.wrt and one.of and one.name not in SLOW:
+            found.setdefault(plain.model.graph.node[0].op_type, []).append(one)
+    return found
+
+
+def _as_test(test: Any) -> NodeTest:
+    inputs, outputs = test.data_sets[0]
+    graph = test.model.graph
+    return NodeTest(
+        test.name,
+        test.model,
+        dict(zip([i.name for i in graph.input], map(_plain, inputs), strict=False)),
+        dict(zip([o.name for o in graph.output], map(_plain, outputs), strict=False)),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def with_loss(test: NodeTest, opset: int, *, constants: bool = False) -> onnx.ModelProto:
+    """Return the model with the weighted sum of its outputs as a further output; the weights are further inputs.
+
+    With ``constants`` what is no floating-point number is an initializer, as in the graphs that exporters write.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(test.model)
+    _stamp(model, opset)
+    graph, terms = model.graph, []
+    for output in [o for o in graph.output if o.name in test.of]:
+        kind, name = wide_kind(output), f"{output.name}/"
+        shape = np.shape(test.outputs[output.name])
+        graph.input.append(helper.make_tensor_value_info(f"{name}weights", kind, shape))
+        graph.node.extend(
+            [
+                helper.make_node("Cast", [output.name], [f"{name}wide"], to=kind),
+                helper.make_node("Mul", [f"{name}wide", f"{name}weights"], [f"{name}weighted"]),
+                helper.make_node("ReduceSum", [f"{name}weighted"], [f"{name}sum"], keepdims=0),
+                helper.make_node("Cast", [f"{name}sum"], [f"{name}term"], to=TensorProto.FLOAT),
+            ]
+        )
+        terms.append(f"{name}term")
+    graph.node.append(helper.make_node("Sum" if len(terms) > 1 else "Identity", terms, [LOSS]))
+    graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
+    if constants:
+        _fix(test, graph)
+    return model
+
+
+def _stamp(model: onnx.ModelProto, opset: int) -> None:
+    others = [o for o in model.opset_import if o.domain not in ("", "ai.onnx")]
+    del model.opset_import[:]
+    model.opset_import.extend([helper.make_opsetid("", opset), *others])
+    model.ir_version = 10
+
+
+def _fix(test: NodeTest, graph: onnx.GraphProto) -> None:
+    arrays = {n: v for n, v in test.inputs.items() if isinstance(v, np.ndarray) and v.dtype.kind in "iub"}
+    kept = [i for i in graph.input if i.name not in arrays]
+    del graph.input[:]
+    graph.input.extend(kept)
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+
+
+def wide_kind(output: onnx.ValueInfoProto) -> int:
+    return TensorProto.DOUBLE if element(output) == TensorProto.DOUBLE else TensorProto.FLOAT
+
+
+def weights(test: NodeTest) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(len(test.name))
+    outputs = {o.name: o for o in test.model.graph.output}
+    return {
+        f"{name}/weights": rng.normal(size=np.shape(test.outputs[name])).astype(FLOATS[wide_kind(outputs[name])])
+        for name in test.of
+    }
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with all floating-point numbers in float64, those of its attributes and subgraphs too."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    _double_graph(result.graph)
+    return result
+
+
+def _double_graph(graph: onnx.GraphProto) -> None:
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if element(value) in FLOATS:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for tensor in graph.initializer:
+        _double_tensor(tensor)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
+                attribute.i = TensorProto.DOUBLE
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                _double_tensor(attribute.t)
+            for subgraph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                _double_graph(subgraph)
+
+
+def _double_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type in FLOATS:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+
+def double(value: Any) -> Any:
+    return value.astype(np.float64) if isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f" else value
+
+
+def number(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float64)

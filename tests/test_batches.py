@@ -1,0 +1,162 @@
+"""Minibatches: each row once an epoch, padding, weights; and rows that are merged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxtrain_sklearn._data.batches import BatchBuffers, Batches, distinct_rows, weighted_rows
+from onnxtrain_sklearn._data.columns import Column
+
+FLOAT = np.dtype(np.float32)
+
+
+def batches(n=10, size=4, *, weights=None, seed=None, rows=None):
+    columns = {"X": Column(np.arange(n, dtype=np.float32)[:, None], FLOAT)}
+    rng = None if seed is None else np.random.RandomState(seed)
+    return Batches(columns, np.arange(n) if rows is None else rows, weights, size, rng)
+
+
+def epoch(source, capacity=4):
+    """The rows and the weights of the batches of one epoch, and what it yields."""
+    buffers = new_buffers(capacity)
+    return [
+        (buffers.columns["X"].ravel().astype(int), buffers.sample_weight.copy(), total)
+        for total in source.fill(lambda rows: buffers)
+    ]
+
+
+def new_buffers(capacity=4):
+    return BatchBuffers({"X": np.zeros((capacity, 1), np.float32)}, np.zeros(capacity, np.float32))
+
+
+def trained_rows(source, capacity=4):
+    return [int(x) for rows, weight, _ in epoch(source, capacity) for x, w in zip(rows, weight, strict=True) if w]
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 10])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_every_row_comes_once_an_epoch(n, seed):
+    source = batches(n, seed=seed)
+    assert source.steps == -(-n // 4)
+    for _ in range(3):
+        assert sorted(trained_rows(source)) == list(range(n))
+        assert len(epoch(source)) == source.steps
+
+
+def test_order_without_shuffling_is_that_of_the_data():
+    source = batches(rows=np.array([9, 2, 5, 0, 7]))
+    assert trained_rows(source) == trained_rows(source) == [9, 2, 5, 0, 7]
+
+
+def test_shuffling_draws_a_new_order_every_epoch_from_the_seed():
+    source = batches(50, seed=3)
+    orders = [trained_rows(source) for _ in range(4)]
+    assert len({tuple(order) for order in orders}) == 4
+    again = batches(50, seed=3)
+    assert [trained_rows(again) for _ in range(4)] == orders
+
+
+def test_rows_given_are_not_shuffled_themselves():
+    rows = np.arange(10)
+    trained_rows(batches(rows=rows, seed=0))
+    assert rows.tolist() == list(range(10))
+
+
+def test_short_batch_is_padded_with_rows_of_weight_zero():
+    rows, weight, total = epoch(batches(6))[-1]
+    assert rows.tolist() == [4, 5, 4, 4]
+    assert weight.tolist() == [1, 1, 0, 0]
+    assert total == 2
+
+
+def test_buffers_may_be_larger_than_the_batches():
+    wanted = [[0, 1, 0, 0], [2, 3, 2, 2], [4, 4, 4, 4]]
+    for (rows, weight, _), expected in zip(epoch(batches(5, 2), capacity=4), wanted, strict=True):
+        assert rows.tolist() == expected
+        assert weight.sum() == len(set(expected))
+
+
+def test_weights_and_their_sums():
+    weights = np.array([1, 0.5, 0, 2, 3, 0.25])
+    source = batches(6, weights=weights)
+    (_, first, total), (_, second, rest) = epoch(source)
+    assert (first.tolist(), total) == ([1, 0.5, 0, 2], 3.5)
+    assert (second.tolist(), rest) == ([3, 0.25, 0, 0], 3.25)
+    assert (source.weight, source.n_rows) == (6.75, 6)
+    assert batches(6, weights=weights, rows=np.array([0, 3])).weight == 3
+    assert (batches(6).weight, batches(6, rows=np.array([0, 3])).weight) == (6, 2)
+
+
+def test_batches_are_no_larger_than_the_data():
+    assert (batches(3, 100).size, batches(3, 100).steps) == (3, 1)
+
+
+def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):
+    source, calls = batches(4, seed=0), []
+    take = Column.take
+    monkeypatch.setattr(Column, "take", lambda self, rows, out: (calls.append(len(rows)), take(self, rows, out))[1])
+    buffers = new_buffers()
+    for _ in range(3):
+        assert list(source.fill(lambda rows: buffers)) == [4]
+    assert calls == [4]
+    list(source.fill(lambda rows: new_buffers()))
+    assert calls == [4, 4]
+
+
+def test_buffers_are_asked_for_as_many_rows_as_a_batch_has():
+    by_size = {rows: new_buffers(rows) for rows in (4, 2)}
+    source, seen = batches(10), []
+    for _ in source.fill(by_size.__getitem__):
+        seen.append([buffers.columns["X"].ravel().tolist() for buffers in by_size.values()])
+    assert seen == [[[0, 1, 2, 3], [0, 0]], [[4, 5, 6, 7], [0, 0]], [[4, 5, 6, 7], [8, 9]]]
+    assert by_size[2].sample_weight.tolist() == [1, 1]
+
+
+def test_several_columns_stay_aligned():
+    X = np.random.default_rng(0).integers(-5, 6, size=(12, 6)).astype(np.float64)
+    columns = {"X": Column(X, FLOAT), "y": Column(X[:, 0].astype(int), np.dtype(np.int64))}
+    source = Batches(columns, np.arange(12), None, 5, np.random.RandomState(0))
+    buffers = {"X": np.zeros((5, 6), np.float32), "y": np.zeros(5, np.int64)}
+    for _ in source.fill(lambda rows: BatchBuffers(buffers, np.zeros(5, np.float32))):
+        np.testing.assert_array_equal(buffers["X"][:, 0], buffers["y"])
+
+
+def test_rows_of_weight_zero_are_left_out():
+    rows, weights = weighted_rows(np.arange(4), np.array([1.0, 0, 2, 0]))
+    assert rows.tolist() == [0, 2]
+    assert weights.tolist() == [1, 0, 2, 0]
+    assert weighted_rows(np.arange(3), None)[1] is None
+    with pytest.raises(ValueError, match="All 2 rows to train on have weight zero"):
+        weighted_rows(np.array([1, 3]), np.array([1.0, 0, 2, 0]))
+
+
+def merged(X, y, weights):
+    """The distinct rows and their weights, in the order in which they are trained."""
+    columns = {"X": Column(X, FLOAT), "y": Column(y, np.dtype(np.int64))}
+    rows, sums = distinct_rows(columns, np.arange(len(y)), weights)
+    return X[rows].tolist(), y[rows].tolist(), sums[rows].tolist()
+
+
+def test_equal_rows_are_merged_whatever_their_order():
+    X = np.array([[1, 2], [3, 4], [1, 2], [1, 2], [3, 4]], np.float32)
+    y = np.array([0, 1, 0, 1, 1])
+    weights = np.array([1.0, 2, 0.5, 4, 8])
+    result = merged(X, y, weights)
+    assert sorted(zip(*result, strict=True)) == [([1, 2], 0, 1.5), ([1, 2], 1, 4), ([3, 4], 1, 10)]
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(5)
+        assert merged(X[order], y[order], weights[order]) == result
+
+
+def test_weights_stand_for_repeats():
+    rng = np.random.default_rng(0)
+    X, y, repeats = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(2, size=20), rng.integers(4, size=20)
+    weighted = merged(X, y, repeats.astype(float))
+    assert merged(np.repeat(X, repeats, axis=0), np.repeat(y, repeats), None) == weighted
+
+
+def test_rows_outside_the_selection_do_not_count():
+    columns = {"X": Column(np.ones((4, 1), np.float32), FLOAT)}
+    rows, weights = distinct_rows(columns, np.array([1, 3]), None)
+    assert (rows.tolist(), weights.tolist()) == ([1], [0, 2, 0, 0])
