@@ -68,6 +68,7 @@ PROTOBUF = {
     "_estimators.regressor": {"ModelProto"},
     "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
     "classic.ortgradient": {"ModelProto"},
+    "classic.grad_helper": {"ModelProto", "ValueInfoProto", "save"},
 }
 
 PUBLIC = {

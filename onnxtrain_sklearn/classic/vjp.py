@@ -39,18 +39,26 @@ def require_names(names: Sequence[str], valid: Sequence[str], role: str) -> list
 
 
 def vjp_graph(
-    model: ir.Model, outputs: Sequence[str], wrt: Sequence[str], engine: str, *, ones: bool = False
+    model: ir.Model,
+    outputs: Sequence[str],
+    wrt: Sequence[str],
+    engine: str,
+    *,
+    ones: bool = False,
+    of: Sequence[str] | None = None,
 ) -> ir.Model:
     """Return a graph of ``outputs``, then a ``NAME_grad`` for each name in ``wrt``; ``model`` is left as it is.
 
-    The gradient of each float output is an input ``OUTPUT_grad``, or with ``ones`` one in every element.
+    The gradient of each float output among ``of``, by default of all, is an input ``OUTPUT_grad``, or with ``ones`` one
+    in every element.
     """
     source = model.clone()
     graph = source.graph
     named = {v.name: v for v in graph.outputs}
     kept = [named[name] for name in outputs]
-    seeds = [] if ones else _seeds(graph, [v for v in kept if is_float(v)])
-    total = _total(graph, [v for v in kept if is_float(v)], seeds)
+    differentiated = [v for v in kept if is_float(v) and (of is None or v.name in of)]
+    seeds = [] if ones else _seeds(graph, differentiated)
+    total = _total(graph, differentiated, seeds)
     graph.outputs[:] = [*kept, total]
     result = differentiate(infer_shapes(source), list(wrt), _TOTAL, engine).model
     by_name = {v.name: v for v in result.graph.outputs}

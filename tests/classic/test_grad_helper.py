@@ -1,0 +1,183 @@
+"""onnx_derivative in each option and combination against central differences, and random_feed."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnxruntime
+import pytest
+
+from onnxtrain_sklearn.classic.grad_helper import DerivativeOptions, onnx_derivative, random_feed
+from onnxtrain_sklearn.classic.ortgradient import OrtGradientForwardBackward
+from onnxtrain_sklearn.exceptions import RuntimeNotFoundError
+from tests.helpers.passes import BIAS, ENGINES, ONE, TWO, net, slopes
+
+Zero, KeepYieldOp, KeepOutputs = DerivativeOptions.Zero, DerivativeOptions.KeepYieldOp, DerivativeOptions.KeepOutputs
+FillGrad, Loss = DerivativeOptions.FillGrad, DerivativeOptions.Loss
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(4, 3)).astype(np.float32)
+SQUARES = "Z = MatMul(X, W) D = Sub(Z, label) Q = Mul(D, D) loss = ReduceMean<keepdims = 0>(Q)"
+LOSS = net(SQUARES, "float[N, 2] Z, float loss", inputs="float[N, 3] X, float[N, 2] label")
+
+
+def run(model, feeds):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def weights_of(model):
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def expected_of(model, feeds, grads):
+    """Return the slopes along the inputs and weights."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.initializer[:]
+    return slopes(bare, {**feeds, **weights_of(model)}, grads)
+
+
+def assert_gradients(found, expected):
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name.removesuffix("_grad")], rtol=1e-3, atol=1e-3)
+
+
+def names(values):
+    return [value.name for value in values]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [Zero, KeepOutputs, FillGrad, KeepOutputs | FillGrad])
+@pytest.mark.parametrize(("graph", "outputs"), [(ONE, ["Y"]), (TWO, ["Y", "V"])], ids=["one", "two"])
+def test_options(graph, outputs, options, engine):
+    model = net(*graph, weights=BIAS)
+    result = onnx_derivative(model, options=options, engine=engine)
+    if engine == "portable":
+        onnx.checker.check_model(result, full_check=True)
+    gradients = ["X_grad", "W_grad", "b_grad"]
+    assert names(result.graph.output) == [*(outputs if KeepOutputs in options else ()), *gradients]
+    given = [] if FillGrad in options else [f"{name}_grad" for name in outputs]
+    assert names(result.graph.input) == ["X", *given, "W", "b"]
+    grads = {name: np.ones((4, 2), np.float32) for name in outputs}
+    if given:
+        grads = {name: RNG.normal(size=(4, 2)).astype(np.float32) for name in outputs}
+    found = run(result, {"X": X, **{f"{name}_grad": grads[name] for name in outputs if given}})
+    for name, value in run(model, {"X": X}).items():
+        if KeepOutputs in options:
+            np.testing.assert_allclose(found.pop(name), value, rtol=1e-6)
+    assert_gradients(found, expected_of(model, {"X": X}, grads))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [Loss, Loss | KeepOutputs, Loss | FillGrad, Loss | KeepOutputs | FillGrad])
+def test_loss(options, engine, tmp_path):
+    path = tmp_path / "gradient.onnx"
+    result = onnx_derivative(LOSS, options=options, loss="loss", label="label", path_name=path, engine=engine)
+    assert names(result.graph.output) == ["loss", *(["Z"] if KeepOutputs in options else ()), "X_grad", "W_grad"]
+    assert names(result.graph.input) == ["X", "label", "W"]
+    assert onnx.load(path) == result
+    feeds = {"X": X, "label": np.ones((4, 2), np.float32)}
+    found = run(result, feeds)
+    reference = run(LOSS, feeds)
+    np.testing.assert_allclose(found.pop("loss"), reference["loss"], rtol=1e-6)
+    found.pop("Z", None)
+    assert_gradients(found, expected_of(LOSS, feeds, {"loss": np.float32(1)}))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_some_weights_and_inputs(engine):
+    model = net(*ONE, weights=BIAS)
+    assert names(onnx_derivative(model, weights=["b"], inputs=[], engine=engine).graph.output) == ["b_grad"]
+    assert names(onnx_derivative(model, weights=[], engine=engine).graph.output) == ["X_grad"]
+    assert names(onnx_derivative(model, weights=["b", "W"], engine=engine).graph.output) == [
+        "X_grad",
+        "b_grad",
+        "W_grad",
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_can_be_fed(engine):
+    model, other = net(*ONE, weights=BIAS), {"W": np.ones((3, 2), np.float32), "b": np.zeros(2, np.float32)}
+    result = onnx_derivative(model, options=FillGrad, inputs=[], engine=engine)
+    slope = 1 - np.tanh(X @ other["W"]) ** 2
+    np.testing.assert_allclose(run(result, {"X": X, **other})["W_grad"], X.T @ slope, rtol=1e-3, atol=1e-5)
+
+
+def test_yield_op():
+    model = net(*TWO, weights=BIAS)
+    if "ort-training" not in ENGINES:
+        with pytest.raises(RuntimeNotFoundError, match="KeepYieldOp needs the operator YieldOp"):
+            onnx_derivative(model, options=KeepYieldOp)
+        return
+    result = onnx_derivative(model, options=KeepYieldOp)
+    (node,) = (node for node in result.graph.node if node.op_type == "YieldOp")
+    assert (list(node.input), list(node.output)) == (["Y", "V"], ["Y_grad", "V_grad"])
+    assert names(result.graph.input) == ["X", "W", "b"]
+    assert names(result.graph.output) == ["X_grad", "W_grad", "b_grad"]
+    trained = OrtGradientForwardBackward(model).cls_type_._trained_onnx
+    assert [n.op_type for n in trained.graph.node] == [n.op_type for n in result.graph.node]
+
+
+@pytest.mark.parametrize("other", [KeepOutputs, FillGrad, Loss, KeepOutputs | FillGrad])
+def test_yield_op_combines_with_nothing(other):
+    with pytest.raises(ValueError, match="KeepYieldOp combines with no other option"):
+        onnx_derivative(LOSS, options=KeepYieldOp | other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"options": 1}, TypeError, "options must be DerivativeOptions, got int"),
+        ({"options": Loss, "loss": "loss"}, ValueError, r"\['label'\] missing"),
+        ({"options": Loss, "label": "label"}, ValueError, r"\['loss'\] missing"),
+        ({"options": Loss, "loss": "los", "label": "label"}, ValueError, "loss names 'los'. Did you mean 'loss'"),
+        ({"options": Loss, "loss": "loss", "label": "Label"}, ValueError, "label names 'Label'. Did you mean"),
+        ({"options": Loss, "loss": "Z", "label": "label"}, ValueError, "loss must be a scalar"),
+        ({"loss": "loss"}, ValueError, "loss='loss' has a meaning with the option Loss only"),
+        ({"label": "label"}, ValueError, "label='label' has a meaning"),
+        ({"path_name": "x.onnx"}, ValueError, "path_name='x.onnx' has a meaning"),
+        ({"weights": ["w"]}, ValueError, "weights names 'w'"),
+        ({"inputs": ["W"]}, ValueError, "inputs names 'W'"),
+        ({"weights": "W"}, TypeError, "weights holds names"),
+        ({"weights": [], "inputs": []}, ValueError, "Neither inputs nor weights"),
+        ({"engine": "none"}, ValueError, "Unknown engine"),
+    ],
+)
+def test_wrong_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        onnx_derivative(LOSS, **arguments)
+
+
+def test_verbose(capsys):
+    onnx_derivative(net(*ONE, weights=BIAS), verbose=1)
+    assert "of 3 nodes with respect to X, W, b" in capsys.readouterr().out
+
+
+def test_combinations_are_told_apart():
+    members = list(DerivativeOptions) or [KeepYieldOp, KeepOutputs, FillGrad, Loss]
+    assert all(not a & b for a, b in itertools.combinations([m for m in members if m], 2))
+    assert Zero == 0
+
+
+def test_random_feed():
+    model = net("Y = Mul(X, D) K = Add(I, I) Q = Or(B, B)", "float[N, M] Y, int64[2] K, bool[1] Q",
+                inputs="float[N, M] X, double[M, N, 0] D, int64[2] I, bool[1] B")  # fmt: skip
+    np.random.seed(0)  # noqa: NPY002
+    feed = random_feed(model.graph.input, batch=5, empty_dimension=2)
+    assert {name: (array.shape, array.dtype.name) for name, array in feed.items()} == {
+        "X": ((5, 5), "float32"), "D": ((5, 5, 2), "float64"), "I": ((2,), "int64"), "B": ((1,), "bool"),
+    }  # fmt: skip
+    np.random.seed(0)  # noqa: NPY002
+    np.testing.assert_array_equal(random_feed(model.graph.input, batch=5, empty_dimension=2)["X"], feed["X"])
+    gradient = onnx_derivative(net(*ONE, weights=BIAS))
+    session = onnxruntime.InferenceSession(gradient.SerializeToString(), providers=["CPUExecutionProvider"])
+    feed = random_feed(session.get_inputs())
+    assert feed["X"].shape == (10, 3)
+    assert feed["Y_grad"].shape == (10, 2)
+    assert [value.shape for value in session.run(None, feed)] == [(10, 3), (3, 2), (2,)]
+    with pytest.raises(TypeError, match="no random values of type"):
+        random_feed(net("Y = Identity(S)", "string[1] Y", inputs="string[1] S").graph.input)
