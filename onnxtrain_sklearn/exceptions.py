@@ -8,9 +8,11 @@
     ├── DivergenceError (ArithmeticError)       the loss became NaN or infinite
     ├── DeviceError (RuntimeError)              the requested device or provider cannot be had
     └── RuntimeNotFoundError (ImportError)      no onnxruntime, or several in one environment
+    InvalidParameterError (ValueError, TypeError)  a parameter has a value that it cannot have
     OnnxTrainWarning (UserWarning)
 
-Wrong arguments and wrong data raise plain ``ValueError`` and ``TypeError``, as everywhere in scikit-learn.
+Wrong arguments and wrong data raise ``ValueError`` and ``TypeError``, as everywhere in scikit-learn; an
+``InvalidParameterError`` is both, as scikit-learn's own is.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ class DeviceError(OnnxTrainError, RuntimeError):
 
 class RuntimeNotFoundError(OnnxTrainError, ImportError):
     """No onnxruntime is installed, or several distributions of it overwrite each other."""
+
+
+class InvalidParameterError(ValueError, TypeError):
+    """A parameter has a value that it cannot have."""
 
 
 class OnnxTrainWarning(UserWarning):

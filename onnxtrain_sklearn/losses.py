@@ -21,7 +21,8 @@ import onnx_ir as ir
 from ._graph.builder import GraphBuilder
 from ._graph.links import LINKS, Link, Task, apply_link, row_sum
 from ._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
-from ._support.components import FRACTION, NOT_NEGATIVE, POSITIVE, Component, Range, Rules, resolve
+from ._support.components import Component, resolve
+from ._support.rules import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Rules
 
 __all__ = [
     "LINKS", "LOSSES", "AbsoluteError", "Elastic", "Focal", "Gamma", "Hinge", "Huber", "LogCosh", "LogLoss", "Loss",

@@ -16,7 +16,8 @@ from onnx_ir import Value
 from ._graph.builder import GraphBuilder
 from ._optimizers.lbfgs import LBFGS, BaseOptimizer, MinimizeResult
 from ._optimizers.update_graph import PIECE, Coefficients, Named, Step, UpdateGraph, clip_graph, update_graph
-from ._support.components import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules, resolve
+from ._support.components import resolve
+from ._support.rules import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules
 
 __all__ = [
     "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "Lion", "MinimizeResult",

@@ -14,7 +14,8 @@ from math import cos, pi
 from numbers import Real
 from typing import ClassVar
 
-from ._support.components import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, Range, Rules, resolve
+from ._support.components import Component, resolve
+from ._support.rules import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Range, Rules
 
 __all__ = [
     "SCHEDULES",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -11,6 +14,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, losses, schedules
+from onnxtrain_sklearn._support.rules import accepts
+from onnxtrain_sklearn.exceptions import InvalidParameterError
+from onnxtrain_sklearn.models import MODELS
+from onnxtrain_sklearn.optimizers import OPTIMIZERS
+from onnxtrain_sklearn.schedules import SCHEDULES
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -96,22 +104,10 @@ WRONG = [
     ({"learning_rate": schedules.Cosine}, r"learning_rate must be .*give an instance: Cosine\(\)"),
     ({"learning_rate": 0.01}, "learning_rate must be a name or a Schedule object, got float.*learning_rate_init=0.01"),
     ({"learning_rate": None}, "learning_rate must be .*, got NoneType"),
-    ({"early_stopping": "no"}, "early_stopping must be True or False, got str .'no'"),
-    ({"early_stopping": 1}, "early_stopping must be True or False, got int"),
-    ({"shuffle": None}, "shuffle must be True or False, got NoneType"),
-    ({"warm_start": "no"}, "warm_start must be True or False, got str .'no'"),
-    ({"verbose": -1}, "verbose == -1, must be >= 0"),
-    ({"verbose": "yes"}, "verbose must be an instance of int, not str"),
-    ({"verbose": None}, "verbose must be an instance of int, not NoneType"),
     ({"output": "scores"}, r"output='scores' names an output .* model is None \(MLP\(\)\)"),
     ({"output": "scores", "model": MLP()}, "output='scores' names an output .* model is MLP"),
-    ({"output": 0}, "output must be the name of an output .*, got int .0"),
-    ({"validation_fraction": 7}, "validation_fraction == 7, must be < 1"),
     ({"session_options": {1: 2}}, "The keys of session_options must be names of options .strings., got 1"),
     ({"provider_options": [{1: 2}]}, "The keys of provider_options must be names of options .strings., got 1"),
-    ({"session_options": 3}, "session_options must be a dict or None, got int"),
-    ({"class_weight": "auto"}, "class_weight must be a dict .*, got str"),
-    ({"class_weight": 3}, "class_weight must be a dict .*, got int"),
     ({"class_weight": {0: "a"}}, "class_weight must not hold .*, got 'a'"),
     ({"class_weight": {0: -1.0, 1: 1.0}}, "class_weight must not hold negative weights .*got -1.0"),
 ]
@@ -123,6 +119,52 @@ def test_every_parameter_is_checked(params, match):
     with pytest.raises((TypeError, ValueError), match=match):
         estimator.fit(X, y)
     assert not hasattr(estimator, "classes_")
+
+
+ESTIMATORS = [OrtGradientClassifier, OrtGradientRegressor]
+DECLARED = [pytest.param(kind, name, id=f"{kind.__name__}-{name}") for kind in ESTIMATORS for name in kind.declared]
+WRONG_VALUES = [
+    "no", "", 0, 1, -1, 2.5, 7, 0.0, -0.1, 1.0, 1.5, np.nan, np.inf, -np.inf, None, [], {}, object(), MLP, b"auto",
+    np.array([1, 2]), 1j,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_every_parameter_is_declared_once(kind):
+    assert set(inspect.signature(kind).parameters) == set(kind.declared)
+
+
+@pytest.mark.parametrize(("kind", "name"), DECLARED)
+def test_values_that_the_declaration_excludes_are_refused(kind, name):
+    rules = kind.declared[name].rules
+    assert not rules or any(accepts(rule, getattr(kind(), name)) for rule in rules)
+    for value in WRONG_VALUES:
+        if rules and not any(accepts(rule, value) for rule in rules):
+            with pytest.raises(InvalidParameterError, match=f"The '{name}' parameter of {kind.__name__} must be") as e:
+                kind(**{name: value}).fit(X, y)
+            assert repr(value) in str(e.value)
+            assert isinstance(e.value, ValueError)
+            assert isinstance(e.value, TypeError)
+
+
+@pytest.mark.parametrize(("kind", "name"), DECLARED)
+def test_the_documentation_shows_kind_and_default(kind, name):
+    default = inspect.signature(kind).parameters[name].default
+    shown = f'"{default}"' if isinstance(default, str) else repr(default)
+    assert f"\n{name} : {kind.declared[name].kind}, default={shown}\n    " in inspect.getdoc(kind)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_the_documentation_is_filled_in(kind):
+    text = inspect.getdoc(kind)
+    assert not re.search(r"\{[a-z]+\}", text)
+    assert ("classes_ :" in text) == (kind is OrtGradientClassifier)
+    assert all(f'"{name}"' in text for registry in (MODELS, OPTIMIZERS, SCHEDULES) for name in registry)
+
+
+def test_a_misspelt_value_gets_the_nearest_one():
+    with pytest.raises(InvalidParameterError, match=r"Got 'probability' instead\. Did you mean 'probabilities'"):
+        OrtGradientClassifier(output_kind="probability").fit(X, y)
 
 
 def test_numbers_of_numpy_are_taken():

@@ -50,12 +50,12 @@ def test_providers_that_are_no_list(settings):
 def test_switches_that_are_none(name):
     estimator = OrtGradientClassifier(**{name: np.array([1, 2])})
     for call in (estimator.fit, estimator.partial_fit):
-        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+        with pytest.raises(TypeError, match=f"The {name!r} parameter of OrtGradientClassifier must be a bool"):
             call(X, np.arange(8) % 2, classes=[0, 1])
 
 
 def test_patience_that_is_no_number():
-    with pytest.raises(TypeError, match="n_iter_no_change must be"):
+    with pytest.raises(TypeError, match="'n_iter_no_change' parameter"):
         OrtGradientRegressor(n_iter_no_change=np.array([1, 2])).fit(X, y)
 
 

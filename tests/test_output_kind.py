@@ -142,12 +142,12 @@ def test_what_is_no_probability_cannot_be_said_to_be_one():
 
 @pytest.mark.parametrize("kind", ["probability", "means", None, 3])
 def test_wrong_values_of_the_classifier(kind):
-    with pytest.raises(ValueError, match=r"output_kind must be one of 'auto', 'scores', 'probabilities', got"):
+    with pytest.raises(ValueError, match=r"'output_kind' .* one of 'auto', 'scores', 'probabilities'. Got"):
         OrtGradientClassifier(SIGMOID, output_kind=kind).fit(X, TWO)
 
 
 def test_wrong_values_of_the_regressor():
-    with pytest.raises(ValueError, match=r"output_kind must be one of 'auto', 'scores', 'means', got 'probabilities'"):
+    with pytest.raises(ValueError, match=r"'output_kind' .* one of 'auto', 'scores', 'means'. Got 'probabilities'"):
         OrtGradientRegressor(LOGITS, output_kind="probabilities").fit(X, THREE)
 
 

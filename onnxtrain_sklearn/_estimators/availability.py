@@ -6,8 +6,8 @@ import numpy as np
 
 from .._optimizers.lbfgs import LBFGS
 from ..losses import LOSSES, Loss
+from .parameters import Parameters
 from .run import Run
-from .settings import Parameters
 
 
 def trains_in_minibatches(estimator: Parameters) -> bool:

@@ -8,7 +8,6 @@ in which classification and regression differ, are left to the public classes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +19,8 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.targets import Classes, Targets
 from .._fitted.model import is_estimator, takes_nan
 from .._inference.graph import OutputOptions
-from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import MatrixLike
 from .._training.loop import Trainer
-from ..losses import Loss
-from ..models import ModelSource
-from ..schedules import Schedule
 from .attempt import Attempt
 from .availability import is_on
 from .coefficients import LinearCoefficients
@@ -34,6 +29,7 @@ from .copies import Copied
 from .description import Describable
 from .examples import Call
 from .graph_inputs import graph_inputs, require_numbers
+from .parameters import Parameters
 from .run import Run
 from .session import Session
 from .trained_estimator import trained_estimator
@@ -42,67 +38,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, BaseEstimator, ABC):
+class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, Parameters, BaseEstimator, ABC):
     """What the classifier and the regressor share."""
 
     _run: Run
-
-    def __init__(
-        self,
-        model: ModelSource = None,
-        *,
-        loss: str | Loss = "squared_error",
-        optimizer: str | BaseOptimizer = "adamw",
-        learning_rate_init: float = 0.001,
-        learning_rate: str | Schedule = "constant",
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        alpha: float = 0.0,
-        l1_ratio: float = 0.0,
-        max_grad_norm: float | None = None,
-        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
-        output: str | None = None,
-        output_kind: str = "auto",
-        tol: float = 1e-4,
-        n_iter_no_change: float = 10,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        providers: Sequence[str] | None = None,
-        provider_options: Sequence[Mapping[str, object]] | None = None,
-        session_options: Mapping[str, object] | None = None,
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = optimizer
-        self.learning_rate_init = learning_rate_init
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.shuffle = shuffle
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.max_grad_norm = max_grad_norm
-        self.trainable = trainable
-        self.output = output
-        self.output_kind = output_kind
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.engine = engine
-        self.device = device
-        self.providers = providers
-        self.provider_options = provider_options
-        self.session_options = session_options
 
     def fit(
         self,

@@ -25,7 +25,7 @@ from .._data.targets import (
 from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
-from .._support.typing import MatrixLike
+from .._support.typing import ClassWeight, MatrixLike
 from ..losses import Loss
 from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule
@@ -36,8 +36,9 @@ from .availability import (
     trains_in_minibatches,
 )
 from .base import BaseOrtGradient
-from .docstrings import ATTRIBUTES, PARAMETERS
+from .docstrings import documented
 from .examples import Call
+from .parameters import CLASSIFIER
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,35 +51,19 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
     return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
 
+@documented(
+    score="Accuracy",
+    classes="""\
+classes_ : ndarray of shape (n_classes,), or list of them
+    Sorted labels; for several labels a row that are 0 or 1, their indices, for others the classes of each.
+""",
+)
 class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
-    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    __doc__ = (
-        "Train an ONNX graph for classification, by gradient descent on its own weights.\n"
-        + PARAMETERS.format(
-            loss="log_loss",
-            model_extra=", and ``predict_proba`` returns what it gives",
-            kind="classifier or detector of outliers",
-            labels=" and labels (-1 and 1 of a detector)",
-            fitted_loss="the hinge loss where it gives scores without probabilities",
-            kinds='"auto", "scores", "probabilities"',
-            output_kind="""
-        "scores": logits, or margins. "probabilities": of the classes, or of the second of two; where the scores
-        behind them cannot be found, the loss is taken on their logarithms. "auto": probabilities where a softmax or
-        sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
-        numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.""",
-            class_weight="""
-    class_weight : dict, "balanced" or None, default=None
-        Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation
-        scores; "balanced": in inverse proportion to their weight in ``y``, not for ``partial_fit``. Several labels a
-        row: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
-        )
-        + ATTRIBUTES.format(
-            classes="""
-    classes_ : ndarray of shape (n_classes,), or list of them
-        Sorted labels; for several labels a row that are 0 or 1, their indices, for others the classes of each.""",
-            score="Accuracy",
-        )
-        + """
+    """Train an ONNX graph for classification, by gradient descent on its own weights.
+
+    {parameters}
+    {attributes}
+
     See Also
     --------
     OrtGradientRegressor : The same for regression.
@@ -94,8 +79,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     >>> [output.name for output in classifier.to_onnx().graph.output]
     ['label', 'probabilities']
     """
-    )
 
+    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+
+    class_weight: ClassWeight
+    declared = CLASSIFIER
     _default_loss = "log_loss"
 
     def __init__(
@@ -129,35 +117,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         provider_options: Sequence[Mapping[str, object]] | None = None,
         session_options: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(
-            model,
-            loss=loss,
-            optimizer=optimizer,
-            learning_rate_init=learning_rate_init,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            max_iter=max_iter,
-            shuffle=shuffle,
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            max_grad_norm=max_grad_norm,
-            trainable=trainable,
-            output=output,
-            output_kind=output_kind,
-            tol=tol,
-            n_iter_no_change=n_iter_no_change,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            warm_start=warm_start,
-            random_state=random_state,
-            verbose=verbose,
-            engine=engine,
-            device=device,
-            providers=providers,
-            provider_options=provider_options,
-            session_options=session_options,
-        )
-        self.class_weight = class_weight
+        self._store(vars())
 
     def fit(
         self,

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from .._graph.constants import tensor_of
 from .._graph.trainable import TrainableModel
-from .._training.parameters import Trainable
 from .._training.selection import selected
 from ..models import ModelSource, resolve_builder
 from .model_source import source_of
+from .parameters import Parameters
 from .run import Run
 
 
@@ -107,14 +107,8 @@ def _line(entry: Entry, width: int) -> str:
     return f"  {entry.status:9} {entry.name:{width}} {shape:>12} {entry.dtype.name}: {entry.reason}"
 
 
-class Describable:
+class Describable(Parameters):
     """An estimator that says what it trains."""
-
-    model: ModelSource
-    output: str | None
-    trainable: Trainable
-    engine: str
-    verbose: bool | int
 
     def describe(self) -> Description:
         """Say what is trained, what stays as it is, and why.

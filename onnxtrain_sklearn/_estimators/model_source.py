@@ -19,8 +19,9 @@ from .._support.refusal import refusing
 from .._support.typing import MatrixLike
 from ..exceptions import instead_of, nearest
 from ..models import MODELS, ModelSource, resolve_builder
+from .parameters import Parameters
 from .run import Run
-from .settings import Parameters, require_own_kind
+from .settings import require_own_kind
 
 LONGEST_NAME = 40
 """Characters of what may be the misspelt name of a builder; longer strings are paths."""

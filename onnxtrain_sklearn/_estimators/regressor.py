@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,39 +19,32 @@ from .._data.targets import (
     regression_targets,
 )
 from .._inference.graph import OutputOptions
+from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import MatrixLike
+from ..losses import Loss
+from ..models import ModelSource
+from ..schedules import Schedule
 from .availability import (
     check_one_pass,
     takes_negative_numbers,
     trains_in_minibatches,
 )
 from .base import BaseOrtGradient
-from .docstrings import ATTRIBUTES, PARAMETERS
+from .docstrings import documented
 from .examples import Call
+from .parameters import REGRESSOR
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@documented(score="R²")
 class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
-    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    __doc__ = (
-        "Train an ONNX graph for regression, by gradient descent on its own weights.\n"
-        + PARAMETERS.format(
-            loss="squared_error",
-            model_extra=" for classifiers; an exponential for the losses with a log link (poisson, gamma)",
-            kind="regressor",
-            labels="",
-            fitted_loss="the loss that it minimises, where that is the Poisson, gamma, Huber or quantile loss",
-            kinds='"auto", "scores", "means"',
-            output_kind="""
-        "means": the means that are predicted. "scores": for the losses with a log link (poisson, gamma) the logarithms
-        of the means; for others the same as means. "auto": means where the operators at the end allow no negative
-        number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.""",
-            class_weight="",
-        )
-        + ATTRIBUTES.format(classes="", score="R²")
-        + """
+    """Train an ONNX graph for regression, by gradient descent on its own weights.
+
+    {parameters}
+    {attributes}
+
     See Also
     --------
     OrtGradientClassifier : The same for classification.
@@ -64,9 +58,43 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     >>> round(regressor.score(X, y), 2)
     1.0
     """
-    )
 
+    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+
+    declared = REGRESSOR
     _default_loss = "squared_error"
+
+    def __init__(
+        self,
+        model: ModelSource = None,
+        *,
+        loss: str | Loss = "squared_error",
+        optimizer: str | BaseOptimizer = "adamw",
+        learning_rate_init: float = 0.001,
+        learning_rate: str | Schedule = "constant",
+        batch_size: int | str = "auto",
+        max_iter: int = 200,
+        shuffle: bool = True,
+        alpha: float = 0.0,
+        l1_ratio: float = 0.0,
+        max_grad_norm: float | None = None,
+        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        output: str | None = None,
+        output_kind: str = "auto",
+        tol: float = 1e-4,
+        n_iter_no_change: float = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | int = 0,
+        engine: str = "auto",
+        device: str = "cpu",
+        providers: Sequence[str] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
+        session_options: Mapping[str, object] | None = None,
+    ) -> None:
+        self._store(vars())
 
     @available_if(trains_in_minibatches)
     def partial_fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 from scipy.special import expit, softmax
-from sklearn.base import is_classifier
 
 from .._data.columns import Column
 from .._fitted.model import is_estimator
@@ -29,9 +28,6 @@ from ..models import MODELS, ModelSource, resolve_builder
 
 ROWS = 13
 """Rows that the given graph runs on, spread over the data: a number that no graph is exported for."""
-
-KINDS = {True: ("auto", "scores", "probabilities"), False: ("auto", "scores", "means")}
-"""Values of ``output_kind``, of the classifier and of the regressor."""
 
 _ENOUGH = 8
 """Rows that must all lie in [0, 1] before it is worth a word."""
@@ -61,11 +57,6 @@ class OwnOutput:
     name: str
     rows: np.ndarray
     numbers: np.ndarray
-
-
-def output_kinds(estimator: object) -> tuple[str, ...]:
-    """Return the values that ``output_kind`` takes."""
-    return KINDS[is_classifier(estimator)]
 
 
 def is_foreign(model: ModelSource) -> bool:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.optimize
 
-from .._support.components import COUNT, Component, Rules
+from .._support.components import Component
+from .._support.rules import COUNT, Rules
 
 Callback: TypeAlias = "Callable[[np.ndarray, float], bool | None]"
 Objective: TypeAlias = "Callable[[np.ndarray], tuple[float, np.ndarray]]"

@@ -1,0 +1,203 @@
+"""The parameters of the estimators: what each may be and what it means, declared once.
+
+The constructors repeat the names, types and defaults, because scikit-learn reads them from their signatures. All else
+follows from the declarations here: the check before training, and the documentation. A parameter without rules is
+checked where it is looked up, as names of losses, engines and devices are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from textwrap import fill, indent
+from typing import ClassVar
+
+import numpy as np
+
+from .._optimizers.lbfgs import BaseOptimizer
+from .._support.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Instance, OneOf, Range, Rule, check_parameters
+from .._training.parameters import Trainable
+from ..losses import Loss
+from ..models import MODELS, ModelSource
+from ..optimizers import OPTIMIZERS
+from ..schedules import SCHEDULES, Schedule
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A declaration.
+
+    Attributes
+    ----------
+    kind : str
+        What it may be, in the words of the documentation.
+    text : str
+        What it means.
+    rules : tuple
+        The values that it may have; none where they are checked elsewhere.
+    """
+
+    kind: str
+    text: str
+    rules: tuple[Rule, ...] = ()
+
+    def documented(self, name: str, default: object) -> str:
+        """Return the entry of the documentation."""
+        shown = f'"{default}"' if isinstance(default, str) else repr(default)
+        return f"{name} : {self.kind}, default={shown}\n{indent(self.text.strip(), '    ')}\n"
+
+
+def _switch(text: str) -> Parameter:
+    return Parameter("bool", text, (bool,))
+
+
+def _names(registry: Mapping[str, object]) -> str:
+    return fill(", ".join(f'"{name}"' for name in registry), 110) + "."
+
+
+SHARED: Mapping[str, Parameter] = {
+    "model": Parameter("onnx.ModelProto, bytes, path, fitted estimator, graph builder, str or None", """
+The graph to train: float32 or float64. Training starts from the weights in it; the model itself is not changed.
+:meth:`describe` lists the weights. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; ONNX
+converts others where it can. A final activation is recognized, also behind operators that change only the shape: the
+loss is taken on the scores before it, and ``predict_proba`` returns what the graph gives.
+A fitted scikit-learn model or pipeline of the same kind is converted by skl2onnx and trained from its own numbers. Its
+features and labels are kept, columns of text that it encodes too. Outlier detectors count as classifiers, with the
+labels -1 and 1.
+A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a builder
+with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``. Names:
+""" + _names(MODELS)),
+    "loss": Parameter("str or Loss", """
+What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, or an object. The mean over the rows of a
+minibatch, weighted by ``sample_weight``. For a fitted scikit-learn model the default stands for the loss that the
+model minimizes: the hinge loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or
+quantile loss for regressors that minimize it."""),
+    "optimizer": Parameter("str or Optimizer", """
+A name or an object; its parameters are nested (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the
+learning rate a step, as in PyTorch. Names:
+""" + _names(OPTIMIZERS)),
+    "learning_rate_init": Parameter("float", """
+Learning rate that the schedule starts from; 0 leaves the weights as they are.""", (NOT_NEGATIVE,)),
+    "learning_rate": Parameter("str or Schedule", """
+The schedule that the rate follows, a name or an object. Names:
+""" + _names(SCHEDULES)),
+    "batch_size": Parameter('int or "auto"', """
+Rows of a minibatch; "auto": min(200, n_samples). L-BFGS always takes all rows.""", (OneOf(("auto",)), COUNT)),
+    "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),
+    "shuffle": _switch("Whether the rows are put into a new order before every epoch."),
+    "alpha": Parameter("float", """
+Strength of the penalty on parameters of rank >= 2: ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by
+the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (NOT_NEGATIVE,)),
+    "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty, in [0, 1].", (FRACTION,)),
+    "max_grad_norm": Parameter("float or None", """
+Upper limit of the Euclidean norm of all gradients together; None: no limit.""", (POSITIVE, None)),
+    "trainable": Parameter('"all", str, list of str, or callable', """
+Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
+keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
+"logisticregression.coef", "*.coef", "pca.*"."""),
+    "output": Parameter("str or None", """
+The output of the graph to train; None: the first float output that depends on a float initializer.""",
+        (Instance(str, "the name of an output of the graph"), None)),
+    "tol": Parameter("float", """
+Least improvement of the loss (or of the validation score) that counts as one.""",
+        (Range(Real, -np.inf, np.inf, closed="both"),)),
+    "n_iter_no_change": Parameter("int or np.inf", """
+Training ends after more epochs than this in a row without improvement; np.inf: never for that reason.""",
+        (COUNT, OneOf((np.inf,)))),
+    "early_stopping": _switch("""
+Whether to watch the score on validation data instead of the training loss, and to end with the weights that scored
+best."""),
+    "validation_fraction": Parameter("float", """
+Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
+        (Range(Real, 0, 1, closed="neither"),)),
+    "warm_start": _switch("""
+Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
+``model`` and ``output`` must be what they were at the first."""),
+    "random_state": Parameter("int, RandomState or None", """
+Seeds the initial weights of builders, the order of the rows, the validation split and dropout."""),
+    "verbose": Parameter("bool or int", """
+Whether to print what is trained, and a line per epoch.""", (bool, Range(Integral, 0))),
+    "engine": Parameter('{"auto", "ort-training", "portable"}', """
+What differentiates the graph. "auto": onnxruntime-training where it is installed and proven right for every operator
+between the parameters and the loss, else the portable engine. ``engine_`` says which one was used."""),
+    "device": Parameter("str", """
+"cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
+    "providers": Parameter("list or None", """
+Execution providers of onnxruntime, in place of the device's."""),
+    "provider_options": Parameter("list or None", "A dict of options for each of the providers."),
+    "session_options": Parameter("dict or None", """
+Options of onnxruntime's sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries.
+By default small graphs get one thread, large ones all cores.""", (Instance(Mapping, "a dict"), None)),
+}  # fmt: skip
+"""What both estimators have."""
+
+_CHECKED_ON_DATA = """
+``fit`` runs the graph as it was given on some rows of ``X``, and raises ModelError where the untrained estimator would
+predict something else."""
+
+REGRESSOR: Mapping[str, Parameter] = {
+    **SHARED,
+    "output_kind": Parameter('{"auto", "scores", "means"}', f"""
+What the output of a given graph holds. "means": the means that are predicted. "scores": for the losses with a log link
+(poisson, gamma, tweedie) the logarithms of the means; for others the same as means. "auto": means where the operators
+at the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.{_CHECKED_ON_DATA}""",
+        (OneOf(("auto", "scores", "means")),)),
+}  # fmt: skip
+
+CLASSIFIER: Mapping[str, Parameter] = {
+    **SHARED,
+    "output_kind": Parameter('{"auto", "scores", "probabilities"}', f"""
+What the output of a given graph holds. "scores": logits, or margins. "probabilities": of the classes, or of the second
+of two; where the scores behind them cannot be found, the loss is taken on their logarithms. "auto": probabilities where
+a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
+numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.{_CHECKED_ON_DATA}""",
+        (OneOf(("auto", "scores", "probabilities")),)),
+    "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
+Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation scores;
+"balanced": in inverse proportion to their weight in ``y``, not for ``partial_fit``. Several labels a row: as for
+:func:`sklearn.utils.class_weight.compute_sample_weight`.""",
+        (Instance(Mapping, "a dict from labels to weights"), Instance(list, "a list of such dicts"),
+         OneOf(("balanced",)), None)),
+}  # fmt: skip
+
+
+class Parameters:
+    """An estimator with declared parameters: the constructor stores them, training begins with their check."""
+
+    declared: ClassVar[Mapping[str, Parameter]] = {}
+
+    model: ModelSource
+    loss: str | Loss
+    optimizer: str | BaseOptimizer
+    learning_rate_init: float
+    learning_rate: str | Schedule
+    batch_size: int | str
+    max_iter: int
+    shuffle: bool
+    alpha: float
+    l1_ratio: float
+    max_grad_norm: float | None
+    trainable: Trainable
+    output: str | None
+    output_kind: str
+    tol: float
+    n_iter_no_change: float
+    early_stopping: bool
+    validation_fraction: float
+    warm_start: bool
+    random_state: int | np.random.RandomState | None
+    verbose: bool | int
+    engine: str
+    device: str
+    providers: Sequence[str] | None
+    provider_options: Sequence[Mapping[str, object]] | None
+    session_options: Mapping[str, object] | None
+
+    def _store(self, arguments: Mapping[str, object]) -> None:
+        """Store the arguments of the constructor as they are; ``self`` is among what ``vars()`` gives there."""
+        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
+
+    def check_declared(self) -> None:
+        """Raise InvalidParameterError where a parameter breaks the rules that are declared for it."""
+        check_parameters(self, {name: parameter.rules for name, parameter in self.declared.items()})

@@ -1,0 +1,119 @@
+"""Rules for the values of parameters, and the check of an object's parameters against them.
+
+Estimators, losses, optimizers, schedules and builders declare their parameters by these rules. A declaration is a
+tuple: a value is valid where one of the rules accepts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..exceptions import InvalidParameterError, nearest
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers of a kind between two bounds; NaN is in no range.
+
+    Parameters
+    ----------
+    kind : {numbers.Real, numbers.Integral}
+    low, high : float
+        The bounds; the upper one is infinity by default.
+    closed : {"left", "right", "both", "neither"}
+        The bounds that are valid themselves.
+    """
+
+    kind: type
+    low: float
+    high: float = np.inf
+    closed: Literal["left", "right", "both", "neither"] = "left"
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is a number in the range."""
+        if not isinstance(value, self.kind):
+            return False
+        number: Any = value
+        above = number >= self.low if self.closed in ("left", "both") else number > self.low
+        return bool(above and (number <= self.high if self.closed in ("right", "both") else number < self.high))
+
+    def __str__(self) -> str:
+        left, right = "[" if self.closed in ("left", "both") else "(", "]" if self.closed in ("right", "both") else ")"
+        whole = self.kind is Integral
+        low, high = (int(x) if whole and np.isfinite(x) else float(x) for x in (self.low, self.high))
+        return f"{'an int' if whole else 'a float'} in the range {left}{low}, {high}{right}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Some strings and numbers."""
+
+    values: tuple[str | float, ...]
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is one of them."""
+        return isinstance(value, str | Real) and any(value == known for known in self.values)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(repr, self.values))
+        return shown if len(self.values) == 1 else f"one of {shown}"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Objects of a type, which ``named`` names in messages."""
+
+    kind: type
+    named: str
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is of the type."""
+        return isinstance(value, self.kind)
+
+    def __str__(self) -> str:
+        return self.named
+
+
+Rule: TypeAlias = "Range | OneOf | Instance | type[bool] | None"
+Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
+
+COUNT = Range(Integral, 1)
+NOT_NEGATIVE = Range(Real, 0)
+POSITIVE = Range(Real, 0, closed="neither")
+FRACTION = Range(Real, 0, 1, closed="both")
+BELOW_ONE = Range(Real, 0, 1)
+
+
+def check_parameters(owner: object, rules: Rules) -> None:
+    """Raise InvalidParameterError, naming parameter, valid values and value, where a parameter breaks its rules.
+
+    A parameter without rules is checked elsewhere.
+    """
+    for name, allowed in rules.items():
+        value = getattr(owner, name)
+        if allowed and not any(accepts(rule, value) for rule in allowed):
+            raise InvalidParameterError(
+                f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(map(_named, allowed))}. "
+                f"Got {value!r} instead.{_hint(value, allowed)}"
+            )
+
+
+def accepts(rule: Rule, value: object) -> bool:
+    """Whether a rule accepts a value."""
+    if rule is None:
+        return value is None
+    return isinstance(value, bool | np.bool_) if isinstance(rule, type) else rule.accepts(value)
+
+
+def _named(rule: Rule) -> str:
+    return "a bool" if rule is bool else str(rule)
+
+
+def _hint(value: object, rules: tuple[Rule, ...]) -> str:
+    names = [name for rule in rules if isinstance(rule, OneOf) for name in rule.values if isinstance(name, str)]
+    return nearest(value, names) if isinstance(value, str) and len(names) > 1 else ""
