@@ -1,6 +1,6 @@
 # Each target sets up all that it needs: a virtual environment in $(VENV), the package and one onnxruntime.
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
-#   make quick           the tests without proofs of gradients, in one or two minutes
+#   make quick           some cases of every test, without proofs of gradients and slow tests, in a minute and a half
 #   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
 #   make test-all        what make test runs, then the further cases of every matrix
 #   make prove OP=Resize the gradients of one operator against central differences, in all their forms
@@ -45,7 +45,7 @@ demo: $(STAMP)
 	$(BIN)/python -m onnxtrain_sklearn demo
 
 quick: $(STAMP)
-	$(PYTEST) -m "not exhaustive and not proof"
+	$(PYTEST) --quick
 
 test: lint
 	$(PYTEST) -m "not exhaustive"

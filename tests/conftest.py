@@ -14,6 +14,7 @@ from tests.helpers import selection
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--operator", metavar="NAME", help="only the proofs of the gradients of one operator")
+    parser.addoption("--quick", action="store_true", help="a few cases of each test; no proofs, nothing slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     selection.thin(items)
     if operator := config.getoption("--operator"):
-        chosen = selection.of_operator(items, operator)
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        take(config, items, selection.of_operator(items, operator))
+    if config.getoption("--quick"):
+        take(config, items, selection.of_quick_run(items))
+
+
+def take(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:
+    """Run the chosen tests alone."""
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen

@@ -30,6 +30,7 @@ def mean_scores(load: Callable[..., tuple[np.ndarray, np.ndarray]], *make: Calla
     return scores.mean(axis=0).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "least", "settings"),
     [
@@ -49,6 +50,7 @@ def test_classification(load, least, settings):
 
 
 # The loss of scikit-learn's MLP has a factor of one half; Adam does not see the scale of a loss.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "width", "alpha", "settings"),
     [

@@ -144,6 +144,7 @@ def test_other_graphs_have_none(kind):
         _ = fitted.coef_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["two", "three", "number"])
 def test_features_are_selected(target):
     y, made = TARGETS[target], estimator(Linear(), target, optimizer="lbfgs", max_iter=100)

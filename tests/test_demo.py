@@ -23,6 +23,7 @@ def demo(tmp_path_factory):
     return folder, result
 
 
+@pytest.mark.slow
 def test_demo_writes_models_and_a_picture(demo):
     folder, _ = demo
     assert {path.name for path in folder.iterdir()} == {"breast_cancer.onnx", "diabetes.onnx", "loss_curves.png"}
@@ -31,6 +32,7 @@ def test_demo_writes_models_and_a_picture(demo):
     assert (folder / "loss_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_demo_prints_the_table_and_the_comparison(demo):
     _, result = demo
     assert result.stderr == ""
@@ -46,6 +48,7 @@ def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["diabetes.onnx"]
 
 
+@pytest.mark.slow
 def test_demo_fails_where_a_file_predicts_otherwise(tmp_path, monkeypatch, capsys):
     run = command._run
     monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)

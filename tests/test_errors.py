@@ -147,6 +147,7 @@ def after_partial_fit():
     return fresh().fit(X, y).partial_fit(X, y).predict_proba(X)
 
 
+@pytest.mark.thinned(by=lambda case: set(PARAMETERS[case][0]))
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_wrong_parameters_set_on_a_fitted_estimator(case):
     parameters, error, message = PARAMETERS[case]

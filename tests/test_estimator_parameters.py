@@ -63,6 +63,7 @@ def test_an_object_that_was_given_is_kept():
     assert given.nesterov
 
 
+@pytest.mark.slow
 def test_a_search_over_names():
     grid = {
         "model__hidden_layer_sizes": [(2,), (3, 2)],

@@ -44,6 +44,7 @@ def opset(proto):
     return next(o.version for o in proto.opset_import if not o.domain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("name", NETWORKS)
 def test_twenty_steps_as_in_pytorch(name, engine):

@@ -18,11 +18,11 @@ import numpy as np
 from onnxtrain_sklearn import MLP, OrtGradientRegressor
 from onnxtrain_sklearn._inference.predictor import Predictor
 
-engine, rows = sys.argv[1], 1000
+rows = 400
 X = np.random.RandomState(0).normal(size=(rows, 600)).astype(np.float32)
 y = X[:, :9].sum(axis=1)
 estimator = OrtGradientRegressor(
-    MLP((1200,)), engine=engine, batch_size=rows, session_options={"intra_op_num_threads": 4}, random_state=0
+    MLP((1200,)), engine=sys.argv[1], batch_size=rows, session_options={"intra_op_num_threads": 4}, random_state=0
 )
 estimator.partial_fit(X, y)
 before, session = estimator.predict(X), next(iter(estimator._run.predictors.values()))._session
@@ -65,6 +65,7 @@ assert next(iter(estimator._run.predictors.values()))._session is session
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_forked_child_predicts_and_trains_with_sessions_of_its_own(engine):
     done = subprocess.run(

@@ -162,6 +162,7 @@ def assert_consistent(estimator: OrtGradientRegressor, call: int) -> None:
     assert np.isfinite(estimator.predict(X)).all(), call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["partial_fit", "fit", "early stopping"])
 def test_an_interrupt_at_any_line_leaves_a_whole_epoch_or_none(method):
     settings = {"warm_start": True, "max_iter": 2, "early_stopping": method == "early stopping", "batch_size": 20}
@@ -190,6 +191,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_epoch_or_none(method):
     assert at > 300
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_first_fit_leaves_it_fitted_or_not():
     at, ends = 1, set()
     while True:

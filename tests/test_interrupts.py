@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HEAD = """
 import multiprocessing, os, signal, sys, threading, warnings
 from pathlib import Path
@@ -64,6 +66,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_a_direct_fit_and_ends_what_fits_others(tmp_path):
     lambdas = ", ".join(f"{name!r}: (lambda: {call}, {end!r}, {kept})" for name, (call, end, kept) in CALLS.items())
     program = f"""
@@ -82,6 +85,7 @@ for name, (call, end, trained) in calls.items():
     run(program, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_worker_ends_the_search(tmp_path):
     program = """
 if __name__ == "__main__":

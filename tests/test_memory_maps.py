@@ -40,9 +40,7 @@ def normalized() -> onnx.ModelProto:
 
 
 MODELS = {"network": lambda: MLP((WIDE,)), "running statistics": normalized}
-CASES = pytest.mark.parametrize(
-    ("model", "engine"), [("network", engine) for engine in available_engines()] + [("running statistics", "auto")]
-)
+CASES = [("network", engine) for engine in available_engines()] + [("running statistics", "auto")]
 
 
 def fitted(model: str, engine: str) -> OrtGradientRegressor:
@@ -72,25 +70,29 @@ def assert_equal(estimator: OrtGradientRegressor, twin: OrtGradientRegressor) ->
 
 
 LOADED = """
-for mode in ("r", "r+", "c"):
-    estimator = joblib.load(folder / "model", mmap_mode=mode)
-    estimator.predict(X)
-    for _ in range(2):
-        estimator.partial_fit(X, y)
-    joblib.dump(estimator, folder / mode)
+for one in filter(Path.is_dir, folder.iterdir()):
+    for mode in ("r", "r+", "c"):
+        estimator = joblib.load(one / "model", mmap_mode=mode)
+        estimator.predict(X)
+        for _ in range(2):
+            estimator.partial_fit(X, y)
+        joblib.dump(estimator, one / mode)
 """
 
 
-@CASES
-def test_what_was_loaded_as_a_memory_map_goes_on_and_leaves_the_file_alone(model, engine, tmp_path):
-    estimator = fitted(model, engine)
-    joblib.dump(estimator, tmp_path / "model")
-    before = (tmp_path / "model").read_bytes()
+@pytest.mark.slow
+def test_what_was_loaded_as_a_memory_map_goes_on_and_leaves_the_file_alone(tmp_path):
+    estimators = {tmp_path / f"{model}-{engine}": fitted(model, engine) for model, engine in CASES}
+    for folder, estimator in estimators.items():
+        folder.mkdir()
+        joblib.dump(estimator, folder / "model")
+    before = {folder: (folder / "model").read_bytes() for folder in estimators}
     in_a_child(LOADED, tmp_path)
-    assert (tmp_path / "model").read_bytes() == before
-    estimator.partial_fit(X, y).partial_fit(X, y)
-    for mode in ("r", "r+", "c"):
-        assert_equal(estimator, joblib.load(tmp_path / mode))
+    for folder, estimator in estimators.items():
+        assert (folder / "model").read_bytes() == before[folder]
+        estimator.partial_fit(X, y).partial_fit(X, y)
+        for mode in ("r", "r+", "c"):
+            assert_equal(estimator, joblib.load(folder / mode))
 
 
 PARALLEL = """
@@ -103,6 +105,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_that_are_given_memory_maps_train(tmp_path):
     estimator = fitted("network", "auto")
     assert len(pickle.dumps(estimator._run.parameters)) > 2**20  # from where on joblib maps arrays
@@ -113,6 +116,7 @@ def test_workers_that_are_given_memory_maps_train(tmp_path):
         assert_equal(estimator, twin)
 
 
+@pytest.mark.slow
 def test_rows_that_are_mapped_read_only_train_and_predict(tmp_path):
     in_a_child(
         """

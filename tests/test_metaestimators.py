@@ -94,6 +94,7 @@ def test_several_outputs_by_copies():
     assert MultiOutputRegressor(regressor()).fit(R, targets).score(R, targets) > 0.95
 
 
+@pytest.mark.slow
 def test_out_of_fold_predictions():
     p = cross_val_predict(classifier(), X, y, cv=3, method="predict_proba")
     assert p.shape == (150, 3)
@@ -104,6 +105,7 @@ def test_out_of_fold_predictions():
     assert scores["test_roc_auc_ovr"].min() > 0.9
 
 
+@pytest.mark.slow
 def test_search_over_nested_parameters():
     grid = {
         "net__optimizer__momentum": [0.0, 0.9],

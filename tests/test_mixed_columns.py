@@ -271,6 +271,7 @@ class TestTools:
         stopped = regressor(model, early_stopping=True, max_iter=3).fit(FRAME, NUMBER)
         assert len(stopped.validation_scores_) == 3
 
+    @pytest.mark.slow
     def test_search_and_scores(self):
         model = fitted(encoded())
         search = GridSearchCV(regressor(model, max_iter=1), {"learning_rate_init": [1.0, 1e-4]}, cv=3)

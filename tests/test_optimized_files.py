@@ -45,7 +45,7 @@ def rows(name):
 
 def fitted(path, name, engine):
     X, y = rows(name)
-    settings = {"optimizer": SGD(momentum=0.0), "learning_rate_init": 0.02, "batch_size": 24, "max_iter": 5}
+    settings = {"optimizer": SGD(momentum=0.0), "learning_rate_init": 0.02, "batch_size": 24, "max_iter": 3}
     return OrtGradientClassifier(path, engine=engine, shuffle=False, tol=0, **settings).fit(X, y)
 
 
@@ -64,6 +64,8 @@ def assert_trains_alike(path, name, engine):
     onnx.checker.check_model(given_back, full_check=True)
 
 
+@pytest.mark.slow
+@pytest.mark.thinned(by=lambda name, engine: {name, engine})
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("name", FUSED)
 def test_a_file_of_the_session_optimizer(name, engine, tmp_path):
@@ -72,6 +74,7 @@ def test_a_file_of_the_session_optimizer(name, engine, tmp_path):
     assert_trains_alike(path, name, engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_file_of_the_transformer_optimizer(engine):
     assert_trains_alike(DATA / "bert_fused.onnx", "bert", engine)

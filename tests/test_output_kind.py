@@ -164,6 +164,7 @@ def test_it_is_settled_by_the_first_call():
     assert clone(fitted).output_kind == "scores"
 
 
+@pytest.mark.slow
 def test_later_calls_and_copies_go_on_with_what_was_settled():
     estimator = OrtGradientClassifier(FOREST, output_kind="probabilities", optimizer="adam", **LEAVES, **SETTINGS)
     once = clone(estimator).set_params(max_iter=3, shuffle=False, batch_size=60).fit(X, THREE)

@@ -149,6 +149,7 @@ def test_gradients_do_not_cancel_near_zero_and_one(classes):
     np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 @pytest.mark.parametrize("classes", [2, 4])
 def test_both_engines_give_one_gradient(classes):
@@ -176,6 +177,7 @@ def trained(request, fitted, digits):
     return make_pipeline(FunctionTransformer(), estimator).fit(*digits)
 
 
+@pytest.mark.slow
 @quietly
 class TestMachines:
     def test_training_begins_from_the_fitted_machine(self, fitted, digits):

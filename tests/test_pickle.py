@@ -85,6 +85,7 @@ def test_copies_predict_the_same_bits(how):
     assert repr(twin) == repr(fitted)
 
 
+@pytest.mark.thinned(by=lambda how, optimizer: {how, optimizer})
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_copies_go_on_as_if_they_had_never_been_made(optimizer, how):
@@ -200,6 +201,7 @@ def test_threads_predict_at_once(method):
             assert_array_equal(result, expected)
 
 
+@pytest.mark.slow
 def test_threads_train_estimators_of_their_own():
     expected = classifier(max_iter=10).fit(X, y).predict_proba(X)
     for result in raced(lambda: classifier(max_iter=10).fit(X, y).predict_proba(X), 4):
@@ -209,6 +211,7 @@ def test_threads_train_estimators_of_their_own():
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_process_predicts_the_same_and_goes_on(tmp_path):
     fitted = classifier(optimizer="adam").fit(X, y)
     (tmp_path / "estimator.pickle").write_bytes(pickle.dumps(fitted))
@@ -229,6 +232,7 @@ np.save(folder / "after.npy", estimator.partial_fit(X, y).predict_proba(X))
     assert_array_equal(np.load(tmp_path / "after.npy"), fitted.partial_fit(X, y).predict_proba(X))
 
 
+@pytest.mark.slow
 def test_workers_of_joblib_find_what_one_process_finds():
     grid = {"optimizer": [Adam()], "learning_rate_init": [1e-4, 0.02]}
     both = [GridSearchCV(classifier(), grid, cv=2, n_jobs=n, error_score="raise").fit(X, y) for n in (1, 2)]

@@ -45,9 +45,9 @@ def private_imports(file):
                 yield name
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: str(file.relative_to(FOLDER)))
-def test_no_other_module_imports_a_private_name(file):
-    assert not set(private_imports(file))
+def test_no_other_module_imports_a_private_name():
+    found = {str(file.relative_to(FOLDER)): sorted(private_imports(file)) for file in sorted(FOLDER.rglob("*.py"))}
+    assert not {file: names for file, names in found.items() if names}
 
 
 BLOCKED = """
@@ -86,17 +86,20 @@ def run_without(blocked, before="sys"):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_networks_train_without_skl2onnx():
     said = run_without(["skl2onnx"])
     assert said.startswith("ModelError Fitted scikit-learn models are converted by skl2onnx, which cannot be imported")
     assert "pip install skl2onnx" in said
 
 
+@pytest.mark.slow
 def test_networks_train_where_skl2onnx_is_another_version():
     hidden = sorted({module for module, _ in skl2onnx_bridge.PRIVATE.values()})
     run_without([*hidden, "skl2onnx"])
 
 
+@pytest.mark.slow
 def test_networks_train_without_the_private_names_of_sklearn():
     code = """
 import importlib, sys

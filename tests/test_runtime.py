@@ -396,6 +396,7 @@ print(package.OrtGradientRegressor(max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0]).p
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_import_with_several_distributions():
     refused = import_as_if_installed("1.0", onnxruntime.__version__)
     assert refused.returncode == 1

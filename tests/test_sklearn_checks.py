@@ -14,6 +14,7 @@ from onnxtrain_sklearn import Linear, OrtGradientClassifier, OrtGradientRegresso
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [OrtGradientClassifier(), OrtGradientRegressor(), OrtGradientRegressor(Linear(), optimizer="lbfgs")]
 )

@@ -150,6 +150,7 @@ def test_a_name_stands_for_the_object_with_its_defaults(role):
         assert_array_equal(by_name.predict(X), by_object.fit(X, y + 1).predict(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid",
     [

@@ -7,6 +7,9 @@ added needs no mark.
 
 A test marked ``proof(operators=...)`` compares gradients with central differences; the function returns the operators
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
+
+``--quick`` leaves out proofs, what is exhaustive and tests marked ``slow``, and takes a few cases of each test that are
+left, spread evenly over its matrix.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ from typing import Any
 
 import pytest
 
+QUICK_CASES = 3
+"""Cases of one test that ``--quick`` takes."""
+
 MARKERS = (
     "exhaustive: a further case of what a case before it covers; `make test-all` runs it, `make test` does not",
     "thinned(by): a matrix of cases; by(**parameters) returns what a case covers, and each is covered once by the "
     "cases that are not exhaustive",
+    "slow: a test of seconds, as of other processes or many trainings, which `make quick` leaves out",
     "proof(operators): a comparison of gradients with central differences, which `make quick` leaves out; "
     "operators(**parameters) returns those that a case proves",
 )
@@ -44,6 +51,22 @@ def of(function: Callable[..., Iterable[Hashable]], item: Any) -> Iterable[Hasha
     """Return what a function of a test's parameters says; a text is one thing, not its letters."""
     found = function(**item.callspec.params)
     return [found] if isinstance(found, str) else found
+
+
+def of_quick_run(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return what `make quick` runs: a few cases of each test, and neither proofs nor what is slow or exhaustive."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("proof", "slow", "exhaustive")):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [item for cases in tests.values() for item in spread(cases, QUICK_CASES)]
+
+
+def spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """Return at most so many cases: the first, the last and some between at equal distances."""
+    if len(cases) <= most:
+        return cases
+    return [cases[round(i * (len(cases) - 1) / (most - 1))] for i in range(most)]
 
 
 def of_operator(items: list[pytest.Item], operator: str) -> list[pytest.Item]:
