@@ -69,6 +69,20 @@ class TestReplaceValue:
         found = run(model)
         np.testing.assert_array_equal(found["Y"], found["H"])
 
+    def test_one_value_that_others_know_for_two_outputs(self, model):
+        op = GraphBuilder(model.graph, prefix="new", constant_nodes=True, shared=True)
+        for name in ("Y", "H"):
+            edits.replace_value(op, value(model, name), model.graph.inputs[0])
+        found = run(model)
+        np.testing.assert_array_equal(found["Y"], [[1, 2]])
+        np.testing.assert_array_equal(found["H"], [[1, 2]])
+
+    def test_an_output_keeps_its_name_where_it_replaces_another_value(self, model, op):
+        new = op.Sqrt(model.graph.inputs[0])
+        edits.replace_value(op, value(model, "Y"), new)
+        edits.replace_value(op, value(model, "D"), new)
+        assert list(run(model)) == ["Y", "H"]
+
     @pytest.mark.parametrize("typed", [True, False])
     def test_missing_shape_is_that_of_the_old_value(self, model, op, typed):
         old = value(model, "H")
@@ -111,6 +125,29 @@ def test_keep_outputs(model, inputs, left):
     assert [node.op_type for node in model.graph] == ["Mul"]
     assert [v.name for v in model.graph.inputs] == left
     assert list(run(model)) == ["H"]
+
+
+def test_add_output(model, op):
+    edits.add_output(model.graph, op.Neg(value(model, "H")), "minus", value(model, "H"))
+    np.testing.assert_array_equal(run(model)["minus"], [[-1, -4]])
+
+
+def test_remove_unread(model):
+    last, first = value(model, "D").producer(), value(model, "A").producer()
+    edits.remove_unread(model.graph, [first, last])
+    assert last not in model.graph
+    assert first in model.graph
+
+
+def test_append_copy_of_a_body_that_returns_an_input(model, op):
+    p, q = (ir.val(name, ir.DataType.FLOAT, ("N", 2)) for name in "pq")
+    body = ir.Graph([p, q], [], nodes=[ir.node("Sub", [q, p], name="A")], name="body")
+    body.outputs.extend([body[0].outputs[0], p])
+    x, h = model.graph.inputs[0], value(model, "H")
+    difference, same = edits.append_copy(op, body, [x, h])
+    assert same is x
+    edits.replace_value(op, value(model, "Y"), difference)
+    np.testing.assert_array_equal(run(model)["Y"], [[0, 2]])
 
 
 class TestNames:

@@ -124,3 +124,15 @@ def test_onnxruntime_training_differentiates_what_is_written_out(name):
         found.append(session.run(["h_grad", "x_grad"], FEEDS))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_states_that_begin_with_one_value_and_keep_it():
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[4] h) => (float[4] e, float[4] f) <int64 m = {3}> {
+        e, f = Loop (m, , h, h) <body = b (int64 i, bool c, float[4] p, float[4] q) =>
+            (bool d, float[4] p, float[4] q) {
+            d = Identity(c) }> }"""
+    model = unroll(ir.from_proto(onnx.parser.parse_model(text)))
+    assert not subgraphs(model)
+    assert [v.name for v in model.graph.outputs] == ["e", "f"]
+    for found in run(model):
+        np.testing.assert_array_equal(found, FEEDS["h"])

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from .._fitted.decision_rules import CHOICE, PAIRS, add_output, number_classes
 from .._fitted.scores import normalise_leaves
 from .._graph.builder import GraphBuilder
+from .._graph.edits import hold_as_constant
 from .._graph.queries import is_float
 from .._graph.trainable import TrainableModel
 from .._ml_operators.context import Role
@@ -127,7 +128,5 @@ def hold_as_constants(graph: ir.Graph, names: Collection[str]) -> None:
     """Turn initializers into Constant nodes: whoever trains the exported graph further does not find them."""
     op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
     for value in [value for name, value in graph.initializers.items() if name in names]:
-        assert value.const_value is not None
-        ir.convenience.replace_all_uses_with(value, op.constant(value.const_value.numpy()))
-        del graph.initializers[value.name or ""]
+        hold_as_constant(op, value)
     graph.sort()

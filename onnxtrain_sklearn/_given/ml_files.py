@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.model import FittedModel
 from .._fitted.scores import drop_needless_norms, show_scores
+from .._graph.edits import keep_outputs
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._inference.predictor import Predictor
@@ -125,7 +125,7 @@ def _trainable(
     if label is not None and (machine := machine_of_votes(label)) is not None:
         keep_votes_of_machine(graph, machine)
         known = known if known.of_probabilities else replace(known, loss="hinge")
-    common.RemoveUnusedNodesPass()(model)
+    keep_outputs(model, graph.outputs)
     drop_needless_norms(infer_shapes(model).graph)
     transforms = {node.name or "": post_transform_of(node) for node in graph}
     rewritten = rewrite(model)
@@ -167,8 +167,7 @@ def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value) -> i
     final.shape = final.shape if final.is_graph_output() else None
     copy = model.clone()
     values = {v.name: v for node in copy.graph for v in node.outputs}
-    copy.graph.outputs[:] = [values[v.name] for v in (label, final) if v is not None]
-    common.RemoveUnusedNodesPass()(copy)
+    keep_outputs(copy, [values[v.name] for v in (label, final) if v is not None])
     return copy
 
 

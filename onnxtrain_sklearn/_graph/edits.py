@@ -1,18 +1,19 @@
-"""Edits of graphs, in place: replace a value or a node, insert a function, keep some outputs, swap initializers.
+"""Edits of graphs, in place: replace a value or a node, insert a function, copy or remove nodes, keep some outputs.
 
 An edit keeps the names of the graph's outputs. It does not sort the nodes: one ``graph.sort()`` after the last edit is
-enough. What is edited, and why, is the caller's to know.
+enough. The callers decide what is edited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .builder import GraphBuilder
+from .queries import is_read
 from .shapes import infer_shapes
 
 
@@ -23,25 +24,26 @@ def copy_type(value: ir.Value, like: ir.Value) -> ir.Value:
 
 
 def replace_value(op: GraphBuilder, old: ir.Value, new: ir.Value, *, typed: bool = True) -> ir.Value:
-    """Let ``new`` stand for ``old`` everywhere, under its name where ``op`` emitted it; return what stands there.
+    """Replace ``old`` by ``new`` everywhere, under the name of ``old`` where ``op`` emitted ``new``; return the value.
 
-    An output of the graph that ``op`` did not emit is returned through an Identity, so that it keeps its name. Where
-    type or shape of ``new`` are missing it gets those of ``old``, if ``typed``.
+    An output of the graph that ``op`` did not emit is returned through an Identity, so that it keeps its name.
+    A missing type or shape of ``new`` is copied from ``old``, if ``typed``.
     """
-    if old.is_graph_output() and (new.is_graph_output() or not op.emitted(new)):
-        new = op.Identity(new)
+    while old.is_graph_output() and (new.is_graph_output() or not op.emitted(new)):
+        new = op.Identity(new)  # a builder that shares nodes may return one that is an output already
+    is_named = new.is_graph_output()
     if typed:
         new.type = old.type if new.type is None else new.type
         new.shape = old.shape if new.shape is None else new.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if op.emitted(new) and old.name:  # an omitted output has none
+    if op.emitted(new) and old.name and not is_named:  # an omitted output has no name
         name, old.name = old.name, op.name("replaced")
         new.name = name
     return new
 
 
 def replace_node(op: GraphBuilder, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Let ``results`` stand for the outputs of ``node``, in their order, and remove it; None: nothing reads it."""
+    """Replace the outputs of ``node`` by ``results``, in order, and remove it; None: an output that nothing reads."""
     assert node.graph is not None
     for old, new in zip(node.outputs, results, strict=False):
         if new is not None:
@@ -50,16 +52,16 @@ def replace_node(op: GraphBuilder, node: ir.Node, results: Sequence[ir.Value | N
 
 
 def bypass(node: ir.Node, source: ir.Value) -> None:
-    """Let what reads the first output of ``node`` read ``source``, under the name of ``source``; remove the node."""
+    """Replace the first output of ``node`` by ``source``, which keeps its name, and remove the node."""
     assert node.graph is not None
     node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
     node.graph.remove(node, safe=True)
 
 
 def insert_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Let everything that reads ``value`` read ``function(value)``; return this, which has its type and shape.
+    """Replace ``value`` by ``function(value)``, of the same type and shape, where it is read; return the result.
 
-    Where ``value`` is an output of the graph, the result takes its name.
+    If ``value`` is an output of the graph, the result gets its name.
     """
     users = list(value.uses())
     result = copy_type(function(value), value)
@@ -75,12 +77,47 @@ def insert_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Valu
 def hold_as_constant(op: GraphBuilder, value: ir.Value) -> None:
     """Turn an initializer into a Constant node, so that nobody takes it for a weight; ``op`` emits such nodes."""
     assert value.const_value is not None
-    value.replace_all_uses_with(op.constant(value.const_value.numpy()))
+    replace_by_constant(op, value, value.const_value.numpy())
     del op.graph.initializers[value.name or ""]
 
 
+def replace_by_constant(op: GraphBuilder, value: ir.Value, array: np.ndarray) -> None:
+    """Let the nodes that read ``value`` read a constant of ``op`` that holds ``array``."""
+    value.replace_all_uses_with(op.constant(array))
+
+
+def append_copy(op: GraphBuilder, body: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+    """Append copies of the nodes of ``body``, under new names, that read ``inputs``; return the copy's outputs."""
+    copy = body.clone(allow_outer_scope_values=True)
+    given = dict(zip(copy.inputs, inputs, strict=True))
+    results, nodes = [given.get(value, value) for value in copy.outputs], list(copy)
+    copy.outputs.clear()
+    for formal, value in given.items():
+        formal.replace_all_uses_with(value)
+    copy.remove(nodes)
+    for node in nodes:
+        node.name = op.name(node.op_type)
+        for output in node.outputs:
+            output.name = op.name(output.name) if output.name else output.name
+    op.graph.extend(nodes)
+    return results
+
+
+def add_output(graph: ir.Graph, value: ir.Value, name: str, like: ir.Value) -> None:
+    """Add ``value`` to the outputs of ``graph`` under this name, with the type and shape of ``like``."""
+    copy_type(value, like).name = name
+    graph.outputs.append(value)
+
+
+def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
+    """Remove those of ``nodes`` whose outputs nothing reads; they are in the order in which they run."""
+    for node in reversed(list(nodes)):
+        if not any(is_read(value) for value in node.outputs):
+            graph.remove(node, safe=True)
+
+
 def keep_outputs(model: ir.Model, outputs: Sequence[ir.Value], *, inputs: bool = False) -> None:
-    """Keep these outputs and the nodes behind them, and with ``inputs`` only the inputs that these read."""
+    """Keep these outputs and the nodes that compute them; with ``inputs``, keep only the inputs that these read."""
     model.graph.outputs[:] = list(outputs)
     common.RemoveUnusedNodesPass()(model)
     if inputs:
@@ -90,7 +127,7 @@ def keep_outputs(model: ir.Model, outputs: Sequence[ir.Value], *, inputs: bool =
 def multiply_by_columns(model: ir.Model) -> ir.Model:
     """Turn products with a vector into products with a column; ranks must have been inferred.
 
-    onnxruntime fuses a transposition with the product behind it, and computes wrong numbers if that is with a vector.
+    onnxruntime fuses a transposition with a following product, and computes wrong numbers if that is with a vector.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="by_column", constant_nodes=True)
@@ -117,7 +154,7 @@ def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> Non
 
 
 def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
-    """Turn initializers into graph inputs: a session then reads them from memory of the caller."""
+    """Turn initializers into graph inputs, which a session reads from memory of the caller."""
     for name in names:
         value = graph.initializers.pop(name)
         value.const_value = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .builder import GraphBuilder
+from .edits import remove_unread, replace_by_constant
 from .integers import Integers, evaluate, is_complete, note_constant
 from .node_shapes import infer_node
 from .shapes import infer_shapes
@@ -69,10 +70,8 @@ def _put_constants(graph: ir.Graph, known: Integers) -> bool:
     ends = [v for v in whole if any(not whole.keys() >= set(user.outputs) for user, _ in v.uses())]
     for value in ends:
         assert value.dtype is not None
-        value.replace_all_uses_with(op.constant(whole[value].astype(value.dtype.numpy())))
+        replace_by_constant(op, value, whole[value].astype(value.dtype.numpy()))
     if ends:
         graph.sort()
-        for node in reversed(list(graph)):
-            if node.outputs[0] in known and not any(v.uses() or v.is_graph_output() for v in node.outputs):
-                graph.remove(node, safe=True)
+        remove_unread(graph, [node for node in graph if node.outputs[0] in known])
     return bool(ends)

@@ -12,7 +12,7 @@ Dims: TypeAlias = "list[int | str | None]"
 
 
 def kind(node: ir.Node) -> str:
-    """Return the operator type, behind its domain where that is not ONNX's own."""
+    """Return the operator type, after its domain where that is not ONNX's own."""
     return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
 
 
@@ -28,7 +28,7 @@ def opset(node: ir.Node) -> int:
 
 
 def attribute(node: ir.Node, name: str, default: object) -> Any:
-    """Return the value of an attribute; ONNX's default is the caller's to know."""
+    """Return the value of an attribute, or ``default`` where it is left out."""
     return node.attributes[name].value if name in node.attributes else default
 
 
@@ -38,7 +38,7 @@ def operand(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def constant(value: ir.Value) -> np.ndarray | None:
-    """Return the array of a constant, None where ``value`` is computed or given from run to run."""
+    """Return the array of a constant, None where ``value`` is computed or an input of the graph."""
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
@@ -56,8 +56,13 @@ def fixed(sizes: Sequence[object] | None) -> TypeGuard[list[int]]:
     return sizes is not None and all(isinstance(d, int) for d in sizes)
 
 
+def is_read(value: ir.Value) -> bool:
+    """Whether a node reads ``value``, or the graph returns it."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
 def is_float(value: ir.Value) -> bool:
-    """Whether ``value`` is of floating-point type, or of a type that could not be inferred."""
+    """Whether ``value`` has a floating-point type, or one that could not be inferred."""
     return value.dtype is None or value.dtype.is_floating_point()
 
 
@@ -67,7 +72,7 @@ def int_attribute(node: ir.Node, name: str, default: int) -> int:
 
 
 def reaching(output: ir.Value) -> set[str]:
-    """Return the names of the values that ``output`` depends on through floating-point values, its own included."""
+    """Return the names of ``output`` and of the values that it depends on through floating-point values."""
     front, seen = [output], set()
     while front:
         value = front.pop()

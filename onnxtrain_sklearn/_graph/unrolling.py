@@ -1,9 +1,8 @@
-"""Loops and Scans with a known number of iterations, written out for consumers that take no subgraphs.
+"""Unrolling of Loops and Scans with a known number of iterations, for consumers without subgraphs.
 
-Each iteration becomes nodes of the graph around it. A Loop that may end early computes all its iterations, and those
-behind its end leave the states as they are. What cannot be written out stays: an unknown number of iterations, stacked
-outputs of a Loop that may end early, states that change their shape, and whatever would take more than
-:data:`MAX_NODES` nodes.
+Each iteration becomes nodes of the outer graph. A Loop that may end early computes all its iterations; those after its
+end keep the states unchanged. Nodes that cannot be unrolled stay: those with an unknown number of iterations, with
+stacked outputs of a Loop that may end early, with states that change shape, or with more than :data:`MAX_NODES` nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .builder import GraphBuilder
+from .edits import append_copy, copy_type, remove_unread, replace_node
 from .loops import infer_loops
 from .queries import attribute, constant, dims, operand
 from .shapes import infer_shapes
@@ -24,13 +24,12 @@ MAX_NODES = 20_000
 
 
 def unroll(model: ir.Model) -> ir.Model:
-    """Write out the Loops and Scans of ``model``, in place, those within their bodies too; weights keep their names."""
+    """Unroll the Loops and Scans of ``model``, in place, including nested ones; weights keep their names."""
     if any(_is_iterated(node) for node in model.graph):
         infer_loops(infer_shapes(model))
         op = GraphBuilder(model.graph, prefix="unrolled", constant_nodes=True, shared=True)
         _unroll_all(op, list(model.graph))
-        for node in [node for node in model.graph if node.op_type == "Constant" and not _is_read(node.outputs[0])]:
-            model.graph.remove(node, safe=True)
+        remove_unread(model.graph, [node for node in model.graph if node.op_type == "Constant"])
         model.graph.sort()
         infer_shapes(model)
     return model
@@ -38,27 +37,22 @@ def unroll(model: ir.Model) -> ir.Model:
 
 def _unroll_all(op: GraphBuilder, nodes: Sequence[ir.Node]) -> None:
     for node in nodes:
-        iteration = _iteration(node)
+        iteration = _unrollable(node)
         if iteration is not None and iteration.size() <= MAX_NODES:
             before = len(op.graph)
-            for old, new in zip(node.outputs, iteration.run(op), strict=True):
-                _take_over(op, old, new)
+            results = iteration.run(op)
             inside = list(op.graph)[before:]
-            op.graph.remove(node, safe=True)
+            replace_node(op, node, results)
             _unroll_all(op, inside)
 
 
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
-
-
 def _is_iterated(node: ir.Node) -> bool:
-    return node.op_type in _KNOWN and not node.domain
+    return node.op_type in _ITERATED and not node.domain
 
 
 @dataclass(frozen=True)
 class _Slices:
-    """The axis that iterations take slices along, or stack them along, and whether from its end."""
+    """The axis along which iterations read or stack slices, and whether from its end."""
 
     axis: int
     backwards: bool
@@ -68,10 +62,10 @@ class _Slices:
 
 
 @dataclass(frozen=True)
-class _Iteration:
+class _FixedLoop:
     """A Loop or Scan of ``rounds`` iterations.
 
-    ``early`` tells whether a Loop may end before; ``go_on`` is then the condition that it begins with, None for true.
+    ``early`` tells whether a Loop may end earlier; ``go_on`` is then its initial condition, None for true.
     """
 
     body: ir.Graph
@@ -84,72 +78,72 @@ class _Iteration:
     go_on: ir.Value | None = None
 
     def size(self) -> int:
-        """Return the number of nodes that it becomes, about."""
-        inner = (_iteration(node) for node in self.body)
+        """Return about how many nodes it becomes."""
+        inner = (_unrollable(node) for node in self.body)
         return self.rounds * sum(1 if iteration is None else iteration.size() for iteration in inner)
 
     def run(self, op: GraphBuilder) -> list[ir.Value]:
-        """Emit the iterations; return what the node returns."""
+        """Emit the iterations; return the outputs of the node."""
         _share_constants(op, self.body)
-        states, go_on, rows = self.states, None if self.go_on is None else _scalar(op, self.go_on), []
+        states, go_on, rows = self.states, None if self.go_on is None else _as_scalar(op, self.go_on), []
         taken = [list(_slices(op, value, way, self.rounds)) for value, way in self.scanned]
         for number in range(self.rounds):
             leading = [op.constant(np.array(number)), op.constant(np.array(True))] if self.is_loop else []
-            results = _copied(op, self.body, [*leading, *states, *(column[number] for column in taken)])
+            results = append_copy(op, self.body, [*leading, *states, *(column[number] for column in taken)])
             more = results.pop(0) if self.is_loop else None
             after, stacked = results[: len(states)], results[len(states) :]
             if go_on is not None:
-                after = [_chosen(op, go_on, new, old) for new, old in zip(after, states, strict=True)]
-                more = None if more is None else op.And(go_on, _scalar(op, more))
-            states, go_on = after, _scalar(op, more) if self.early and more is not None else None
+                after = [_select(op, go_on, new, old) for new, old in zip(after, states, strict=True)]
+                more = None if more is None else op.And(go_on, _as_scalar(op, more))
+            states, go_on = after, _as_scalar(op, more) if self.early and more is not None else None
             rows.append(stacked)
         columns = list(zip(*rows, strict=True))
-        return [*states, *(_stack(op, c, way) for c, way in zip(columns, self.stacked, strict=True))]
+        return [*states, *(_stack_slices(op, c, way) for c, way in zip(columns, self.stacked, strict=True))]
 
 
-def _iteration(node: ir.Node) -> _Iteration | None:
-    """Return a Loop or Scan that can be written out, None for every other node."""
+def _unrollable(node: ir.Node) -> _FixedLoop | None:
+    """Return a Loop or Scan that can be unrolled, None for any other node."""
     if not _is_iterated(node):
         return None
-    known = _KNOWN[node.op_type]
+    known = _ITERATED[node.op_type]
     found = known.rule(node) if known.unknown(node) is None else None
     return found if found is not None and found.rounds > 0 else None
 
 
-def _scan(node: ir.Node) -> _Iteration | None:
+def _scan_iteration(node: ir.Node) -> _FixedLoop | None:
     body, count = node.attributes["body"].as_graph(), node.attributes["num_scan_inputs"].as_int()
     values = [x for x in node.inputs if x is not None]
     states, scanned = values[:-count], values[-count:]
-    inputs = _ways(node, "input", count)
+    inputs = _slice_directions(node, "input", count)
     lengths = [(dims(x) or [None] * (way.axis + 1))[way.axis] for x, way in zip(scanned, inputs, strict=True)]
     rounds = next((n for n in lengths if isinstance(n, int)), None)
     if rounds is None:
         return None
-    stacked = _ways(node, "output", len(body.outputs) - len(states))
-    return _Iteration(body, rounds, states, list(zip(scanned, inputs, strict=True)), stacked)
+    stacked = _slice_directions(node, "output", len(body.outputs) - len(states))
+    return _FixedLoop(body, rounds, states, list(zip(scanned, inputs, strict=True)), stacked)
 
 
-def _ways(node: ir.Node, side: str, count: int) -> list[_Slices]:
+def _slice_directions(node: ir.Node, side: str, count: int) -> list[_Slices]:
     axes = attribute(node, f"scan_{side}_axes", [0] * count)
     directions = attribute(node, f"scan_{side}_directions", [0] * count)
     return [_Slices(int(axis), bool(way)) for axis, way in zip(axes, directions, strict=True)]
 
 
-def _loop(node: ir.Node) -> _Iteration | None:
+def _loop_iteration(node: ir.Node) -> _FixedLoop | None:
     body, trips, start = node.attributes["body"].as_graph(), operand(node, 0), operand(node, 1)
     rounds = None if trips is None else constant(trips)
     states = [x for x in list(node.inputs)[2:] if x is not None]
     stacked = [_Slices(0, False)] * (len(body.outputs) - 1 - len(states))
     given = True if start is None else constant(start)
-    early = given is None or not _goes_on(body)
+    early = given is None or not _never_ends(body)
     unlike = any(dims(x) is None or dims(x) != dims(y) for x, y in zip(states, list(body.outputs)[1:], strict=False))
     if rounds is None or (given is not None and not np.all(given)) or (early and (stacked or unlike)):
         return None
-    return _Iteration(body, int(rounds.item()), states, [], stacked, True, early, start if given is None else None)
+    return _FixedLoop(body, int(rounds.item()), states, [], stacked, True, early, start if given is None else None)
 
 
-def _goes_on(body: ir.Graph) -> bool:
-    """Whether the body of a Loop never ends it."""
+def _never_ends(body: ir.Graph) -> bool:
+    """Whether the body of a Loop always returns a true condition."""
     condition = body.outputs[0]
     while (producer := condition.producer()) is not None and producer.op_type == "Identity" and producer.inputs[0]:
         condition = producer.inputs[0]
@@ -157,35 +151,35 @@ def _goes_on(body: ir.Graph) -> bool:
     return condition is body.inputs[1] or (known is not None and bool(np.all(known)))
 
 
-def _scalar(op: GraphBuilder, condition: ir.Value) -> ir.Value:
-    """Return a condition, which may have an axis of size 1, without axes, so that it broadcasts to any shape."""
+def _as_scalar(op: GraphBuilder, condition: ir.Value) -> ir.Value:
+    """Return a condition of one element as a scalar, which broadcasts to any shape."""
     return condition if dims(condition) == [] else op.Reshape(condition, np.array([], np.int64))
 
 
-def _chosen(op: GraphBuilder, condition: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
+def _select(op: GraphBuilder, condition: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
     if old.dtype is not ir.DataType.BOOL:
         return op.Where(condition, new, old)
     return op.Or(op.And(condition, new), op.And(op.Not(condition), old))  # onnxruntime has no Where of booleans
 
 
 def _share_constants(op: GraphBuilder, body: ir.Graph) -> None:
-    """Let all iterations read one copy of the constants of the body; its outputs stay its own."""
+    """Move the constants of the body to the outer graph, so that all iterations share them."""
     held = [*body.initializers.values()]
     held += [node.outputs[0] for node in body if node.op_type == "Constant" and not node.domain]
     for value in held:
         known = constant(value)
         if known is not None:
-            _take_out(body, value, op.constant(known))
+            _move_out(body, value, op.constant(known))
 
 
-def _take_out(body: ir.Graph, value: ir.Value, outside: ir.Value) -> None:
+def _move_out(body: ir.Graph, value: ir.Value, outside: ir.Value) -> None:
     for i, output in enumerate(body.outputs):
         if output is value:
             node = ir.node("Identity", [outside])
             body.append(node)
             body.outputs[i] = node.outputs[0]
-            node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "constant", value.type, value.shape
-    ir.convenience.replace_all_uses_with(value, outside)
+            copy_type(node.outputs[0], value).name = "constant"
+    value.replace_all_uses_with(outside)
     producer = value.producer()
     if producer is None:
         del body.initializers[value.name or ""]
@@ -202,41 +196,14 @@ def _slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Ite
             yield op.constant(np.take(known, i, axis=way.axis))
 
 
-def _stack(op: GraphBuilder, slices: Sequence[ir.Value], way: _Slices) -> ir.Value:
+def _stack_slices(op: GraphBuilder, slices: Sequence[ir.Value], way: _Slices) -> ir.Value:
     ordered = [slices[i] for i in way.order(len(slices))]
     return op.Concat(*(op.Unsqueeze(value, axes=[way.axis]) for value in ordered), axis=way.axis)
 
 
-def _copied(op: GraphBuilder, body: ir.Graph, given: Sequence[ir.Value]) -> list[ir.Value]:
-    """Append the nodes of an iteration that is ``given`` these inputs; return its outputs."""
-    copy = body.clone(allow_outer_scope_values=True)
-    for value, x in zip(given, list(copy.inputs), strict=True):
-        ir.convenience.replace_all_uses_with(x, value, replace_graph_outputs=True)
-    results, nodes = list(copy.outputs), list(copy)
-    copy.outputs.clear()
-    copy.remove(nodes)
-    for node in nodes:
-        node.name = op.name(node.op_type)
-        for output in node.outputs:
-            output.name = op.name(output.name) if output.name else output.name
-    op.graph.extend(nodes)
-    return results
+_SCAN_ATTRIBUTES = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 
-
-def _take_over(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand for ``old``, under its name where the graph returns it."""
-    if old.is_graph_output():
-        new = op.Identity(new)
-        name, old.name = old.name, op.name("replaced")
-        new.name = name
-    new.type = old.type if new.type is None else new.type
-    new.shape = old.shape if new.shape is None else new.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-
-_SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
-
-_KNOWN: dict[str, Known[Callable[[ir.Node], _Iteration | None]]] = {
-    "Loop": Known(_loop, "body", inputs=ANY, outputs=ANY),
-    "Scan": Known(_scan, _SCAN, inputs=ANY, outputs=ANY),
+_ITERATED: dict[str, Known[Callable[[ir.Node], _FixedLoop | None]]] = {
+    "Loop": Known(_loop_iteration, "body", inputs=ANY, outputs=ANY),
+    "Scan": Known(_scan_iteration, _SCAN_ATTRIBUTES, inputs=ANY, outputs=ANY),
 }

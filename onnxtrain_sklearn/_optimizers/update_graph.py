@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import add_output
 from ..exceptions import ModelError
 
 Coefficients: TypeAlias = "dict[str, float | int]"
@@ -76,7 +77,7 @@ def update_graph(optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = Fal
         raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
     for name, value in _separate(op, {"parameters": parameters, **new_state}).items():
         _check_in_place(author, vectors[name], value)
-        _add_output(op, f"new_{name}", value, vectors[name])
+        add_output(op.graph, value, f"new_{name}", vectors[name])
     elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
     return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise)
 
@@ -97,19 +98,14 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
     scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
     clipped = op.Mul(gradients, op.Cast(scale, to=dtype))
     _check_in_place("clip_graph", gradients, clipped)
-    _add_output(op, "new_gradients", clipped, gradients)
-    _add_output(op, "norm", op.Cast(norm, to=dtype), max_norm)
+    add_output(op.graph, clipped, "new_gradients", gradients)
+    add_output(op.graph, op.Cast(norm, to=dtype), "norm", max_norm)
     return ir.Model(op.graph, ir_version=8)
 
 
 def _builder(inputs: list[Value], dtype: ir.DataType, name: str) -> GraphBuilder:
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name=name)
     return GraphBuilder(graph, dtype=dtype, prefix=name)
-
-
-def _add_output(op: GraphBuilder, name: str, value: Value, like: Value) -> None:
-    value.name, value.type, value.shape = name, like.type, like.shape
-    op.graph.outputs.append(value)
 
 
 def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:

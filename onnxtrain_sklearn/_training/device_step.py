@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.builder import GraphBuilder
+from .._graph.edits import add_output, copy_type
 from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
@@ -196,9 +197,7 @@ def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
     """Return the graph that copies the vector ``moved`` to ``statistics``."""
     value = ir.val("moved", kind, (size,))
     op = GraphBuilder(ir.Graph([value], [], nodes=[], opset_imports={"": 18}, name="copy"), prefix="copy")
-    copy = op.Identity(value)
-    copy.name, copy.type, copy.shape = "statistics", value.type, value.shape
-    op.graph.outputs.append(copy)
+    add_output(op.graph, op.Identity(value), "statistics", value)
     return ir.Model(op.graph, ir_version=8)
 
 
@@ -211,7 +210,5 @@ def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
         shape = ["n_samples", *list(value.shape or ())[1:]]
         data = ir.Value(name=f"{DATA}{value.name}", type=value.type, shape=ir.Shape(shape))
         graph.inputs[graph.inputs.index(value)] = data
-        gathered = op.Gather(data, rows, axis=0)
-        gathered.type, gathered.shape = value.type, value.shape
-        ir.convenience.replace_all_uses_with(value, gathered)
+        value.replace_all_uses_with(copy_type(op.Gather(data, rows, axis=0), value))
     graph.sort()

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import onnx_ir as ir
 
 from ..builder import GraphBuilder
+from ..queries import attribute, is_read, operand
 from ..supported import Known
 
 
@@ -36,16 +37,16 @@ class Fused:
 
     def given(self, index: int) -> ir.Value | None:
         """Return an input, None where it is left out."""
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
+        return operand(self.node, index)
 
     def wants(self, index: int) -> bool:
         """Whether anything reads an output."""
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
-        return value is not None and bool(value.uses() or value.is_graph_output())
+        return value is not None and is_read(value)
 
     def attribute(self, name: str, default: object = None) -> Any:
         """Return an attribute of the node."""
-        return self.node.attributes[name].value if name in self.node.attributes else default
+        return attribute(self.node, name, default)
 
     def needed(self, name: str) -> Any:
         """Return an attribute that must be set."""

@@ -12,7 +12,7 @@ import re
 import onnx_ir as ir
 
 from ..builder import GraphBuilder
-from ..edits import replace_node
+from ..edits import remove_unread, replace_node
 from ..folding import IntegerTracker
 from ..queries import is_float
 from . import activations, attention, normalization, products
@@ -74,9 +74,8 @@ def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
             tracker.visit(node)
     if replaced:
         op.graph.sort()
-    for node in [n for n in op.graph if n.op_type == "Constant" and not n.outputs[0].uses()]:
-        if (node.name or "").startswith(_PREFIX) and not node.outputs[0].is_graph_output():
-            op.graph.remove(node, safe=True)
+    own = [n for n in op.graph if n.op_type == "Constant" and (n.name or "").startswith(_PREFIX)]
+    remove_unread(op.graph, own)
 
 
 def _inner(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
