@@ -157,7 +157,7 @@ def _describe(estimator: Describable) -> Description:
 
 def _of_run(run: Run, model: ModelSource) -> Description:
     """Return what a run trains, which began from ``model``."""
-    described = _described(run.source, _title(model), run.parameters.names, run.model.running_statistics)
+    described = _described(run.source, _title(model), run.parameters.names, run.parameters.running_statistics)
     return replace(described, engine=run.engine)
 
 

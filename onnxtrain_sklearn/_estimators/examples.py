@@ -98,10 +98,10 @@ def _checked(
 def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool) -> Batches:
     """Return the minibatches of some rows, the target among their columns."""
     values, weights = examples.targets.values, examples.weights
-    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.model.dtype)
+    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.parameters.buffer.dtype)
     every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
     n_rows = len(rows)  # equal rows are merged, save where each counts in the statistics of a batch
-    fits = n_rows <= min(size, MERGE_LIMIT) and not run.model.running_statistics
+    fits = n_rows <= min(size, MERGE_LIMIT) and not run.parameters.running_statistics
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
 

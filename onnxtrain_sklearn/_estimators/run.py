@@ -1,13 +1,14 @@
 """A training run: the graph, its weights and everything that a later call needs to predict or to go on.
 
-The functions here put the layers below together: which graph, which parameters, which scores, which step. Sessions are
-caches of a run; they are left out of pickles and rebuilt on first use. Nothing here knows scikit-learn's interface.
+The functions here put the layers below together: which graph, which parameters, which scores, which step. Sessions and
+derived graphs are caches of a run; they are left out of pickles and rebuilt on first use. Nothing here knows
+scikit-learn's interface.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,9 @@ from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._runtime import sessions
 from .._runtime.devices import Device
+from .._support.typing import DType
 from .._training.history import History
+from .._training.loss_graph import as_float32
 from .._training.parameters import FlatParameters
 from .._training.step import OptimizerState, Step
 from .start import Start
@@ -37,11 +40,12 @@ class Run:
 
     Attributes
     ----------
-    source, model : TrainableModel
-        The graph with the loss placed before or behind its final activation, and the form of it that is trained: the
-        same, or in float32.
+    source : TrainableModel
+        The graph with the loss placed before or behind its final activation. All other forms of it are derived.
     activation : dict
         How the output of the graph comes from its scores: another loss may want its final activation back.
+    shapes : dict of str to tuple
+        The shape of a row by input, as in the data of the last call.
     frozen : dict of str to ndarray
         Parameters that are not trained, and running statistics that stay.
     parameters : FlatParameters
@@ -59,8 +63,8 @@ class Run:
     """
 
     source: TrainableModel
-    model: TrainableModel
     activation: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
     frozen: dict[str, np.ndarray]
     parameters: FlatParameters
     head: Head
@@ -74,12 +78,29 @@ class Run:
     began: Start | None = None
     state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
+    form: TrainableModel | None = None
     step: Step | None = None
     step_key: object = None
     predictors: dict[tuple[str, int], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "sample": None, "step": None, "step_key": None, "predictors": {}}
+        return {**self.__dict__, "sample": None, "form": None, "step": None, "step_key": None, "predictors": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a run; one of an earlier version held the form that is trained instead of the shapes."""
+        if "model" in state:
+            form = state["model"]
+            kept = {name: value for name, value in state.items() if name != "model"}
+            state = {**kept, "form": form, "shapes": {spec.name: spec.shape[1:] for spec in form.inputs}}
+        self.__dict__.update(state)
+
+    @property
+    def model(self) -> TrainableModel:
+        """The form of the graph that is trained; it is made on first use, and pickles do not hold it."""
+        if self.form is None:
+            dtype = self.parameters.buffer.dtype
+            self.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
+        return self.form
 
     @property
     def given(self) -> TrainableModel:
@@ -104,7 +125,7 @@ class Run:
         key = ("scores" if with_scores else "predict", sessions.forks())
         if key not in self.predictors:
             graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
-            width = sum(math.prod(n or 1 for n in spec.shape[1:]) for spec in self.model.inputs)
+            width = sum(math.prod(shape) for shape in self.shapes.values())
             self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width)
         return self.predictors[key]
 
@@ -130,3 +151,14 @@ class Run:
         """Return a session that reads the parameters while they are trained."""
         graph = inference_model(self.model, self.frozen, self.head)
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
+
+
+def trained_form(
+    source: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
+) -> TrainableModel:
+    """Return the form of a graph that is trained: rows of ``shapes``, and statistics that nothing trained moves.
+
+    A graph in float64 becomes one in float32 where ``dtype`` says so; None leaves its type.
+    """
+    fixed = source.with_shapes(shapes).with_frozen_statistics(trained)
+    return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)

@@ -11,11 +11,11 @@ from .._fitted.model import FittedModel
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._training.host_step import in_trainable_type
-from .._training.loss_graph import StepSettings, as_float32
+from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from .._training.step import OptimizerState
-from .run import Columns, Run
+from .run import Columns, Run, trained_form
 
 
 def new_run(
@@ -30,13 +30,12 @@ def new_run(
 ) -> Run:
     """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
     source, names = selected(replace(source, reference=None), trainable)
-    weights = source.weights()
-    fixed = source.with_shapes(_shapes(columns)).with_frozen_statistics(names)
-    model = in_trainable_type(fixed, settings, names)
+    weights, shapes = source.weights(), _shapes(source, columns)
+    model = in_trainable_type(trained_form(source, shapes, names), settings, names)
     run = Run(
         source=source,
-        model=model,
         activation=given.activation,
+        shapes=shapes,
         frozen={},
         parameters=FlatParameters({}, model.dtype),
         head=head,
@@ -46,6 +45,7 @@ def new_run(
         engine=settings.engine,
         seed=settings.seed,
         fitted=fitted,
+        form=model,
     )
     _choose(run, names, weights)
     return run
@@ -56,18 +56,20 @@ def resume_run(
 ) -> Run:
     """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
     source, names = selected(source, trainable)
-    fixed = source.with_shapes(_shapes(columns)).with_frozen_statistics(names)
+    shapes, others = _shapes(source, columns), set(names) != set(old.parameters.names)
+    same = not others and shapes == old.shapes and source == old.source
     run = replace(
         old,
         source=source,
-        model=fixed if old.model.dtype == fixed.dtype else as_float32(fixed),
+        shapes=shapes,
+        form=old.form if same else trained_form(source, shapes, names, old.parameters.buffer.dtype),
         head=head,
         device=settings.device,
         session_options=settings.session_options,
         engine=settings.engine,
         predictors={},
     )
-    if set(names) != set(run.parameters.names):
+    if others:
         _choose(run, names, {**source.weights(), **old.weights()})
     return run
 
@@ -80,5 +82,5 @@ def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -
     run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
 
 
-def _shapes(columns: Columns) -> dict[str, tuple[int, ...]]:
-    return {name: column.shape[1:] for name, column in columns.items()}
+def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ...]]:
+    return {spec.name: columns[spec.name].shape[1:] for spec in source.inputs}

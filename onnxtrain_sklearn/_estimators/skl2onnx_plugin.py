@@ -220,16 +220,16 @@ def _columns(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
 
 def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     """Return the shape of a row of the graph's input; rows of more dimensions are given flat."""
-    inputs = estimator._run.model.inputs  # of the sizes that it was trained with
-    if len(inputs) != 1:
+    shapes = estimator._run.shapes
+    if len(shapes) != 1:
         raise ModelError(
-            f"The graph has {len(inputs)} inputs: {', '.join(repr(spec.name) for spec in inputs)}. skl2onnx hands "
+            f"The graph has {len(shapes)} inputs: {', '.join(map(repr, shapes))}. skl2onnx hands "
             f"{type(estimator).__name__} one matrix; take its own to_onnx()."
         )
-    row = inputs[0].shape[1:]
+    ((name, row),) = shapes.items()
     if not row:
-        raise ModelError(f"The graph's input {inputs[0].name!r} is a vector; skl2onnx hands over a matrix.")
-    return tuple(int(n or 0) for n in row)
+        raise ModelError(f"The graph's input {name!r} is a vector; skl2onnx hands over a matrix.")
+    return row
 
 
 def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
