@@ -13,18 +13,18 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from numbers import Integral, Real
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from numbers import Real
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
 from ._graph.builder import GraphBuilder
 from ._graph.protobuf import to_proto
-from .exceptions import nearest
+from ._support.components import Component
+from ._support.rules import OneOf, Rules, Sizes
 
 __all__ = [
     "ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "Builder", "GraphModel", "Linear", "is_builder",
@@ -64,8 +64,8 @@ INITIALIZATIONS: dict[str, Draw] = {
 """Distributions of the initial weights: Glorot and Bengio (2010), He et al. (2015)."""
 
 
-class GraphModel(BaseEstimator, ABC):
-    """Base class of the graph builders."""
+class GraphModel(Component, ABC):
+    """Base class of the graph builders; ``build`` calls :meth:`validate` first."""
 
     @abstractmethod
     def build(
@@ -104,6 +104,12 @@ class MLP(GraphModel):
     ['layers.0.weight', 'layers.0.bias', 'layers.1.weight', 'layers.1.bias']
     """
 
+    valid: ClassVar[Rules] = {
+        "hidden_layer_sizes": (Sizes(),),
+        "activation": (OneOf(ACTIVATIONS),),
+        "initialization": (OneOf(INITIALIZATIONS),),
+    }
+
     def __init__(
         self,
         hidden_layer_sizes: int | Sequence[int] = (100,),
@@ -117,8 +123,9 @@ class MLP(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
-        self._validate()
-        sizes = [n_features, *self._hidden_sizes(), n_outputs]
+        self.validate()
+        hidden: Any = self.hidden_layer_sizes
+        sizes = [n_features, *([hidden] if isinstance(hidden, Real) else hidden), n_outputs]
         rng = check_random_state(random_state)
         graph, op, x = _empty_graph(n_features)
         last = len(sizes) - 2
@@ -126,18 +133,6 @@ class MLP(GraphModel):
             x = _dense(op, x, INITIALIZATIONS[self.initialization](rng, n_in, n_out), f"layers.{i}")
             x = ACTIVATIONS[self.activation](op, x) if i < last else x
         return _finish(graph, x, n_outputs)
-
-    def _hidden_sizes(self) -> list[int]:
-        sizes: Any = self.hidden_layer_sizes
-        layers: list[Any] = [sizes] if isinstance(sizes, Real) else list(sizes)
-        if not all(isinstance(n, Integral) and int(n) >= 1 for n in layers):
-            raise ValueError(f"hidden_layer_sizes must be integers >= 1, one a layer, got {sizes!r}.")
-        return [int(n) for n in layers]
-
-    def _validate(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"Unknown activation {self.activation!r}.{nearest(self.activation, ACTIVATIONS)}")
-        _check_initialization(self.initialization)
 
 
 class Linear(GraphModel):
@@ -162,6 +157,8 @@ class Linear(GraphModel):
     ['weight', 'bias']
     """
 
+    valid: ClassVar[Rules] = {"fit_intercept": (bool,), "initialization": (OneOf(INITIALIZATIONS),)}
+
     def __init__(self, fit_intercept: bool = True, initialization: str = "glorot_uniform") -> None:
         self.fit_intercept = fit_intercept
         self.initialization = initialization
@@ -169,7 +166,7 @@ class Linear(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
-        _check_initialization(self.initialization)
+        self.validate()
         graph, op, x = _empty_graph(n_features)
         weight = INITIALIZATIONS[self.initialization](check_random_state(random_state), n_features, n_outputs)
         return _finish(graph, _dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
@@ -243,11 +240,6 @@ def keywords_of(builder: Builder) -> frozenset[str]:
     except (TypeError, ValueError):  # compiled functions may have no signature
         return frozenset()
     return frozenset(name for name in KEYWORDS if name in declared)
-
-
-def _check_initialization(name: str) -> None:
-    if name not in INITIALIZATIONS:
-        raise ValueError(f"Unknown initialization {name!r}.{nearest(name, INITIALIZATIONS)}")
 
 
 def _empty_graph(n_features: int) -> tuple[ir.Graph, GraphBuilder, ir.Value]:

@@ -70,8 +70,8 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an unfitted model": ({"model": LogisticRegression()}, NotFittedError, "This LogisticRegression instance is not"),
     "no model": ({"model": 3}, TypeError, "ONNX file, a fitted scikit-learn model.*got int"),
     "a builder's class": ({"model": MLP}, TypeError, r"a graph builder such as MLP\(\)"),
-    "activation": ({"model": MLP(activation="rellu")}, ValueError, "Unknown activation 'rellu'. Did you mean 'relu'"),
-    "initialization": ({"model": Linear(initialization="he")}, ValueError, "Unknown initialization 'he'"),
+    "activation": ({"model": MLP(activation="rellu")}, ValueError, "'activation' .* Did you mean 'relu'"),
+    "initialization": ({"model": Linear(initialization="he")}, ValueError, "'initialization' .* Got 'he'"),
     "hidden layers": ({"model": MLP((5, 0))}, ValueError, "hidden_layer_sizes"),
     # what is trained
     "trainable": ({"trainable": "layers.0.wait"}, ValueError, "no parameter.*Did you mean 'layers.0.weight'"),

@@ -150,14 +150,17 @@ def test_named_initialization_holds_for_every_layer():
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        (MLP(activation="rleu"), r"Unknown activation 'rleu'\. Did you mean 'relu'.*Valid names: .*'tanh'"),
-        (MLP(initialization="he_unform"), r"Unknown initialization 'he_unform'\. Did you mean 'he_uniform'"),
-        (Linear(initialization="auto"), r"Unknown initialization 'auto'.*'glorot_uniform'"),
-        (MLP((5, 0)), r"hidden_layer_sizes must be integers >= 1, one a layer, got \(5, 0\)"),
-        (MLP(-1), "hidden_layer_sizes must be integers >= 1, one a layer, got -1"),
-        (MLP((2.5,)), "hidden_layer_sizes must be integers >= 1"),
-        (MLP(8.0), "hidden_layer_sizes must be integers >= 1"),
-        (MLP("12"), "hidden_layer_sizes must be integers >= 1"),
+        (
+            MLP(activation="rleu"),
+            r"'activation' .* Got 'rleu'.*Did you mean 'relu'.*Valid names: .*'tanh'",
+        ),
+        (MLP(initialization="he_unform"), r"'initialization' .*Got 'he_unform'.*Did you mean 'he_uniform'"),
+        (Linear(initialization="auto"), r"'initialization' parameter of Linear .*'glorot_uniform'"),
+        (MLP((5, 0)), r"'hidden_layer_sizes' .* an int >= 1 or a sequence of them. Got \(5, 0\)"),
+        (MLP(-1), "'hidden_layer_sizes' .* Got -1"),
+        (MLP((2.5,)), "'hidden_layer_sizes' parameter of MLP"),
+        (MLP(8.0), "'hidden_layer_sizes' parameter of MLP"),
+        (MLP("12"), "'hidden_layer_sizes' parameter of MLP"),
     ],
 )
 def test_errors(builder, message):

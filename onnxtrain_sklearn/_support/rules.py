@@ -6,7 +6,7 @@ tuple: a value is valid where one of the rules accepts it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -53,7 +53,7 @@ class Range:
 class OneOf:
     """Some strings and numbers."""
 
-    values: tuple[str | float, ...]
+    values: Collection[str | float]
 
     def accepts(self, value: object) -> bool:
         """Whether ``value`` is one of them."""
@@ -79,7 +79,20 @@ class Instance:
         return self.named
 
 
-Rule: TypeAlias = "Range | OneOf | Instance | type[bool] | None"
+class Sizes:
+    """An int >= 1, or a sequence of them that may be empty."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is such a size or sequence."""
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return COUNT.accepts(value)
+        return all(COUNT.accepts(size) for size in value)
+
+    def __str__(self) -> str:
+        return "an int >= 1 or a sequence of them"
+
+
+Rule: TypeAlias = "Range | OneOf | Instance | Sizes | type[bool] | None"
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 COUNT = Range(Integral, 1)

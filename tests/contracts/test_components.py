@@ -17,6 +17,7 @@ from sklearn.preprocessing import scale
 
 import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses, models, optimizers, schedules
+from onnxtrain_sklearn._support.rules import accepts
 from onnxtrain_sklearn.losses import LOSSES, resolve_loss
 from onnxtrain_sklearn.models import MODELS
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, resolve_optimizer
@@ -32,11 +33,11 @@ ROLES: dict[str, dict[str, type[BaseEstimator]]] = {
 MODULES = {"model": models, "loss": losses, "optimizer": optimizers, "learning_rate": schedules}
 RESOLVE = {"loss": resolve_loss, "optimizer": resolve_optimizer, "learning_rate": resolve_schedule}
 
-UNDECLARED: dict[str, Any] = {
-    "hidden_layer_sizes": (3, 2), "activation": "tanh", "initialization": "he_normal", "fit_intercept": False,
-    "schedule": "cosine",
-}  # fmt: skip
+UNDECLARED: dict[str, Any] = {"schedule": "cosine"}
 """A valid value, not the default, of every parameter whose values no component declares."""
+
+VALUES = (0.8, 0.3, 3.0, 7, 50, False, True)
+"""Values that are tried for a parameter by its rules, beside those that a rule lists."""
 
 
 def other(kind: type[BaseEstimator], name: str) -> Any:
@@ -44,9 +45,7 @@ def other(kind: type[BaseEstimator], name: str) -> Any:
     if name in UNDECLARED:
         return UNDECLARED[name]
     rule, default = kind.valid[name][0], kind().get_params()[name]
-    if rule is bool:
-        return not default
-    return next(v for v in (0.8, 0.3, 3.0, 7, 50) if rule.accepts(v) and v != default)
+    return next(v for v in (*getattr(rule, "values", ()), *VALUES) if accepts(rule, v) and v != default)
 
 
 COMPONENTS = [
