@@ -13,7 +13,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from numbers import Real
+from math import prod
+from numbers import Integral
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -24,10 +25,10 @@ from sklearn.utils import check_random_state
 from ._graph.builder import GraphBuilder
 from ._graph.protobuf import to_proto
 from ._support.components import Component
-from ._support.rules import OneOf, Rules, Sizes
+from ._support.rules import COUNT, OneOf, Rules, Sizes
 
 __all__ = [
-    "ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "Builder", "GraphModel", "Linear", "is_builder",
+    "ACTIVATIONS", "INITIALIZATIONS", "MLP", "MODELS", "Builder", "ConvNet", "GraphModel", "Linear", "is_builder",
     "resolve_builder",
 ]  # fmt: skip
 
@@ -43,15 +44,29 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 }
 """Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
 
-Draw = Callable[[np.random.RandomState, int, int], np.ndarray]
+
+class Draw(Protocol):
+    """Initial weights of a layer that sums ``n_in`` inputs for each of its outputs, and ``n_out`` ones backwards."""
+
+    def __call__(
+        self, rng: np.random.RandomState, n_in: int, n_out: int, shape: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """Return an array of ``shape``, by default (n_in, n_out)."""
 
 
 def _uniform(bound: Callable[[int, int], float]) -> Draw:
-    return lambda rng, n_in, n_out: rng.uniform(-bound(n_in, n_out), bound(n_in, n_out), (n_in, n_out))
+    def draw(rng: np.random.RandomState, n_in: int, n_out: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        limit = bound(n_in, n_out)
+        return rng.uniform(-limit, limit, shape or (n_in, n_out))
+
+    return draw
 
 
 def _normal(scale: Callable[[int, int], float]) -> Draw:
-    return lambda rng, n_in, n_out: rng.normal(0.0, scale(n_in, n_out), (n_in, n_out))
+    def draw(rng: np.random.RandomState, n_in: int, n_out: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        return rng.normal(0.0, scale(n_in, n_out), shape or (n_in, n_out))
+
+    return draw
 
 
 INITIALIZATIONS: dict[str, Draw] = {
@@ -59,7 +74,7 @@ INITIALIZATIONS: dict[str, Draw] = {
     "glorot_normal": _normal(lambda n_in, n_out: float((2.0 / (n_in + n_out)) ** 0.5)),
     "he_uniform": _uniform(lambda n_in, n_out: float((6.0 / n_in) ** 0.5)),
     "he_normal": _normal(lambda n_in, n_out: float((2.0 / n_in) ** 0.5)),
-    "zeros": lambda rng, n_in, n_out: np.zeros((n_in, n_out)),
+    "zeros": lambda rng, n_in, n_out, shape=None: np.zeros(shape or (n_in, n_out)),
 }
 """Distributions of the initial weights: Glorot and Bengio (2010), He et al. (2015)."""
 
@@ -124,8 +139,7 @@ class MLP(GraphModel):
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
         self.validate()
-        hidden: Any = self.hidden_layer_sizes
-        sizes = [n_features, *([hidden] if isinstance(hidden, Real) else hidden), n_outputs]
+        sizes = [n_features, *_sizes(self.hidden_layer_sizes), n_outputs]
         rng = check_random_state(random_state)
         graph, op, x = _empty_graph(n_features)
         last = len(sizes) - 2
@@ -172,7 +186,104 @@ class Linear(GraphModel):
         return _finish(graph, _dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
 
 
-MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear}
+class ConvNet(GraphModel):
+    """Convolutional network for small images and for signals: rounds of convolution and pooling, then a linear layer.
+
+    A round is a convolution with ``kernel_size`` that keeps the size, the activation, and max pooling that halves each
+    axis. Rows are images of shape (channels, height, width) or (height, width), or signals of shape (length,): a table
+    is read as a signal, in the order of its columns.
+
+    Parameters
+    ----------
+    channels : int or sequence of int, default=(16, 32)
+        Channels of each convolution.
+    kernel_size : int, default=3
+        Extent of the kernels along each axis.
+    activation : str, default="relu"
+        Activation behind each convolution, a name in :data:`ACTIVATIONS`.
+    initialization : str, default="he_uniform"
+        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. Biases start at zero.
+
+    Notes
+    -----
+    The parameters are named ``convolutions.0.weight`` (channels, channels_in, kernel_size, ...),
+    ``convolutions.0.bias`` (channels,), ..., ``head.weight`` and ``head.bias``.
+
+    References
+    ----------
+    LeCun et al., "Gradient-based learning applied to document recognition", Proceedings of the IEEE 86, 1998.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from onnxtrain_sklearn import ConvNet, OrtGradientClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> images = X.reshape(-1, 8, 8) / 16
+    >>> net = OrtGradientClassifier(ConvNet(8), learning_rate_init=0.02, tol=0.05, n_iter_no_change=3, random_state=0)
+    >>> net.fit(images[:500], y[:500]).score(images[500:], y[500:]) > 0.85
+    True
+    """
+
+    valid: ClassVar[Rules] = {
+        "channels": (Sizes(),),
+        "kernel_size": (COUNT,),
+        "activation": (OneOf(ACTIVATIONS),),
+        "initialization": (OneOf(INITIALIZATIONS),),
+    }
+
+    def __init__(
+        self,
+        channels: int | Sequence[int] = (16, 32),
+        kernel_size: int = 3,
+        activation: str = "relu",
+        initialization: str = "he_uniform",
+    ) -> None:
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.activation = activation
+        self.initialization = initialization
+
+    def build(
+        self,
+        n_features: int,
+        n_outputs: int,
+        random_state: int | np.random.RandomState | None = None,
+        *,
+        row_shape: Sequence[int] | None = None,
+    ) -> onnx.ModelProto:
+        self.validate()
+        row = (n_features,) if row_shape is None else tuple(row_shape)
+        if len(row) > 3:
+            raise ValueError(f"ConvNet takes rows of shape (channels, height, width) or less, got {row}.")
+        rng = check_random_state(random_state)
+        graph, op, x = _empty_graph(*row)
+        shape = row if len(row) == 3 else (1, *row)
+        x = x if len(row) == 3 else op.Unsqueeze(x, [1])
+        for i, n_out in enumerate(_sizes(self.channels)):
+            x, shape = self._round(op, x, shape, n_out, rng, f"convolutions.{i}")
+        draw = INITIALIZATIONS[self.initialization]
+        return _finish(graph, _dense(op, op.Flatten(x), draw(rng, prod(shape), n_outputs), "head"), n_outputs)
+
+    def _round(
+        self, op: GraphBuilder, x: ir.Value, shape: tuple[int, ...], n_out: int, rng: np.random.RandomState, name: str
+    ) -> tuple[ir.Value, tuple[int, ...]]:
+        """Append convolution, activation and pooling; return the output and its shape without the batch axis."""
+        (n_in, *extent), k = shape, int(self.kernel_size)
+        window = [k] * len(extent)
+        fan_in, fan_out = n_in * prod(window), n_out * prod(window)
+        kernel = INITIALIZATIONS[self.initialization](rng, fan_in, fan_out, (n_out, n_in, *window))
+        w = op.parameter(f"{name}.weight", kernel.astype(np.float32))
+        b = op.parameter(f"{name}.bias", np.zeros(n_out, np.float32))
+        pads = [(k - 1) // 2] * len(extent) + [k // 2] * len(extent)
+        x = ACTIVATIONS[self.activation](op, op.Conv(x, w, b, kernel_shape=window, pads=pads))
+        halves = [min(2, n) for n in extent]
+        return op.MaxPool(x, kernel_shape=halves, strides=halves), (
+            n_out,
+            *(n // h for n, h in zip(extent, halves, strict=True)),
+        )
+
+
+MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear, "convnet": ConvNet}
 """The builders that the package brings; the estimators take their names as ``model``."""
 
 
@@ -242,8 +353,13 @@ def keywords_of(builder: Builder) -> frozenset[str]:
     return frozenset(name for name in KEYWORDS if name in declared)
 
 
-def _empty_graph(n_features: int) -> tuple[ir.Graph, GraphBuilder, ir.Value]:
-    x = ir.val("X", ir.DataType.FLOAT, ("N", n_features))
+def _sizes(sizes: Any) -> list[int]:
+    """Return sizes, one or several, as a list."""
+    return [int(sizes)] if isinstance(sizes, Integral) else [int(n) for n in sizes]
+
+
+def _empty_graph(*row: int) -> tuple[ir.Graph, GraphBuilder, ir.Value]:
+    x = ir.val("X", ir.DataType.FLOAT, ("N", *row))
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="model")
     return graph, GraphBuilder(graph, prefix="model", constant_nodes=True), x
 

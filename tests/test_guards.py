@@ -76,6 +76,7 @@ PUBLIC = {
     "OrtGradientRegressor",
     "MLP",
     "Linear",
+    "ConvNet",
     "SGD",
     "Adam",
     "AdamW",

@@ -12,8 +12,9 @@ import onnxruntime
 import pytest
 import scipy.special
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 
-from onnxtrain_sklearn import MLP, Linear, models
+from onnxtrain_sklearn import MLP, ConvNet, Linear, OrtGradientClassifier, models
 from onnxtrain_sklearn.models import ACTIVATIONS, INITIALIZATIONS, MODELS
 
 REFERENCES = {
@@ -208,3 +209,57 @@ class TestContract:
     def test_is_public(self, name):
         assert MODELS[name].__name__ in models.__all__
         assert "Examples" in MODELS[name].__doc__
+
+
+def convolution(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Return the cross-correlation of rows (n, channels, ...) in float64, of the size of the rows."""
+    spatial = kernel.shape[2:]
+    pads = [(0, 0), (0, 0), *(((k - 1) // 2, k // 2) for k in spatial)]
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, pads), spatial, tuple(range(2, x.ndim)))
+    axes = [1, *range(x.ndim, windows.ndim)]
+    product = np.tensordot(windows, kernel, (axes, [1, *range(2, kernel.ndim)]))
+    return np.moveaxis(product, -1, 1) + bias.reshape(-1, *[1] * len(spatial))
+
+
+def pooled(x: np.ndarray) -> np.ndarray:
+    for axis in range(2, x.ndim):
+        n = x.shape[axis] // 2 * 2
+        if n:
+            even, odd = (np.take(x, range(first, n, 2), axis) for first in (0, 1))
+            x = np.maximum(even, odd)
+    return x
+
+
+@pytest.mark.parametrize("row", [(9,), (8, 8), (3, 5, 4), (1, 1, 2)])
+@pytest.mark.parametrize("kernel_size", [2, 3])
+def test_convnet_is_its_formula(row, kernel_size):
+    rng = np.random.default_rng(0)
+    builder = ConvNet((3, 2), kernel_size, "tanh", "glorot_normal")
+    model = random_biases(builder.build(int(np.prod(row)), 4, random_state=0, row_shape=row))
+    onnx.checker.check_model(model, full_check=True)
+    X, parameters = rng.normal(size=(6, *row)).astype(np.float32), weights(model)
+    values = X.astype(np.float64) if len(row) == 3 else X[:, None].astype(np.float64)
+    for i in range(2):
+        kernel, bias = parameters[f"convolutions.{i}.weight"], parameters[f"convolutions.{i}.bias"]
+        values = pooled(np.tanh(convolution(values, kernel, bias)))
+    values = values.reshape(6, -1) @ parameters["head.weight"] + parameters["head.bias"]
+    np.testing.assert_allclose(evaluate(model, X), values, rtol=0, atol=5e-6)
+
+
+def test_convnet_draws_kernels_by_their_fans():
+    model = ConvNet((64, 64), initialization="he_normal").build(64, 2, random_state=0, row_shape=(8, 8))
+    np.testing.assert_allclose(weights(model)["convolutions.1.weight"].std(), np.sqrt(2 / (64 * 9)), rtol=0.02)
+
+
+def test_convnet_takes_images_and_signals():
+    with pytest.raises(ValueError, match=r"rows of shape \(channels, height, width\).* got \(2, 3, 4, 5\)"):
+        ConvNet().build(120, 2, row_shape=(2, 3, 4, 5))
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("row", [(64,), (8, 8), (1, 8, 8), (4, 4, 4)])
+def test_convnet_learns(row):
+    X, y = load_digits(return_X_y=True)
+    rows = (X / 16).astype(np.float32).reshape(-1, *row)
+    net = OrtGradientClassifier(ConvNet(8), learning_rate_init=0.02, max_iter=12, batch_size=50, random_state=0)
+    assert net.fit(rows[:600], y[:600]).score(rows[600:900], y[600:900]) > 0.8
