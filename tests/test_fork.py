@@ -66,6 +66,7 @@ assert next(iter(estimator._run.predictors.values()))._session is session
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(by=lambda engine: {"sessions"})
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_forked_child_predicts_and_trains_with_sessions_of_its_own(engine):
     done = subprocess.run(

@@ -62,6 +62,7 @@ class TestSeveralClasses:
         for ours, theirs in zip(tuned.predict_proba(X), back.predict_proba(X), strict=True):
             assert_allclose(ours, theirs, atol=1e-5)
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::FutureWarning")  # of probability=True, which will be dropped
     def test_votes_of_machines_decide(self):
         model = MultiOutputClassifier(SVC(probability=True, C=0.1, random_state=0)).fit(X[OLD], KINDS[OLD])

@@ -105,7 +105,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_that_are_given_memory_maps_train(tmp_path):
     estimator = fitted("network", "auto")
     assert len(pickle.dumps(estimator._run.parameters)) > 2**20  # from where on joblib maps arrays

@@ -75,6 +75,7 @@ def test_a_file_of_the_session_optimizer(name, engine, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(by=lambda engine: {"bert"})
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_file_of_the_transformer_optimizer(engine):
     assert_trains_alike(DATA / "bert_fused.onnx", "bert", engine)

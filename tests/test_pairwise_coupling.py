@@ -121,6 +121,7 @@ def test_written_out_it_gives_the_same(classes):
     np.testing.assert_allclose(run(flat, "p", x=x, w=w)[0], run(model, "p", x=x, w=w)[0], rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @pytest.mark.parametrize("rows", ["N", 6])
 def test_gradients_are_those_of_central_differences(classes, rows):

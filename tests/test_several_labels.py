@@ -96,6 +96,7 @@ class TestYesOrNo:
         expected = model.estimators_[0].decision_function(far)
         assert_allclose(unmoved(model).decision_function(far)[:, 0], expected, rtol=1e-5)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "model",
         [
@@ -150,13 +151,16 @@ class TestYesOrNo:
         assert set(tuned.weights_) == {f"estimators.{i}.{name}" for i in (0, 2) for name in ("coef", "intercept")}
         assert_allclose(tuned.predict_proba(X)[:, 1], 0, atol=5e-6)
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::FutureWarning")  # of probability=True, which will be dropped
-    @pytest.mark.parametrize("wrap", [OneVsRestClassifier, MultiOutputClassifier])
-    @pytest.mark.parametrize("y", [YES, YES * [1, 0, 1]], ids=["yes", "never"])
+    @pytest.mark.parametrize(
+        ("wrap", "y"),
+        [(OneVsRestClassifier, YES), (OneVsRestClassifier, YES * [1, 0, 1]), (MultiOutputClassifier, YES)],
+        ids=["yes", "never", "an estimator a label"],
+    )
+    @pytest.mark.thinned(by=lambda wrap, y: {wrap})
     def test_votes_of_machines_decide(self, wrap, y):
         model = wrap(SVC(probability=True, C=0.1, random_state=0))
-        if wrap is MultiOutputClassifier:
-            y = YES
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a label that is always no
             model.fit(X[OLD], y[OLD])
@@ -202,6 +206,7 @@ class TestYesOrNo:
 
 
 class TestTrees:
+    @pytest.mark.slow
     @pytest.mark.parametrize("y", [YES, KINDS], ids=["yes", "kinds"])
     @pytest.mark.parametrize(
         "model", [DecisionTreeClassifier(min_samples_leaf=60), RandomForestClassifier(2, min_samples_leaf=60)], ids=str
@@ -306,6 +311,7 @@ class TestRefused:
 
 
 class TestGoOn:
+    @pytest.mark.slow
     @pytest.mark.parametrize("y", [YES, KINDS], ids=["yes", "kinds"])
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
     def test_copies(self, copied, y):
@@ -328,6 +334,7 @@ class TestGoOn:
         assert not np.array_equal(before, tuned.weights_["decisiontreeclassifier.leaf_values"])
         assert tuned.t_ == 62
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("y", [YES, KINDS], ids=["yes", "kinds"])
     def test_search(self, y):
         model = fitted(OF_KINDS["estimator-an-output"], y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from itertools import combinations
 
@@ -63,6 +64,13 @@ def still(model, X, y, **parameters):
     return OrtGradientClassifier(model, learning_rate_init=0.0, max_iter=1, shuffle=False, **parameters).fit(X, y)
 
 
+@functools.cache
+def still_pairs(model):
+    """Return one of the models by pairs, fitted to the old rows, and the estimator at it."""
+    model.fit(X[OLD], FOUR[OLD])
+    return model, still(model, X[NEW], FOUR[NEW])
+
+
 def outputs(tuned, X, **options):
     session = onnxruntime.InferenceSession(
         tuned.to_onnx(**options).SerializeToString(), providers=["CPUExecutionProvider"]
@@ -70,11 +78,11 @@ def outputs(tuned, X, **options):
     return session.run(None, {session.get_inputs()[0].name: X})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", BY_PAIRS, ids=str)
 class TestPairs:
     def test_start_is_the_fitted_model(self, model):
-        model.fit(X[OLD], FOUR[OLD])
-        tuned = still(model, X[NEW], FOUR[NEW])
+        model, tuned = still_pairs(model)
         assert_allclose(tuned.decision_function(X), model.decision_function(X), rtol=1e-4, atol=1e-4)
         clear = margins(record_of(model), X, model.decision_function(X)) > 1e-5
         assert_array_equal(tuned.predict(X)[clear], model.predict(X)[clear])
@@ -98,8 +106,7 @@ class TestPairs:
         assert_array_equal(again.predict(X), tuned.predict(X))
 
     def test_exported_file(self, model):
-        model.fit(X[OLD], FOUR[OLD])
-        tuned = still(model, X[NEW], FOUR[NEW])
+        _, tuned = still_pairs(model)
         labels, scores = outputs(tuned, X)
         assert_array_equal(labels, tuned.predict(X))
         assert_array_equal(scores, tuned.decision_function(X))
@@ -210,6 +217,7 @@ def test_loss_of_a_row_is_refused_for_pairs():
 
 
 class TestProbabilities:
+    @pytest.mark.slow
     @pytest.mark.parametrize("model", PROBABLE, ids=str)
     @pytest.mark.parametrize("names", [[0, 0, 1, 1], [0, 1, 2, 3], list("badc"), [False, False, True, True]], ids=str)
     def test_labels_are_the_votes(self, model, names):

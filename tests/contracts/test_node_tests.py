@@ -81,7 +81,7 @@ def test_gradient_is_right_or_refused(engine, part, request):
     assert counts[UNCHECKED] < 0.25 * sum(counts.values()), counts
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("rule", "message"), [("Tanh", "differences say"), ("Softmax", "differences say")])
 def test_a_wrong_rule_shows(monkeypatch, rule, message):
     """The comparison finds a gradient that is one part in fifty too large."""

@@ -1,9 +1,9 @@
 """Which tests a run takes: every subject once, all of them, or those of one operator.
 
-A matrix of cases is marked ``thinned(by=...)``: ``by`` takes the parameters of a case and returns what the case covers,
-such as an operator and a form. `make test` runs the cases that cover something for the first time; the others become
-``exhaustive``, and `make test-all` runs these too. So nothing that ``by`` names is ever left out, and a case that is
-added needs no mark.
+A case of a matrix covers the values of its parameters, each for itself. `make test` runs the cases that cover something
+for the first time; the others become ``exhaustive``, and `make test-all` runs these too. A matrix marked
+``thinned(by=...)`` says what a case covers: ``by`` takes its parameters and returns, say, an operator and a form.
+So nothing that is covered is ever left out, and a case that is added needs no mark.
 
 A test marked ``proof(operators=...)`` compares gradients with central differences; the function returns the operators
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-QUICK_CASES = 3
+QUICK_CASES = 2
 """Cases of one test that ``--quick`` takes."""
 
 MARKERS = (
@@ -37,14 +37,32 @@ def thin(items: Iterable[pytest.Item]) -> None:
     """Mark as exhaustive what covers nothing that a case of the same test before it does not cover."""
     covered: dict[str, set[Hashable]] = {}
     for item in items:
-        mark = item.get_closest_marker("thinned")
-        if mark is None:
-            continue
         seen = covered.setdefault(item.nodeid.partition("[")[0], set())
-        subjects = set(of(mark.kwargs["by"], item))
-        if subjects <= seen:
+        covers = subjects(item)
+        if covers and covers <= seen:
             item.add_marker(pytest.mark.exhaustive)
-        seen |= subjects
+        seen |= covers
+
+
+def subjects(item: Any) -> set[Hashable]:
+    """Return what a case covers: what its test's mark says, or else each value of each of its parameters.
+
+    Values that belong together, as the rows of a table do, are one. Nothing where a test has no parameters, or proves
+    gradients: every case is a proof of its own.
+    """
+    if mark := item.get_closest_marker("thinned"):
+        return set(of(mark.kwargs["by"], item))
+    if item.get_closest_marker("proof") or not hasattr(item, "callspec"):
+        return set()
+    given, together = item.callspec.params, [names_of(mark) for mark in item.iter_markers("parametrize")]
+    alone = [(name,) for name in given if not any(name in names for names in together)]  # of fixtures
+    return {(names, *(id(given[name]) for name in names)) for names in (*together, *alone)}
+
+
+def names_of(parametrize: pytest.Mark) -> tuple[str, ...]:
+    """Return the names of the parameters that a mark gives values together."""
+    names = parametrize.kwargs.get("argnames") or parametrize.args[0]
+    return tuple(name.strip() for name in (names.split(",") if isinstance(names, str) else names))
 
 
 def of(function: Callable[..., Iterable[Hashable]], item: Any) -> Iterable[Hashable]:
