@@ -127,8 +127,8 @@ def test_keep_outputs(model, inputs, left):
     assert list(run(model)) == ["H"]
 
 
-def test_add_output(model, op):
-    edits.add_output(model.graph, op.Neg(value(model, "H")), "minus", value(model, "H"))
+def test_append_output(model, op):
+    edits.append_output(model.graph, op.Neg(value(model, "H")), "minus", value(model, "H"))
     np.testing.assert_array_equal(run(model)["minus"], [[-1, -4]])
 
 

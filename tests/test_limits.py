@@ -104,7 +104,7 @@ def test_rounds_of_a_loop():
     loop = """H = Loop (trips, yes, X) <body = g (int64 i, bool go, float[N, 3] a) => (bool more, float[N, 3] t)
         { t = Neg(a) more = Identity(go) }> Y = MatMul(H, W)"""
     assert load(net(loop, ", int64 trips = {3}, bool yes = {1}"))
-    with pytest.raises(ModelError, match=r"'Loop_0' \(Loop\) takes 1,000,000,000,000 rounds.*limit iterations"):
+    with pytest.raises(ModelError, match=r"'Loop_0' \(Loop\) has 1,000,000,000,000 iterations.*limit iterations"):
         load(net(loop, ", int64 trips = {1000000000000}, bool yes = {1}"))
 
 

@@ -366,7 +366,7 @@ def test_constants_and_neutral_scalers_are_not_trained():
 
 def test_a_classifier_is_not_trained_as_a_regressor():
     X, y = DATA["cancer"]
-    with pytest.raises(ModelError, match="is of a classifier: take OrtGradientClassifier"):
+    with pytest.raises(ModelError, match="is a classifier: train it with OrtGradientClassifier"):
         OrtGradientRegressor(file_of("LogisticRegression")).fit(X, y)
 
 
@@ -383,7 +383,7 @@ def test_text_is_refused():
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("X", TensorProto.STRING, ["N", 1])],
                               [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 1])])  # fmt: skip
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)])
-    with pytest.raises(ModelError, match="takes text, in 'X'"):
+    with pytest.raises(ModelError, match="has inputs of text, 'X'"):
         OrtGradientRegressor(proto).fit(np.array([["a"], ["b"]]), [1.0, 2.0])
 
 

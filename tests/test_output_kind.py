@@ -270,7 +270,7 @@ def test_a_network_that_is_right_already_stays_so():
 @pytest.mark.parametrize("wrong", ["negative", "log_sigmoid"])
 def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
     monkeypatch.setitem(activation.SCORE_FORMS, "same", activation.SCORE_FORMS[wrong])
-    with pytest.raises(ModelError, match=r"begin from another model: the link of its scores.*'p' of the given"):
+    with pytest.raises(ModelError, match=r"not start from the given graph: the link of its scores.*output 'p' differ"):
         OrtGradientClassifier(SIGMOID, **SETTINGS).fit(X, TWO)
 
 
@@ -283,9 +283,9 @@ def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(monkeyp
 
     monkeypatch.setattr(inference_graph, "swap_initializers", wrong)
     for given in (LOGITS, LOGITS.SerializeToString(), tmp_path / "net.onnx"):
-        with pytest.raises(ModelError, match="begin from another model: its scores"):
+        with pytest.raises(ModelError, match="not start from the given graph: its scores"):
             OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)
-        with pytest.raises(ModelError, match=r"begin from another model: predict\(\)"):
+        with pytest.raises(ModelError, match=r"not start from the given graph: predict\(\)"):
             OrtGradientRegressor(given, **SETTINGS).fit(X, np.c_[NUMBERS, NUMBERS, NUMBERS])
 
 
@@ -293,7 +293,7 @@ def test_an_error_leaves_the_estimator_as_it_was(monkeypatch):
     fitted = OrtGradientClassifier(SIGMOID, **SETTINGS).fit(X, TWO)
     before = fitted.predict_proba(X)
     monkeypatch.setitem(activation.SCORE_FORMS, "same", activation.SCORE_FORMS["negative"])
-    with pytest.raises(ModelError, match="begin from another model"):
+    with pytest.raises(ModelError, match="not start from the given graph"):
         fitted.fit(X, TWO)
     assert_allclose(fitted.predict_proba(X), before)
 

@@ -1,7 +1,7 @@
-"""What a given graph computes itself: what its output holds, and the proof that training begins from it.
+"""Comparison with the given graph: the kind of its output, and a check that training starts from it.
 
-The graph as it was given runs on some rows of the data before anything is trained. What it gives settles, where its
-operators do not, whether its output holds scores or probabilities; and the untrained estimator must predict the same.
+The given graph runs on some rows of the data before training. If its operators do not determine whether its output
+holds scores or probabilities, its numbers do; and the untrained estimator must predict the same.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
 
 ROWS = 13
-"""Rows that the given graph runs on, spread over the data: a number that no graph is exported for."""
+"""Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
 
 _ENOUGH = 8
-"""Rows that must all lie in [0, 1] before it is worth a word."""
+"""Number of rows in [0, 1] from which on a warning is issued."""
 
 _LINKS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.exp,
@@ -41,14 +41,14 @@ _LINKS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class OwnOutput:
-    """What the graph as it was given computes for some rows.
+    """Output of the given graph for some rows.
 
     Attributes
     ----------
     graph : onnx_ir.Model
-        It, in inference form.
+        The given graph in inference form.
     name : str
-        Of its output.
+        Name of its output.
     rows : ndarray of int
     numbers : ndarray of shape (n_rows, n_columns)
     """
@@ -60,14 +60,14 @@ class OwnOutput:
 
 
 def is_foreign(model: ModelSource) -> bool:
-    """Whether ``model`` is an ONNX graph from elsewhere: given, or made by a builder of the user's own."""
+    """Whether ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
     return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(model)
 
 
 def own_output(
     model: ModelSource, source: TrainableModel, columns: Mapping[str, Column], device: Device
 ) -> OwnOutput | None:
-    """Run the graph that ``source`` was made from on some rows of the data; None where ``model`` is not foreign."""
+    """Run the graph from which ``source`` was made on some rows of the data; None if ``model`` is not foreign."""
     if not is_foreign(model):
         return None
     whole = source.model if source.reference is None else source.reference
@@ -78,26 +78,26 @@ def own_output(
 
 
 def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: Device) -> np.ndarray:
-    """Return what a graph of one output gives for some rows; raise ModelError where it does not run on them."""
+    """Return the output of a graph for some rows; raise ModelError if it does not run on them."""
     with refusing("The graph does not run on the data"):
         return Predictor(graph, device, None).run(columns, rows)
 
 
 def as_columns(numbers: np.ndarray, name: str) -> np.ndarray:
-    """Return the numbers of an output with a row for each row of the data; further axes must be of size one."""
+    """Return an output as a matrix with one row per row of the data; further axes must have size one."""
     if numbers.ndim > 2 and sum(size != 1 for size in numbers.shape[1:]) > 1:
         raise ModelError(
             f"The trained output {name!r} has shape {('n', *numbers.shape[1:])}; it must be (n,), (n, 1) or (n, k), "
-            f"with further axes of size one alone. Name another output with output=..."
+            f"with further axes only of size one. Name another output with output=..."
         )
     return numbers.reshape(len(numbers), -1)
 
 
-# What the output holds
+# The kind of the output
 
 
 def settled(source: TrainableModel, own: OwnOutput, kind: str, *, classifies: bool) -> tuple[TrainableModel, int]:
-    """Return the model with the loss placed according to what its output holds, and the number of scores a row."""
+    """Return the model with the loss computed according to the kind of its output, and the number of scores."""
     if kind == "scores":
         found = source.ignoring_activation()
     else:
@@ -106,7 +106,7 @@ def settled(source: TrainableModel, own: OwnOutput, kind: str, *, classifies: bo
 
 
 def _of_regressor(source: TrainableModel, kind: str) -> TrainableModel:
-    """Give a log link to means, that losses of log means look behind: to what cannot be negative."""
+    """Give means, and outputs that cannot be negative, a log link, for losses of the logarithm of the mean."""
     if source.link == "exp":
         return source
     if kind == "means" or source.range[0] >= 0:
@@ -153,7 +153,7 @@ def _warn_of_sums(own: OwnOutput) -> None:
 
 
 def _warn_of_unit(own: OwnOutput) -> None:
-    """Numbers that could be either are scores, as those of most graphs are; before training they are often small."""
+    """Warn that ambiguous numbers count as scores, as in most graphs; before training they are often small."""
     rows = len(np.unique(own.rows))
     if rows >= _ENOUGH and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
         warn(
@@ -162,7 +162,7 @@ def _warn_of_unit(own: OwnOutput) -> None:
         )
 
 
-# The proof that training begins from the given graph
+# Training starts from the given graph
 
 
 def require_own_start(
@@ -173,22 +173,24 @@ def require_own_start(
     columns: Mapping[str, Column],
     device: Device,
 ) -> None:
-    """Raise where what the untrained estimator predicts, or what its loss sees, is not the graph's own output.
+    """Raise if predictions of the untrained estimator, or the scores of its loss, differ from the graph's output.
 
-    ``predictor`` gives the scores as its last output.
+    ``predictor`` returns the scores as its last output.
     """
-    for what, numbers, expected in _pairs(own, source, head, predictor, columns):
+    for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=1e-4, atol=2 * NARROW * scale, equal_nan=True):
             again = as_columns(run_graph(own.graph, columns, own.rows, device), own.name)
-            if np.allclose(again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):  # else it draws random numbers
-                _refuse(own, what, float(np.nanmax(np.abs(numbers - expected))))
+            if np.allclose(
+                again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True
+            ):  # otherwise it draws random numbers
+                _refuse_start(own, what, float(np.nanmax(np.abs(numbers - expected))))
 
 
-def _pairs(
+def _compared_outputs(
     own: OwnOutput, source: TrainableModel, head: Head, predictor: Predictor, columns: Mapping[str, Column]
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return what is compared: its name, ours and the graph's."""
+    """Return what is compared: its name, the estimator's numbers and the graph's."""
 
     def ours(output: int) -> np.ndarray:
         found = predictor.run(columns, own.rows, output=output)
@@ -209,9 +211,9 @@ def _pairs(
     return found
 
 
-def _refuse(own: OwnOutput, what: str, distance: float) -> None:
+def _refuse_start(own: OwnOutput, what: str, distance: float) -> None:
     raise ModelError(
-        f"Training would begin from another model: {what} of the untrained estimator and output {own.name!r} of the "
-        f"given graph differ by up to {distance:.2g} on rows of X. Say what the output holds with output_kind=..., or "
+        f"Training would not start from the given graph: {what} of the untrained estimator and its output "
+        f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds with output_kind=..., or "
         f"name another output with output=..."
     )

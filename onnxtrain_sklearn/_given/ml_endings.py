@@ -1,4 +1,4 @@
-"""The end of a graph of ai.onnx.ml: its votes, the order of its classes, the leaves of forests, constants."""
+"""Edits of the end of a graph of ai.onnx.ml: votes, order of classes, leaves of forests, constants."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .._graph.trainable import TrainableModel
 from .._ml_operators.context import Role
 from ..exceptions import ModelError
 from .ml_graphs import (
+    FILE_TOLERANCE,
     ML,
-    TOLERANCE,
     constant_of,
     maker_of,
     numbers_of_attribute,
@@ -25,7 +25,7 @@ from .ml_graphs import (
 
 
 def plain_value(value: ir.Value) -> ir.Value:
-    """Return what a value is equal to: before a Cast to its own type, an Identity, a multiplication by one."""
+    """Return the value before Identity, Casts to its own type, and multiplications by one."""
     while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
         same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
         if not same and not _is_times_one(node):
@@ -40,16 +40,16 @@ def _is_times_one(node: ir.Node) -> bool:
 
 
 def machine_of_votes(label: ir.Value) -> ir.Node | None:
-    """Return the support vector machine that chooses the label."""
+    """Return the support vector machine that computes the label, if one does."""
     node, index = maker_of(label)
     machine = node is not None and node.domain == ML and node.op_type == "SVMClassifier" and index == 0
     return node if machine and node is not None and sum(numbers_of_attribute(node, "vectors_per_class")) else None
 
 
 def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
-    """Let the classes that votes choose be an output, and the scores of pairs what is trained where votes are counted.
+    """Add the class chosen by votes as an output, and the scores of pairs of classes if votes are counted.
 
-    The first column of two margins of LIBSVM speaks for the second class.
+    The first of two margin columns of LIBSVM is the score of the second class.
     """
     classes = len(numbers_of_attribute(machine, "vectors_per_class"))
     of_probabilities = bool(numbers_of_attribute(machine, "prob_a"))
@@ -65,32 +65,33 @@ def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
 
 
 def post_transform_of(node: ir.Node) -> str:
+    """Return the attribute post_transform of a node, NONE by default."""
     return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
 
 
 def keep_leaf_shares(model: ir.Model, role: Role) -> None:
-    """Keep the leaves of a forest probabilities: each adds up to the share of its tree, or is one number below it."""
+    """Keep the leaves of a forest probabilities: each sums to the share of its tree, or is a number below it."""
     value = model.graph.initializers[role.name].const_value
     if role.role != "leaf_values" or value is None or role.places is None:
         return
     numbers, trees = value.numpy(), len(np.unique(role.places[..., 0]))
     total = numbers.sum(axis=1) if numbers.ndim == 2 else np.full(1, 1 / trees)
     share = float(total.mean())
-    within = bool((numbers >= 0).all() and (numbers <= share * (1 + TOLERANCE)).all())
-    if within and np.allclose(total, share, rtol=TOLERANCE):
+    within = bool((numbers >= 0).all() and (numbers <= share * (1 + FILE_TOLERANCE)).all())
+    if within and np.allclose(total, share, rtol=FILE_TOLERANCE):
         normalise_leaves(model, role.name, share, np.ones((numbers.shape[-1], 1), np.float32), several=False)
 
 
 def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.ndarray | None:
-    """Put the columns of the scores into the order of sorted labels, and number the chosen class so.
+    """Reorder the columns of the scores and the index of the chosen class to sorted labels.
 
-    Returns the order, None where they are sorted.
+    Returns the order, None if the labels are sorted.
     """
     order = np.argsort(classes, kind="stable")
     if (order == np.arange(len(order))).all():
         return None
     if any(v.name == PAIRS for v in graph.outputs):
-        raise ModelError(f"The classes of the graph, {list(classes)}, are not sorted, as those of scikit-learn are.")
+        raise ModelError(f"The classes of the graph, {list(classes)}, are not sorted, as scikit-learn's are.")
     op = GraphBuilder(graph, prefix="sorted", constant_nodes=True)
     for i, value in enumerate(graph.outputs):
         by_class = op.Gather(value, order, axis=1) if i == 0 else op.Gather(np.argsort(order), value)
@@ -103,16 +104,16 @@ def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.
 
 
 def keep_name(graph: ir.Graph, name: str | None) -> None:
-    """Give what is trained the name of the output that was asked for, where nothing else has it."""
+    """Give the trained output the name that was asked for, if no other value has it."""
     final, taken = graph.outputs[0], {v.name for v in (*graph.inputs, *graph.initializers.values())}
     holder = next((v for node in graph for v in node.outputs if v.name == name and v is not final), None)
     if final.name != name and holder is None and name not in taken and final.producer() is not None:
         final.name = name
 
 
-def is_setting(role: Role, source: TrainableModel) -> bool:
-    """Whether a parameter is no fitted number: a constant that fills gaps, codes of categories, a scaler's zeros."""
-    if role.role in ("base_values", "imputed", "default"):  # leaves can say the same as base values
+def is_fixed_role(role: Role, source: TrainableModel) -> bool:
+    """Whether a parameter is not fitted: values for missing ones, codes of categories, a scaler's zeros."""
+    if role.role in ("base_values", "imputed", "default"):  # leaves can express base values
         return True
     if role.name not in source.parameters:
         return False
@@ -125,7 +126,7 @@ def is_setting(role: Role, source: TrainableModel) -> bool:
 
 
 def hold_as_constants(graph: ir.Graph, names: Collection[str]) -> None:
-    """Turn initializers into Constant nodes: whoever trains the exported graph further does not find them."""
+    """Turn initializers into Constant nodes, so that they are no weights where the exported graph is trained."""
     op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
     for value in [value for name, value in graph.initializers.items() if name in names]:
         hold_as_constant(op, value)

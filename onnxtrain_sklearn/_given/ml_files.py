@@ -1,8 +1,8 @@
-"""Fitted models that are ONNX files: graphs with operators of ai.onnx.ml, as skl2onnx and onnxmltools write them.
+"""Fitted models given as ONNX files: graphs with operators of ai.onnx.ml, as skl2onnx and onnxmltools write them.
 
-Such a graph becomes trainable as a fitted scikit-learn model does: pruned to its scores, its operators rewritten, its
-probabilities brought into a form that a loss can be taken on. What an estimator would tell is read off the graph: the
-labels of the classes, the rule that chooses one of them, and whether each row of the output adds up to one.
+Such a graph becomes trainable as a fitted scikit-learn model does: it is pruned to its scores, its operators are
+rewritten, and its probabilities are replaced by scores. The labels of the classes, the decision rule, and whether the
+output holds probabilities are read from the graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .._runtime import devices
 from ..exceptions import ModelError, UnsupportedOperatorError
 from .ml_endings import (
     hold_as_constants,
-    is_setting,
+    is_fixed_role,
     keep_leaf_shares,
     keep_name,
     keep_votes_of_machine,
@@ -37,8 +37,8 @@ from .ml_endings import (
     sort_classes,
 )
 from .ml_graphs import (
+    FILE_TOLERANCE,
     ML,
-    TOLERANCE,
     classes_of_graph,
     declare_columns,
     require_numeric_inputs,
@@ -47,25 +47,25 @@ from .ml_graphs import (
 )
 
 PROBES = 16
-"""Random rows that tell whether an output holds probabilities."""
+"""Number of random rows to test whether an output holds probabilities."""
 
 
 @dataclass(frozen=True)
 class FittedFile(FittedModel):
-    """What is known of a fitted model that was given as ONNX.
+    """A fitted model that was given as ONNX.
 
     Attributes
     ----------
     file : onnx_ir.Model or None
-        The graph as it was given, until the graph that is trained has been compared with it.
+        The graph as given, until the trainable graph has been compared with it.
     label, values : str or None
-        Its outputs with the label, where there is one, and with what is trained.
+        Names of its outputs: the label, if there is one, and the trained output.
     of_probabilities : bool
-        Whether a row of ``values`` adds up to one.
+        Whether each row of ``values`` sums to one.
     takes_gaps : bool
-        Whether something asks where numbers are missing, or sends rows down a tree.
+        Whether an operator accepts missing values: an imputer, IsNaN or a tree.
     order : ndarray or None
-        The columns of ``values`` in the order of the sorted labels, where it is another one.
+        The column of ``values`` for each of the sorted labels, if their order differs.
     """
 
     file: ir.Model | None = None
@@ -87,14 +87,14 @@ def is_fitted_graph(model: ir.Model) -> bool:
 def fitted_file(
     given: ir.Model, output: str | None, zipped: Sequence[np.ndarray | None] = ()
 ) -> tuple[TrainableModel, FittedFile]:
-    """Return a graph with operators of ai.onnx.ml as one that can be trained, and what else is known of it.
+    """Return the trainable form of a graph with operators of ai.onnx.ml, and its description as a fitted model.
 
-    ``zipped`` are the labels of the dictionaries that its scores came in.
+    ``zipped`` are the keys of the dictionaries in which it returns its scores.
 
     Raises
     ------
     ModelError
-        It takes text, or holds nothing that can be trained.
+        The graph reads text, or has no parameter that can be trained.
     """
     model = given.clone()
     require_numeric_inputs(model.graph)
@@ -113,11 +113,11 @@ def fitted_file(
         takes_gaps=any(takes_missing_values(node) for node in model.graph),
     )
     if label is not None:
-        known = replace(known, of_probabilities=_adds_up(known))
-    return _trainable(model, label, final, known)
+        known = replace(known, of_probabilities=_has_probabilities(known))
+    return _trainable_file(model, label, final, known)
 
 
-def _trainable(
+def _trainable_file(
     model: ir.Model, label: ir.Value | None, final: ir.Value, known: FittedFile
 ) -> tuple[TrainableModel, FittedFile]:
     graph, name = model.graph, final.name
@@ -138,7 +138,7 @@ def _trainable(
     show_scores(model, probabilities=known.of_probabilities if label is not None else None)
     keep_name(model.graph, name)
     source = _pruned(infer_shapes(model), name)
-    settings = {role.name for role in rewritten.roles if is_setting(role, source)}
+    settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}
     hold_as_constants(source.model.graph, settings)
     source = replace(source, parameters=tuple(n for n in source.parameters if n not in settings))
     if not source.parameters:
@@ -163,7 +163,7 @@ def _pruned(model: ir.Model, name: str | None) -> TrainableModel:
 
 
 def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value) -> ir.Model:
-    """Return a copy of the graph that gives the label and what is trained."""
+    """Return a copy of the graph with the label and the trained output as outputs."""
     final.shape = final.shape if final.is_graph_output() else None
     copy = model.clone()
     values = {v.name: v for node in copy.graph for v in node.outputs}
@@ -171,8 +171,8 @@ def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value) -> i
     return copy
 
 
-def _adds_up(known: FittedFile) -> bool:
-    """Whether the rows of the trained output are probabilities, whatever the input is."""
+def _has_probabilities(known: FittedFile) -> bool:
+    """Whether the rows of the trained output are probabilities, tested on random inputs."""
     assert known.file is not None
     rng, columns = np.random.RandomState(0), dict[str, Column]()
     for value in known.file.graph.inputs:
@@ -181,17 +181,17 @@ def _adds_up(known: FittedFile) -> bool:
         columns[spec.name] = Column(drawn.astype(spec.dtype), spec.dtype)
     try:
         found = outputs_of_file(known, columns)[1]
-    except Exception:  # the number of columns is not known: by its name, then
+    except Exception:  # the number of columns is unknown: decide by the name
         return "proba" in known.values
     return found.ndim == 2 and found.shape[1] > 1 and _are_probabilities(found)
 
 
 def _are_probabilities(found: np.ndarray) -> bool:
-    return bool((found >= -TOLERANCE).all() and np.allclose(found.sum(axis=1), 1, atol=TOLERANCE))
+    return bool((found >= -FILE_TOLERANCE).all() and np.allclose(found.sum(axis=1), 1, atol=FILE_TOLERANCE))
 
 
 def outputs_of_file(known: FittedFile, columns: Mapping[str, Column]) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return the labels and the values that the given file gives."""
+    """Return the labels and the values that the given file computes."""
     assert known.file is not None
     running = Predictor(known.file, devices.resolve_device(), None)
     label = None if known.label is None else running.run(columns, output=0)

@@ -1,4 +1,4 @@
-"""What a graph of ai.onnx.ml says of itself: its inputs, the labels of its classes, the output that is trained."""
+"""Queries of graphs with operators of ai.onnx.ml: inputs, class labels, the trained output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..exceptions import ModelError, nearest
 
 ML = "ai.onnx.ml"
 
-TOLERANCE = 1e-4
-"""Largest difference between numbers that count as equal, relative to the largest."""
+FILE_TOLERANCE = 1e-4
+"""Largest difference between numbers that count as equal, relative to the largest number."""
 
 
 CLASSIFIERS = {
@@ -22,7 +22,7 @@ CLASSIFIERS = {
     "SVMClassifier": "classlabels_ints",
     "TreeEnsembleClassifier": "classlabels_int64s",
 }
-"""Operators whose first output is a label, and their attribute with integer labels."""
+"""Operators whose first output is a label, with their attribute for integer labels."""
 
 
 _COLUMNS = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze"})
@@ -32,16 +32,17 @@ _SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze"})
 
 
 def require_numeric_inputs(graph: ir.Graph) -> None:
+    """Raise ModelError if the graph has an input of text."""
     texts = [value.name for value in graph.inputs if value.dtype is ir.DataType.STRING]
     if texts:
         raise ModelError(
-            f"The graph takes text, in {', '.join(map(repr, texts))}, which is trained for fitted scikit-learn models "
-            f"alone. Give that model, or an ONNX file of what comes behind its encoders."
+            f"The graph has inputs of text, {', '.join(map(repr, texts))}, which only fitted scikit-learn models are "
+            f"trained with. Give that model, or an ONNX file of the steps after its encoders."
         )
 
 
 def classes_of_graph(label: ir.Value, zipped: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Return the labels of the classes in the order of the scores, where the graph names them."""
+    """Return the class labels in the order of the scores, None if the graph does not name them."""
     node, _ = maker_of(label)
     labels = list(zipped)
     if not labels and node is not None and node.op_type in CLASSIFIERS and node.domain == ML:
@@ -59,11 +60,12 @@ def _texts(labels: Sequence[object]) -> list[Any]:
 
 
 def numbers_of_attribute(node: ir.Node, name: str) -> list[Any]:
+    """Return a list attribute, empty if it is left out."""
     return list(node.attributes[name].value) if name in node.attributes else []
 
 
 def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
-    """Return the node that a value comes from, past those that hand it on, and which of its outputs it is."""
+    """Return the node that computes a value, before nodes that only cast or reshape it, and the output's index."""
     while value is not None:
         node = value.producer()
         if node is None or node.domain or node.op_type not in _SAME:
@@ -73,7 +75,7 @@ def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
 
 
 def trained_output_of(graph: ir.Graph, output: str | None) -> ir.Value:
-    """Return the output of this name, or the first of floats; the scores that columns of them are taken from."""
+    """Return the output of this name, or the first float output; for outputs that are columns, the scores."""
     outputs = {v.name or "": v for v in graph.outputs}
     floats = [v for v in outputs.values() if isinstance(v.type, ir.TensorType) and is_float(v) and v.producer()]
     if output is not None:
@@ -91,7 +93,7 @@ def trained_output_of(graph: ir.Graph, output: str | None) -> ir.Value:
 
 
 def _source_of_column(value: ir.Value | None) -> ir.Value | None:
-    """Return what a column is taken from; None for what is no column."""
+    """Return the value from which a column is selected; None if ``value`` is no column."""
     taken = None
     while value is not None and (node := value.producer()) is not None and node.op_type in _COLUMNS:
         taken = value = node.inputs[0]
@@ -99,22 +101,23 @@ def _source_of_column(value: ir.Value | None) -> ir.Value | None:
 
 
 def takes_missing_values(node: ir.Node) -> bool:
+    """Whether an operator accepts missing values."""
     if node.op_type in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "IsNaN"):
         return True
     return node.op_type == "Imputer" and bool(np.isnan(node.attributes["replaced_value_float"].as_float()))
 
 
 def declare_columns(graph: ir.Graph) -> None:
-    """Declare as many columns as the operators behind an input have numbers for."""
+    """Declare the number of columns of the inputs, known from the operators that read them."""
     for value in graph.inputs:
         if value.shape is not None and len(value.shape) == 2 and not isinstance(value.shape[1], int):
-            widths = {width for node, _ in value.uses() if (width := _width(node)) is not None}
+            widths = {width for node, _ in value.uses() if (width := _columns_of_operator(node)) is not None}
             if len(widths) == 1:
                 value.shape = ir.Shape([value.shape[0], widths.pop()])
 
 
-def _width(node: ir.Node) -> int | None:
-    """Return the number of columns that an operator has numbers for."""
+def _columns_of_operator(node: ir.Node) -> int | None:
+    """Return the number of columns that an operator has coefficients for."""
     if node.domain != ML:
         return None
     if node.op_type in ("LinearClassifier", "LinearRegressor"):
@@ -125,5 +128,6 @@ def _width(node: ir.Node) -> int | None:
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """Return the array of a constant, None for any other value."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()

@@ -1,4 +1,4 @@
-"""The check that training starts from the ONNX file: the untrained estimator predicts what the file does."""
+"""Check that training starts from the ONNX file: the untrained estimator must predict the same as the file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .._fitted.model import FittedModel
 from .._graph.trainable import TrainableModel
 from ..exceptions import ModelError
 from .ml_files import FittedFile, outputs_of_file
-from .ml_graphs import TOLERANCE
+from .ml_graphs import FILE_TOLERANCE
 
 Predict: TypeAlias = Callable[[Mapping[str, Column]], Mapping[str, np.ndarray]]
 
 
 def started(known: FittedFile, columns: Mapping[str, Column], predict: Predict) -> FittedFile:
-    """Compare what ``predict`` gives with what the file gives on rows of the data; the file is then let go.
+    """Compare ``predict`` with the file on rows of the data; return the description without the file.
 
     Raises
     ------
     ModelError
-        They differ.
+        The results differ.
     """
     rows = sample_rows(np.arange(len(next(iter(columns.values())))))
     sample = {name: Column(column.rows(rows), column.dtype) for name, column in columns.items()}
@@ -37,10 +37,10 @@ Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"
 
 
 def of_kind(given: Given, *, classifies: bool) -> Given:
-    """Return what is known of a model; raises where a file that gives labels is to be trained for regression."""
+    """Return ``given``; raise if a file that returns labels is to be trained for regression."""
     known = given[1]
     if isinstance(known, FittedFile) and known.label is not None and not classifies:
-        raise ModelError("The ONNX file is of a classifier: take OrtGradientClassifier to train it.")
+        raise ModelError("The ONNX file is a classifier: train it with OrtGradientClassifier.")
     return given
 
 
@@ -57,25 +57,25 @@ def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: 
     elif numbers is not None and method == "decision_function" and numbers.size == len(values):
         _require_close(method, np.abs(values[:, -1]), np.abs(numbers.ravel()))
     different = label.ravel() != ours["predict"]
-    if (different & (_sureness(values) > TOLERANCE)).any():
+    if (different & (_distance_from_tie(values) > FILE_TOLERANCE)).any():
         raise ModelError(
-            f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: it "
-            f"chooses classes by a rule that is not that of its largest score."
+            f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: its "
+            f"decision rule is not the class with the largest score."
         )
 
 
-_OTHER_MODEL = "It is refused, as training would begin from another model than the ONNX file:"
+_OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
 
 
 def _require_close(method: str, expected: np.ndarray, numbers: np.ndarray) -> None:
     scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
-    if not np.allclose(numbers, expected, rtol=TOLERANCE, atol=TOLERANCE * scale):
+    if not np.allclose(numbers, expected, rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE * scale):
         distance = float(np.abs(numbers - expected).max())
         raise ModelError(f"{_OTHER_MODEL} {method}() differs by up to {distance:.2g} on rows of X.")
 
 
-def _sureness(values: np.ndarray) -> np.ndarray:
-    """Return how far each row is from a tie of its two largest scores, or of one with zero."""
+def _distance_from_tie(values: np.ndarray) -> np.ndarray:
+    """Return the distance of each row from a tie: of its two largest scores, or of a single score from zero."""
     values = values.reshape(len(values), -1)
     if values.shape[1] == 1:
         return np.asarray(np.abs(values.ravel()))

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from .builder import GraphBuilder
 
-EPSILON = 1e-7
+LOG_EPSILON = 1e-7
 """Added to probabilities and means before their logarithm."""
 
 
@@ -74,7 +74,7 @@ def scores_of(op: GraphBuilder, output: ir.Value, link: str, *, log: bool) -> ir
 
 
 def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
-    return op.Log(op.Add(op.Relu(numbers), EPSILON))
+    return op.Log(op.Add(op.Relu(numbers), LOG_EPSILON))
 
 
 def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:

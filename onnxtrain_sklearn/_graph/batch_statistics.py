@@ -10,7 +10,7 @@ from .weights import array_of
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
-    """Whether a BatchNormalization is in training mode; before opset 14 its further outputs say so."""
+    """Whether a BatchNormalization is in training mode; before opset 14 it then has further outputs."""
     is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
     return is_batch_norm and bool(int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
 
@@ -22,7 +22,7 @@ def use_running_statistics(node: ir.Node) -> None:
 
 
 def separate_running_statistics(graph: ir.Graph) -> None:
-    """Give each BatchNormalization in training mode its own running statistics: exporters merge equal ones."""
+    """Separate the running statistics of BatchNormalizations in training mode: exporters merge equal ones."""
     seen: set[ir.Value] = set()
     for node in [n for n in graph.all_nodes() if normalizes_by_batch(n)]:
         _require_running_statistics(graph, node)

@@ -21,7 +21,7 @@ from .shapes import infer_shapes
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
 Setting: TypeAlias = "Operand | str | Sequence[str] | ir.TensorProtocol | ir.Graph"
-"""What a keyword of an emitted operator holds: an attribute, or an input by its name."""
+"""A keyword argument of an emitted operator: an attribute, or an input by its name."""
 
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
 
@@ -32,20 +32,20 @@ class GraphBuilder:
     Parameters
     ----------
     graph : onnx_ir.Graph
-        The graph that the nodes are appended to. Its opset decides the operators' forms.
+        The graph that the nodes are appended to. Its opset determines the form of the operators.
     dtype : onnx_ir.DataType, default=FLOAT
         Type of the constants made from Python floats.
     prefix : str, default="train"
         Start of the names of all nodes, values and constants that are emitted.
     constant_nodes : bool, default=False
-        Whether constants become ``Constant`` nodes instead of initializers, so that nobody takes them for weights.
+        Whether constants become ``Constant`` nodes instead of initializers, which could be mistaken for weights.
     shared : bool, default=False
-        Whether a node that was emitted before, on the same inputs, is returned instead of a second one like it.
+        Whether an equal node that was emitted before is returned instead of a second one.
 
     Attributes
     ----------
     graph, dtype
-        As given. A builder may be told another ``dtype`` between two operators.
+        As given. The ``dtype`` may be changed between two operators.
     opset : int
         Version of ONNX's operators in the graph.
 
@@ -96,7 +96,7 @@ class GraphBuilder:
     def emit(
         self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Setting
     ) -> Sequence[ir.Value]:
-        """Append one node and return its outputs; the form for several outputs and for other domains."""
+        """Append one node, also with several outputs or of another domain, and return its outputs."""
         keywords = {key: value for key, value in keywords.items() if value is not None}
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
@@ -119,7 +119,7 @@ class GraphBuilder:
         return results
 
     def constant(self, array: np.ndarray) -> ir.Value:
-        """Return the constant that holds ``array``, shared by all equal ones."""
+        """Return the constant that holds ``array``; equal constants are shared."""
         array = np.asarray(array)
         if array.dtype.kind == "O":
             array = array.astype(str)  # its bytes would be addresses
@@ -136,7 +136,7 @@ class GraphBuilder:
         return value
 
     def parameter(self, name: str, array: np.ndarray) -> ir.Value:
-        """Return a new initializer that keeps ``name``, for weights; equal ones are not shared."""
+        """Return a new initializer of this name, for a weight; equal weights are not shared."""
         self.taken.add(name)
         return self._tape.initializer(ir.tensor(array, name=name))
 
@@ -149,31 +149,31 @@ class GraphBuilder:
         array = np.asarray(operand)
         if array.dtype.kind == "b":
             return self.constant(array)
-        if array.dtype.kind == "f" and array.size:  # an empty list stands for no axes, or the shape of a scalar
+        if array.dtype.kind == "f" and array.size:  # an empty list means no axes, or the shape of a scalar
             return self.constant(array.astype(self.dtype.numpy()))
         return self.constant(array.astype(np.int64 if partner is None else partner.numpy()))
 
     def shape(self, value: ir.Value) -> tuple[int | str | None, ...] | None:
-        """Return the inferred shape of ``value``, None where not even its rank is known."""
+        """Return the inferred shape of ``value``, None if its rank is unknown."""
         if value.shape is None:
             infer_shapes(ir.Model(self.graph, ir_version=10))
         return None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
     def body(self, stem: str) -> GraphBuilder:
-        """Return a builder of a new body for an If, Loop or Scan; its constants are nodes, all its names are new."""
+        """Return a builder of a new body for an If, Loop or Scan; its constants are nodes, its names are unique."""
         graph = ir.Graph([], [], nodes=[], name=self.name(stem), opset_imports=dict(self.graph.opset_imports))
         inner = GraphBuilder(graph, dtype=self.dtype, prefix=self._prefix, constant_nodes=True)
         inner.taken = self.taken
         return inner
 
     def input(self, stem: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
-        """Add an input to the graph, under a new name; a size that is None is not known."""
+        """Add an input to the graph, under a new name; None is an unknown size."""
         value = ir.Value(name=self.name(stem), type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.graph.inputs.append(value)
         return value
 
     def name(self, stem: str) -> str:
-        """Return a name that nothing in the graph has yet."""
+        """Return a new unique name."""
         return self.taken.free(f"{self._prefix}/{stem}")
 
     def emitted(self, value: ir.Value) -> bool:
@@ -199,7 +199,7 @@ class GraphBuilder:
         return [self.value(x, self._partner(kind, pairs) if _is_integer(x) else None) for kind, x in pairs], keywords
 
     def _partner(self, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
-        """Return the type of the values among the operands that the schema wants to be of one type ``kind``."""
+        """Return the type of those operands that must share the type parameter ``kind`` of the schema."""
         values = [x for other, x in pairs if other == kind and isinstance(x, ir.Value)]
         if values and values[0].dtype is None:
             infer_shapes(ir.Model(self.graph, ir_version=10))
@@ -208,7 +208,7 @@ class GraphBuilder:
     def _types(
         self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
     ) -> dict[int, ir.DataType]:
-        """Return the element types of the outputs, by position, that the schema tells without inference."""
+        """Return the element types of the outputs, by position, that the schema determines without inference."""
         if op_type == "Cast":
             return {0: ir.DataType(cast("int", attributes["to"]))}
         schema = self._schema(op_type)
@@ -231,7 +231,7 @@ class GraphBuilder:
 
 
 def _mixed(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
-    """Yield the inputs that stand for several values of different types."""
+    """Yield the variadic inputs whose values may have different types."""
     return (p for p in schema.inputs if not p.is_homogeneous)
 
 
@@ -247,10 +247,10 @@ def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
 
 
 def _hashable(attributes: Mapping[str, Setting]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, repr(_identity(a))) for key, a in sorted(attributes.items()))
+    return tuple((key, repr(_attribute_key(a))) for key, a in sorted(attributes.items()))
 
 
-def _identity(attribute: object) -> object:
+def _attribute_key(attribute: object) -> object:
     if isinstance(attribute, ir.TensorProtocol):
         return attribute.dtype, tuple(attribute.shape), attribute.numpy().tobytes()
     if isinstance(attribute, np.ndarray):  # whose repr is shortened

@@ -1,7 +1,7 @@
-"""Weights that a foreign graph holds elsewhere than in float initializers of its main graph, stored as such.
+"""Weights of a foreign graph that are not float initializers of its main graph, stored as such.
 
-They are found in Constant nodes, in the bodies of If, Loop and Scan, as float16 behind a Cast, as integers behind a
-DequantizeLinear. What the graph computes stays the same. The functions here change the graph that they are given.
+They are in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, in integers before a
+DequantizeLinear. The result of the graph stays the same. The functions change the graph that they are given.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from .weights import TRAINED_TYPES, array_of
 
 
 def store_weights(graph: ir.Graph) -> None:
-    """Make initializers of the main graph of all weights, in place."""
-    for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constants(graph)]:
+    """Store all weights as initializers of the main graph, in place."""
+    for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constant_values(graph)]:
         _without_cast(value)
     for body in _with_bodies(graph):
         if body is not graph:
-            _lift(graph, body)
+            _lift_weights(graph, body)
     roles = Roles(graph)
-    for value, array in [(v, _held(v)) for v in _constants(graph)]:
+    for value, array in [(v, _float_array(v)) for v in _constant_values(graph)]:
         if array is not None and array.size and roles.verdict(value, array).is_weight:
-            _store(graph, value, array)
-            _remove(value.producer())
+            _store_weight(graph, value, array)
+            _remove_producer(value.producer())
 
 
 def dequantized(model: ir.Model) -> ir.Model:
-    """Return the model with float arrays in the place of integer constants behind DequantizeLinear.
+    """Return the model with float arrays in place of integer constants and their DequantizeLinear.
 
-    The standard says which numbers these are; some releases of onnxruntime compute with integers in their place.
+    The standard defines these numbers; some releases of onnxruntime compute with integers instead.
     """
     if not any(_dequantizes(node) for node in model.graph.all_nodes()):
         return model
     clone = model.clone()
     clone.meta.update(model.meta)
     for node in [n for n in clone.graph.all_nodes() if _dequantizes(n)]:
-        _dequantize(clone.graph, node)
+        _replace_by_floats(clone.graph, node)
     return clone
 
 
@@ -52,14 +52,14 @@ def _dequantizes(node: ir.Node) -> bool:
 
 
 def verdicts(graph: ir.Graph, scores: ir.Value) -> dict[str, Verdict]:
-    """Return for each float constant that ``scores`` depends on whether it is a weight, and why."""
+    """Return for each float constant that ``scores`` depends on whether it is a weight, with the reason."""
     reached, roles = reaching(scores), Roles(graph)
     constants = ((value, array) for value, array in _float_constants(graph) if value.name in reached and array.size)
     return {value.name or "": roles.verdict(value, array) for value, array in constants}
 
 
 def narrow_weights(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
-    """Return the weights on the way to ``scores`` that are floats of another type than float32 and float64."""
+    """Return the weights that ``scores`` depends on with a float type other than float32 and float64."""
     reached, roles = reaching(scores), Roles(graph)
     values = [v for name, v in graph.initializers.items() if name in reached and v.dtype not in TRAINED_TYPES]
     floats = [v for v in values if v.dtype is not None and v.dtype.is_floating_point()]
@@ -67,18 +67,18 @@ def narrow_weights(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
 
 
 def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
-    """Yield the float32 and float64 constants of the main graph with what they hold, Constant nodes last."""
+    """Yield the float32 and float64 constants of the main graph with their arrays, Constant nodes last."""
     for value in graph.initializers.values():
         if value.dtype in TRAINED_TYPES:
             yield value, array_of(value)
-    for value in _constants(graph):
-        array = _held(value)
+    for value in _constant_values(graph):
+        array = _float_array(value)
         if array is not None:
             yield value, array
 
 
 def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
-    """Return the names of the nodes on the way to ``scores`` that compute with integers in place of floats."""
+    """Return the names of the nodes that ``scores`` depends on and that compute with integers instead of floats."""
     front, seen = [scores], set()
     found = {}
     while front:
@@ -94,7 +94,7 @@ def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
 
 
 def rounded(value: ir.Value) -> bool:
-    """Whether anything that is computed from ``value`` is rounded to integers."""
+    """Whether a value computed from ``value`` is rounded to integers."""
     front, seen = [value], set()
     while front:
         for node, _ in front.pop().uses():
@@ -106,20 +106,20 @@ def rounded(value: ir.Value) -> bool:
     return False
 
 
-def _constants(graph: ir.Graph) -> list[ir.Value]:
-    """Return what the Constant nodes give that hold dense tensors of numbers; onnx_ir reads no others."""
+def _constant_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the outputs of the Constant nodes with dense tensors of numbers; onnx_ir reads no others."""
     nodes = [n for n in graph.all_nodes() if n.op_type == "Constant" and not n.domain]
     return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
 
 
-def _held(value: ir.Value) -> np.ndarray | None:
-    """Return the float32 or float64 array that a constant holds, None where it holds something else."""
+def _float_array(value: ir.Value) -> np.ndarray | None:
+    """Return the float32 or float64 array of a constant, None if it holds something else."""
     tensor = tensor_of(value)
     return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
 
 
 def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
-    """Return what a constant holds; onnx_ir's own function would name the tensor, which the user's model shares."""
+    """Return the tensor of a constant; onnx_ir's function would rename it, and the user's model shares it."""
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
         return value.const_value
@@ -131,7 +131,7 @@ def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
     return None
 
 
-def _remove(node: ir.Node | None) -> None:
+def _remove_producer(node: ir.Node | None) -> None:
     assert node is not None
     assert node.graph is not None
     node.graph.remove(node, safe=True)
@@ -146,10 +146,10 @@ def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
     return found
 
 
-def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
-    """Put an initializer of the main graph in the place of ``value``, under a name that is free."""
-    free = _names(graph, value).free(name or value.name or "weight")
-    value.const_value = None  # a name goes on to the tensor, which the user's model shares
+def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
+    """Replace ``value`` by an initializer of the main graph, under a new name."""
+    free = _other_names(graph, value).free(name or value.name or "weight")
+    value.const_value = None  # else the tensor would be renamed, and the user's model shares it
     if value.name == free:
         value.name = f"{free}/constant"
     own = ir.Value(name=free, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
@@ -158,22 +158,22 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None
     value.replace_all_uses_with(own)
 
 
-def _names(graph: ir.Graph, but: ir.Value) -> Names:
-    """Return the names of all values, those in bodies included, but of one."""
+def _other_names(graph: ir.Graph, but: ir.Value) -> Names:
+    """Return the names of all other values, including those in bodies."""
     own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
     made = (v for node in graph.all_nodes() for v in node.outputs)
     return Names(v.name for v in (*own, *made) if v is not but and v.name)
 
 
-def _lift(graph: ir.Graph, body: ir.Graph) -> None:
+def _lift_weights(graph: ir.Graph, body: ir.Graph) -> None:
     for value in [v for v in body.initializers.values() if v.dtype in TRAINED_TYPES and v not in body.inputs]:
         if not value.is_graph_output():
             del body.initializers[value.name or ""]
-            _store(graph, value, array_of(value))
+            _store_weight(graph, value, array_of(value))
 
 
 def _without_cast(value: ir.Value) -> None:
-    """Hold a float constant in float32 or float64 where it is only read through a Cast to that type."""
+    """Convert a float constant to float32 or float64 if it is only read through a Cast to that type."""
     uses = [node for node, _ in value.uses()]
     casts = all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in uses)
     targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses} if casts else set()
@@ -192,8 +192,8 @@ def _without_cast(value: ir.Value) -> None:
         bypass(node, value)
 
 
-def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
-    """Put the float array that a DequantizeLinear makes of constants in its place."""
+def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace a DequantizeLinear of constants by the float array that it computes."""
     operands = [None if x is None else tensor_of(x) for x in node.inputs]
     blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
     if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
@@ -218,11 +218,11 @@ def _dequantize(graph: ir.Graph, node: ir.Node) -> None:
     if len(integers.uses()) == 1 and graph.initializers.get(integers.name or "") is integers:
         del graph.initializers[integers.name or ""]
     name = (integers.name or "").removesuffix("_quantized")
-    _store(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
-    _remove(node)
+    _store_weight(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
+    _remove_producer(node)
 
 
 def _fit_together(x: np.ndarray, axis: int, scale: np.ndarray, *zero: np.ndarray) -> bool:
-    """Whether there is one scale and zero point for all integers, or one for each place along the axis."""
+    """Whether there is one scale and zero point for all integers, or one per index along the axis."""
     along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
     return (scale.size == 1 or along) and all(one.size == scale.size for one in zero)

@@ -103,7 +103,7 @@ def append_copy(op: GraphBuilder, body: ir.Graph, inputs: Sequence[ir.Value]) ->
     return results
 
 
-def add_output(graph: ir.Graph, value: ir.Value, name: str, like: ir.Value) -> None:
+def append_output(graph: ir.Graph, value: ir.Value, name: str, like: ir.Value) -> None:
     """Add ``value`` to the outputs of ``graph`` under this name, with the type and shape of ``like``."""
     copy_type(value, like).name = name
     graph.outputs.append(value)

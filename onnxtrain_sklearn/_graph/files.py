@@ -1,7 +1,7 @@
-"""Model files: protobuf, JSON and ONNX's two texts, and the weights that they keep in files beside them.
+"""Model files in protobuf, JSON and ONNX's two text formats, and their external data.
 
-How much is read is known before it is read. Files beside a model are looked for in its folder, and onnx opens nothing
-that leads out of it.
+The size is checked before anything is read. External data must be in the folder of the model: onnx opens no path that
+leads out of it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .limits import current, exceeded, require_within_limits
 
 
 def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Return a model within the limits, its weights in memory; the one given is left as it is."""
-    proto = model if isinstance(model, onnx.ModelProto) else _parsed(model)
+    """Return a model within the limits, with its weights in memory; the argument is not changed."""
+    proto = model if isinstance(model, onnx.ModelProto) else _parse_model(model)
     require_within_limits(proto)
     external = [tensor for tensor in _tensors(proto) if onnx.external_data_helper.uses_external_data(tensor)]
     if not external:
@@ -45,13 +45,13 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
 
 
 def _mark_as_read(tensor: onnx.TensorProto) -> None:
-    """Before onnx 1.23 a tensor whose data has been read still says that it lies in a file."""
+    """Mark a tensor as held in memory: before onnx 1.23 loading its data does not do so."""
     tensor.data_location = onnx.TensorProto.DEFAULT
     del tensor.external_data[:]
 
 
 def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
-    """Return what a message calls the model that was given."""
+    """Return the name of the given model for messages."""
     if isinstance(model, str | os.PathLike):
         return f"the file {_short(os.fspath(model))!r}"
     return "the bytes" if isinstance(model, bytes) else "the ModelProto"
@@ -61,7 +61,7 @@ def _short(path: str) -> str:
     return path if len(path) <= 300 else f"{path[:300]}..."
 
 
-def _parsed(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+def _parse_model(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
     if isinstance(model, bytes):
         _require_size(len(model), source(model))
     else:
@@ -100,12 +100,12 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
 
 
 def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
-    """Raise ModelError where places in files beside the model are wrong, or more bytes than may be read."""
+    """Raise ModelError for invalid offsets and lengths of external data, or too many bytes."""
     ranges: dict[str, set[tuple[int, int]]] = {}
     for tensor in tensors:
         place = {entry.key: entry.value for entry in tensor.external_data}
-        start, length = (_number(tensor, place, key) for key in ("offset", "length"))
-        expected = math.ceil(math.prod(tensor.dims) * _itemsize(tensor))
+        start, length = (_parse_bytes(tensor, place, key) for key in ("offset", "length"))
+        expected = math.ceil(math.prod(tensor.dims) * _element_size(tensor))
         if length is not None and length != expected:
             raise _misplaced(tensor, f"its length is {length:,} bytes, and its shape and type take {expected:,}")
         ranges.setdefault(place.get("location", ""), set()).add((start or 0, (start or 0) + expected))
@@ -119,12 +119,12 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
     _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
 
 
-def _itemsize(tensor: onnx.TensorProto) -> float:
+def _element_size(tensor: onnx.TensorProto) -> float:
     with refusing(_misplaced_text(tensor, "its type is none that can be kept there")):
         return float(ir.DataType(tensor.data_type).itemsize)
 
 
-def _number(tensor: onnx.TensorProto, place: dict[str, str], key: str) -> int | None:
+def _parse_bytes(tensor: onnx.TensorProto, place: dict[str, str], key: str) -> int | None:
     text = place.get(key)
     if text is None:
         return None
@@ -134,7 +134,7 @@ def _number(tensor: onnx.TensorProto, place: dict[str, str], key: str) -> int | 
 
 
 def _require_apart(ranges: list[tuple[int, int]]) -> None:
-    """Weights may share all of their bytes, but no part of them: then offsets are wrong."""
+    """Raise ModelError if two weights overlap in part; they may share all of their bytes."""
     for (start, end), (next_start, next_end) in pairwise(ranges):
         if next_start < end:
             raise ModelError(

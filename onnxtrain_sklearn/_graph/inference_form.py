@@ -1,4 +1,4 @@
-"""The inference form of a graph: Dropout and BatchNormalization as they are when the model predicts."""
+"""The inference form of a graph: Dropout and BatchNormalization in inference mode."""
 
 from __future__ import annotations
 

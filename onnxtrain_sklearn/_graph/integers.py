@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from .queries import attribute, dims
 
-Size: TypeAlias = "int | str | None"
+Dimension: TypeAlias = "int | str | None"
 """A number, the name of a dimension, or None: unknown."""
 
 
@@ -29,7 +29,7 @@ MAX_ELEMENTS = 4096
 WHOLE_TYPES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
-def product(sizes: Sequence[Size]) -> int:
+def product(sizes: Sequence[Dimension]) -> int:
     """Return the product of the sizes that are numbers."""
     return math.prod(d for d in sizes if d is not None and not isinstance(d, str))
 
@@ -116,7 +116,7 @@ def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays],
     return apply
 
 
-def _multiplied(a: Size, b: Size) -> Size:
+def _multiplied(a: Dimension, b: Dimension) -> Dimension:
     """Multiply two sizes; a name times one is that name."""
     if isinstance(a, str) or isinstance(b, str):
         return a if b == 1 else b if a == 1 else None

@@ -1,7 +1,7 @@
-"""How large a model may be: checked before any work is done on it, and before files beside it are read.
+"""Limits of the size of a model, checked before it is processed and before its external data are read.
 
-A file of a kilobyte can ask for work without end: functions that call functions twice, tensors of 2**60 numbers, graphs
-within graphs. What it would cost is counted on its messages, as they are; whether it is valid is found later.
+A file of a kilobyte can cause unbounded work: functions that call functions twice, tensors of 2**60 numbers, nested
+graphs. The cost is counted on the protobuf messages; whether the model is valid is checked later.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ..exceptions import ModelError, nearest
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """How large a model may be that is read, trained or differentiated.
+    """Limits of the size of models that are read, trained or differentiated.
 
-    The defaults leave room for networks of several gigabytes; what is larger raises
-    :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Raise them with :func:`model_limits`.
+    The defaults allow networks of several gigabytes. A larger model raises
+    :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Change the limits with :func:`model_limits`.
 
     Parameters
     ----------
     nodes : int, default=200_000
-        Nodes of the graph and its subgraphs; those of a local function count as often as it is called.
+        Nodes of the graph and its subgraphs; the nodes of a local function count for each call.
     nesting : int, default=16
-        Subgraphs within subgraphs, and functions that call functions.
+        Depth of nested subgraphs and of calls of local functions.
     axes : int, default=32
         Axes of a tensor.
     tensor_bytes : int, default=2**35
-        Bytes of all weights and constants together, and of any one value that the graph computes for a row, where its
+        Bytes of all weights and constants together, and of each value that the graph computes for one row, if its
         shape is known.
     file_bytes : int, default=2**35
-        Bytes of the model's file and of what is read from files beside it.
+        Bytes of the model's file, and of the external data that are read.
     iterations : int, default=10_000_000
-        Rounds of a Loop whose number is a constant.
+        Iterations of a Loop whose number is constant.
 
     Examples
     --------
@@ -67,19 +67,19 @@ _current: ContextVar[ModelLimits] = ContextVar("model_limits", default=_DEFAULT)
 
 
 def current() -> ModelLimits:
-    """Return the limits that hold here."""
+    """Return the limits of the current context."""
     return _current.get()
 
 
 @contextmanager
 def model_limits(**limits: int) -> Iterator[ModelLimits]:
-    """Set limits of models for the code within a ``with`` block.
+    """Set limits of models within a ``with`` block.
 
     Parameters
     ----------
     **limits : int
-        Attributes of :class:`ModelLimits`; those that are not named stay as they are around the block. Other threads
-        and processes, such as joblib's workers, keep theirs.
+        Attributes of :class:`ModelLimits`; the others keep their values. Other threads and processes, such as joblib's
+        workers, are not affected.
 
     Yields
     ------
@@ -105,7 +105,7 @@ def model_limits(**limits: int) -> Iterator[ModelLimits]:
 
 
 def exceeded(what: str, name: str) -> ModelError:
-    """Return the error that says what is too large, and how to raise the limit ``name``."""
+    """Return an error that names what is too large and how to raise the limit ``name``."""
     limit = getattr(current(), name)
     return ModelError(
         f"{what}, more than the limit {name}={limit:,}. If you trust the model, raise it: "
@@ -114,12 +114,12 @@ def exceeded(what: str, name: str) -> ModelError:
 
 
 def require_within_limits(proto: onnx.ModelProto) -> None:
-    """Raise ModelError where a ModelProto is larger than the limits, or where its functions never end."""
+    """Raise ModelError for a ModelProto that exceeds the limits, or whose functions call themselves."""
     _Count(proto).model(proto)
 
 
 class _Count:
-    """Counts nodes and bytes of messages; nothing in them is believed."""
+    """Counts nodes and bytes of protobuf messages without trusting their contents."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.limits = current()
@@ -130,14 +130,14 @@ class _Count:
 
     def model(self, proto: onnx.ModelProto) -> None:
         self.graph(proto.graph, 0)
-        for key in self.functions:  # those that nothing calls too
+        for key in self.functions:  # including those without a call
             self.function(key, 0)
         for info in proto.training_info:
             self.graph(info.initialization, 0)
             self.graph(info.algorithm, 0)
 
     def graph(self, graph: onnx.GraphProto, depth: int) -> tuple[int, int]:
-        """Return the nodes of a graph, and how deep its subgraphs are; likewise below."""
+        """Return the number of nodes of a graph and the depth of its subgraphs, as the methods below do."""
         self.tensors(graph.initializer)
         for sparse in graph.sparse_initializer:
             self.tensors([sparse.values, sparse.indices])
@@ -184,7 +184,7 @@ class _Count:
                 raise exceeded(f"Tensor {tensor.name!r} has {len(dims)} axes", "axes")
             if any(size < 0 for size in dims):
                 raise ModelError(f"Tensor {tensor.name!r} has the shape {tuple(dims)}: a size is negative.")
-            expected = math.ceil(math.prod(dims) * _itemsize(tensor.data_type))
+            expected = math.ceil(math.prod(dims) * _bytes_per_element(tensor.data_type))
             self.bytes += expected
             if self.bytes > self.limits.tensor_bytes:
                 what = (
@@ -198,8 +198,8 @@ class _Count:
                 )
 
 
-def _itemsize(kind: int) -> float:
-    """Return the bytes of an element; of texts and types that ONNX lacks one, for it is told later what they are."""
+def _bytes_per_element(kind: int) -> float:
+    """Return the bytes of an element; one for strings, and for invalid types, which are reported later."""
     try:
         return float(ir.DataType(kind).itemsize)
     except (ValueError, TypeError):
@@ -207,11 +207,11 @@ def _itemsize(kind: int) -> float:
 
 
 def require_values_within_limits(model: ir.Model) -> None:
-    """Raise ModelError where the graph computes values of more bytes or axes than the limits, or loops too often."""
+    """Raise ModelError if the graph computes values of too many bytes or axes, or has a Loop of too many iterations."""
     for node in model.graph.all_nodes():
         for value in (v for v in node.outputs if v.shape is not None):
             _require_small(node, value)
-        _require_few_rounds(node, current().iterations)
+        _require_few_iterations(node, current().iterations)
 
 
 def _require_small(node: ir.Node, value: ir.Value) -> None:
@@ -221,13 +221,13 @@ def _require_small(node: ir.Node, value: ir.Value) -> None:
         raise exceeded(what, "axes")
     if any(size < 0 for size in sizes):
         raise ModelError(f"{what}: a size is negative.")
-    if math.prod(sizes) * (_itemsize(value.dtype) if value.dtype else 1) > current().tensor_bytes:
+    if math.prod(sizes) * (_bytes_per_element(value.dtype) if value.dtype else 1) > current().tensor_bytes:
         raise exceeded(what, "tensor_bytes")
 
 
-def _require_few_rounds(node: ir.Node, most: int) -> None:
+def _require_few_iterations(node: ir.Node, most: int) -> None:
     if node.op_type != "Loop" or node.domain or not node.inputs or node.inputs[0] is None:
         return
     trips = ir.convenience.get_const_tensor(node.inputs[0])
     if trips is not None and trips.size == 1 and int(trips.numpy().ravel()[0]) > most:
-        raise exceeded(f"Node {node.name!r} (Loop) takes {int(trips.numpy().ravel()[0]):,} rounds", "iterations")
+        raise exceeded(f"Node {node.name!r} (Loop) has {int(trips.numpy().ravel()[0]):,} iterations", "iterations")

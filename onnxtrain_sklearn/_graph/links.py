@@ -1,4 +1,4 @@
-"""Links: the functions that make predictions of scores, and the tasks that they are for."""
+"""Links, the functions from scores to predictions, and tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid
 
 
 def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:
-    """Emit the columns of each group, in turn."""
+    """Emit the columns of each group, in order."""
     ends = np.cumsum(groups).tolist()
     return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
 
@@ -24,22 +24,22 @@ def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> l
 def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
     """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
 
-    "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several are divided by
-    their sum, and where that is 0 the classes share alike. The other names are the usual functions.
+    "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several columns are
+    divided by their sum, and if that is 0 all classes are equally likely. The other names are the usual functions.
     """
     if link not in LINKS:
         raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
     return LINKS[link](op, scores)
 
 
-def _hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    if op.dtype == ir.DataType.DOUBLE:  # onnxruntime's kernel is for float32 alone
+def _emit_hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    if op.dtype == ir.DataType.DOUBLE:  # onnxruntime's kernel supports only float32
         return op.Clip(op.Add(op.Mul(scores, 0.5), 0.5), 0.0, 1.0)
     return op.HardSigmoid(scores, alpha=0.5, beta=0.5)
 
 
 def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    margins, shape = _hard_sigmoid(op, scores), op.shape(scores)
+    margins, shape = _emit_hard_sigmoid(op, scores), op.shape(scores)
     if shape is not None and shape[-1] == 1:
         return margins
     empty = op.Equal(row_sum(op, margins), 0.0)
@@ -52,7 +52,7 @@ LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "exp": lambda op, scores: op.Exp(scores),
     "sigmoid": lambda op, scores: op.Sigmoid(scores),
     "softmax": lambda op, scores: op.Softmax(scores, axis=-1),
-    "hard_sigmoid": _hard_sigmoid,
+    "hard_sigmoid": _emit_hard_sigmoid,
     "clipped_margin": _clipped_margin,
 }
 

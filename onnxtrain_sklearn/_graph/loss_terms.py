@@ -1,6 +1,6 @@
 """Terms of the loss of a minibatch: the weighted mean of a loss over its rows, and the penalty on the weights.
 
-A row of weight zero changes nothing: its loss is a product with zero, and must be finite.
+A row of weight zero has no effect: its loss, which must be finite, is multiplied by zero.
 """
 
 from __future__ import annotations
@@ -37,59 +37,61 @@ def append_loss(
 ) -> ir.Value:
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
 
-    ``groups`` tells the columns that belong to each of several labels: a row's loss is the mean of those of its labels.
+    ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
 
-    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero change nothing,
-    whatever scores and targets of finite loss they hold; of a loss with the link "exp", whatever finite ones.
+    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have
+    no effect if their loss is finite; with the link "exp", if their scores and targets are finite.
     """
     if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
         nonzero = _nonzero(op, sample_weight)
         scores, y = op.Mul(scores, nonzero), op.Mul(y, nonzero)
-    rows, columns = _grouped(op, loss, scores, y, link, groups) if groups else _rows(op, loss, scores, y, link)
-    return _weighted_mean(op, rows, sample_weight, columns)
+    rows, columns = (
+        _group_losses(op, loss, scores, y, link, groups) if groups else _row_losses(op, loss, scores, y, link)
+    )
+    return _weighted_row_mean(op, rows, sample_weight, columns)
 
 
 def append_pairwise_loss(
     op: GraphBuilder, loss: RowLoss, *, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, n_classes: int
 ) -> ir.Value:
-    """Emit the loss of machines that tell classes apart by pairs, as :func:`append_loss` does that of others.
+    """Emit the loss of one-vs-one classifiers, as :func:`append_loss` does for other models.
 
     ``scores`` has a column for each pair of classes i < j, in the order (0, 1), (0, 2), ..., (1, 2), ...; a positive
-    one speaks for j. ``y`` (N,) are class indices. The loss of a row is the mean of the losses of the ``n_classes - 1``
-    pairs that its class belongs to, each as of two classes: what each machine of a one-vs-one classifier minimises.
+    score predicts j. ``y`` (N,) are class indices. The loss of a row is the mean of the binary losses of the
+    ``n_classes - 1`` pairs that contain its class, as each binary classifier minimizes it.
     """
-    second, member = (op.Gather(table, y) for table in _pairs(n_classes))
+    second, member = (op.Gather(table, y) for table in _class_pairs(n_classes))
     rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
     if op.shape(rows) != op.shape(scores):
         raise ModelError(f"{type(loss).__name__} gives one loss a row, but scores of pairs need one for each of them.")
-    return _weighted_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
+    return _weighted_row_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
 
 
-def _pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return by class and pair whether the class is the second of the pair, and whether it is one of the two."""
+def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return by class and pair whether the class is second in the pair, and whether it is in the pair."""
     pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
     return pairs[:, 1] == classes, (pairs[:, 0] == classes) | (pairs[:, 1] == classes)
 
 
-def _weighted_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
+def _weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
     total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
     share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
     return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)
 
 
-def _rows(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
-    """Return the losses of the rows, and their number of columns."""
+def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
+    """Return the losses of the rows and their number of columns."""
     rows = loss(op, scores, y, link)
-    return rows, _columns(op, loss, scores, rows)
+    return rows, _loss_columns(op, loss, scores, rows)
 
 
-def _grouped(
+def _group_losses(
     op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
 ) -> tuple[ir.Value, int]:
-    """Return the loss of each group of columns, which are one label's, in a column."""
+    """Return the loss of each label, computed from its columns, as one column."""
     parts = []
     for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
-        rows, columns = _rows(op, loss, own, true, link)
+        rows, columns = _row_losses(op, loss, own, true, link)
         parts.append(rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns))
     return op.Concat(*parts, axis=1), len(groups)
 
@@ -102,8 +104,8 @@ def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_rati
     return op.Add(squares, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), alpha * l1_ratio))
 
 
-def _columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) -> int:
-    """The number of columns of what ``loss`` returned, held to the shape that it has to have."""
+def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) -> int:
+    """Return the number of columns of the losses ``rows``; raise if their shape is wrong."""
     expected, got = op.shape(scores), op.shape(rows)
     if expected is not None and got is not None and got in (expected, (expected[0], 1)):
         return int(str(got[1]))
@@ -114,6 +116,6 @@ def _columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) 
 
 
 def _nonzero(op: GraphBuilder, sample_weight: ir.Value) -> ir.Value:
-    """The column (N, 1) of 1 where the weight is not zero, else 0."""
+    """Return a column (N, 1) of 1 where the weight is not zero, else 0."""
     nonzero = op.Cast(op.Cast(sample_weight, to=ir.DataType.BOOL), to=op.dtype)
     return op.Unsqueeze(nonzero, axes=[1])

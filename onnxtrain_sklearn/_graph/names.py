@@ -1,7 +1,7 @@
-"""Unique names of nodes and values, which GraphBuilder and the edits of graphs invent.
+"""Unique names of nodes and values for GraphBuilder and the edits of graphs.
 
-onnx-ir's NameFixPass is no substitute: it names the outputs that a node omits, which declares them, and lets a node of
-a subgraph share its name with one of the main graph.
+onnx-ir's NameFixPass does not suffice: it names omitted outputs, which declares them, and a node of a subgraph may then
+have the name of a node of the main graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 
 class Names(set[str]):
-    """Names that are taken; remembers the last number of each, as there may be thousands of nodes of a kind."""
+    """Names that are taken, with the last number of each, as there may be thousands of nodes of a kind."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         super().__init__(names)

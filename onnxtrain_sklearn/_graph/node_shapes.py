@@ -12,7 +12,7 @@ import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 
-from .integers import Integers, Size, is_complete, product
+from .integers import Dimension, Integers, is_complete, product
 from .queries import attribute, dims, operand
 
 
@@ -56,7 +56,7 @@ def _shape_from_input(node: ir.Node, known: Integers) -> None:
     wanted = known.get(operand(node, _SHAPE_INPUT[node.op_type]))  # type: ignore[arg-type]
     if wanted is None or wanted.ndim != 1:
         return
-    sizes: list[Size] | None = list(wanted)
+    sizes: list[Dimension] | None = list(wanted)
     if node.op_type == "Reshape":
         sizes = _reshaped_sizes(dims(node.inputs[0]), wanted, attribute(node, "allowzero", 0))
     elif node.op_type == "Expand":
@@ -69,7 +69,7 @@ _SHAPE_INPUT = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 """Operators that read the shape of their output from an input: its position."""
 
 
-def _reshaped_sizes(given: list[Size] | None, wanted: np.ndarray, allowzero: int) -> list[Size]:
+def _reshaped_sizes(given: list[Dimension] | None, wanted: np.ndarray, allowzero: int) -> list[Dimension]:
     """Return the sizes of Reshape's output: 0 keeps a size, -1 is inferred from the others."""
     sizes = list(wanted)
     for i, size in enumerate(sizes):
@@ -80,7 +80,7 @@ def _reshaped_sizes(given: list[Size] | None, wanted: np.ndarray, allowzero: int
     return sizes
 
 
-def _remaining_size(given: list[Size] | None, others: list[Size]) -> int | str | None:
+def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> int | str | None:
     """Return the size for -1: that of ``given`` divided by ``others``, in which equal names cancel."""
     if given is None or None in given or None in others:
         return None
@@ -94,7 +94,7 @@ def _remaining_size(given: list[Size] | None, others: list[Size]) -> int | str |
     return product(given) // rest if rest else None
 
 
-def _expanded_sizes(given: list[Size] | None, wanted: list[Size]) -> list[Size] | None:
+def _expanded_sizes(given: list[Dimension] | None, wanted: list[Dimension]) -> list[Dimension] | None:
     if given is None:
         return None
     rank = max(len(given), len(wanted))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .queries import values
+from .queries import all_values
 from .weights import TRAINED_TYPES, array_of
 
 
 def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
-    for value in values(clone):
+    for value in all_values(clone):
         if value.dtype in TRAINED_TYPES and not _is_single(value.producer()):
             value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
         if value.const_value is not None and value.const_value.dtype in TRAINED_TYPES:
@@ -23,7 +23,7 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
 
 
 def _is_single(node: ir.Node | None) -> bool:
-    """Whether a node returns float32 for every input type, as the operators of ai.onnx.ml before version 5 do."""
+    """Whether a node always returns float32, as the operators of ai.onnx.ml before version 5 do."""
     return node is not None and node.domain == "ai.onnx.ml" and node.op_type != "TreeEnsemble"
 
 

@@ -1,8 +1,7 @@
-"""The border to protobuf: what users give becomes a validated `onnx_ir` model, and back.
+"""The border to protobuf: validated `onnx_ir` models from what users give, and back.
 
-A model that passed :func:`load` has named nodes, no local functions, and one default opset and an IR version that the
-installed onnxruntime reads and that can be trained: they stay as they are wherever they can. Nothing here changes a
-model that it was given.
+A model from :func:`load` has named nodes, no local functions, one default opset, and an IR version. The installed
+onnxruntime supports both versions, which stay unchanged where possible. No function changes the model that it is given.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .contrib.lowering import is_fused, lower
 from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
-from .queries import values
+from .queries import all_values
 from .reductions import apply_to_elements, over_no_axes
 from .shapes import infer_declared
 from .survival import nodes_of, require_loadable, require_survivable
@@ -35,13 +34,13 @@ from .versions import RENEWED_OPSET, readable
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
 LABELS = "labels of dictionaries"
-"""Where a model's ``meta`` has the keys of the dictionaries that the scores of a classifier came in."""
+"""Key of a model's ``meta``: the keys of the dictionaries that a classifier returns its scores in."""
 
 
 def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits | None = None) -> ir.Model:
     """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
 
-    Opset and IR version stay as they are where they can. Raises ModelError that says what is wrong with the model.
+    Opset and IR version stay unchanged where possible. Raises ModelError if the model is not valid.
     """
     given = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
@@ -71,7 +70,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _type_dicts(proto: onnx.ModelProto) -> None:
-    """Give the outputs of ZipMap nodes their type, in place: onnx_ir has none for dicts."""
+    """Set the type of the outputs of ZipMap nodes, in place: onnx_ir has no type for dicts."""
     zipped = {node.output[0]: node for node in proto.graph.node if node.op_type == "ZipMap"}
     for output in (value for value in proto.graph.output if value.name in zipped):
         keys = {attribute.name for attribute in zipped[output.name].attribute}
@@ -82,14 +81,14 @@ def _type_dicts(proto: onnx.ModelProto) -> None:
 
 
 def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
-    """Return the keys of the dictionaries that a classifier's scores come in; empty where they come as tensors."""
+    """Return the keys of the dictionaries that hold a classifier's scores; empty if the scores are tensors."""
     zips = (node for node in proto.graph.node if node.op_type == "ZipMap")
     attributes = (a for node in zips for a in node.attribute if a.name.startswith("classlabels_"))
     return next(([*a.ints, *(text.decode() for text in a.strings)] for a in attributes), [])
 
 
 def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Return a model within the limits that ONNX's checker takes, in its own versions, without local functions."""
+    """Return a valid model within the limits, in its own versions, without local functions."""
     proto = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
         return _valid(proto)
@@ -108,7 +107,7 @@ def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx
 
 
 def _refuse_sparse(proto: onnx.ModelProto) -> None:
-    """Raise where numbers are stored as sparse tensors: what is trained of them would not stay sparse."""
+    """Raise for sparse tensors: they would not stay sparse when they are trained."""
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
@@ -128,16 +127,16 @@ def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the scores of classifiers as tensors, not as dictionaries, which onnx_ir lacks."""
+    """Return the model with scores as tensors in place of dictionaries, for which onnx_ir has no type."""
     if not any(node.op_type == "ZipMap" for node in proto.graph.node):
         return proto
     result = onnx.ModelProto()
     result.CopyFrom(proto)
-    values = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
+    declared = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
     for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
         node.op_type, node.domain = "Identity", ""
         del node.attribute[:]
-        if node.output and (value := values.get(node.output[0])) is not None:
+        if node.output and (value := declared.get(node.output[0])) is not None:
             value.type.Clear()
             value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
             value.type.tensor_type.shape.dim.add()
@@ -146,7 +145,7 @@ def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with one import of the default domain, by its short name; as in onnxruntime the last counts."""
+    """Return the model with one import of the default domain, named ""; the last counts, as in onnxruntime."""
     versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
     graphs = [proto.graph, *proto.functions]
     domains = {node.domain for graph in graphs for node in nodes_of(graph)}
@@ -172,7 +171,7 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, validated, without local functions, which may be of another opset; the converter drops them."""
+    """Return the model, checked, without local functions: they may have another opset, and the converter drops them."""
     what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
     with refusing(f"The ONNX {what}"):
         if proto.functions:
@@ -184,7 +183,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the operators of onnxruntime's optimizers in ONNX's own; some of them no checker knows."""
+    """Return the model with fused operators lowered; the checker does not know some of them."""
     opset = next(o.version for o in proto.opset_import if not o.domain)
     proto = _without_empty_reductions(proto)
     if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
@@ -193,10 +192,10 @@ def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with other operators where reductions have no axes to reduce over."""
+    """Return the model with elementwise operators in place of reductions over no axes."""
     if not over_no_axes(proto.graph):
         return proto
-    onnx.checker.check_model(proto)  # as it is given: what is replaced is not seen again
+    onnx.checker.check_model(proto)  # before invalid nodes are replaced
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     for node in over_no_axes(result.graph):
@@ -205,7 +204,7 @@ def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _free_negative_sizes(graph: ir.Graph) -> None:
-    """Let sizes of inputs that are declared as -1 vary, which is what onnxruntime takes them for."""
+    """Make sizes of inputs that are declared as -1 dynamic, as onnxruntime does."""
     for value in graph.inputs:
         sizes = list(value.shape or ())
         if any(isinstance(size, int) and size < 0 for size in sizes):
@@ -213,7 +212,7 @@ def _free_negative_sizes(graph: ir.Graph) -> None:
 
 
 def _refuse_contradictions(model: ir.Model) -> None:
-    """Raise where an input of the graph or a declared value has another type or shape than its initializer."""
+    """Raise if a graph input or a declared value has another type or shape than its initializer."""
     initializers = [v for graph in model.graphs() for v in graph.initializers.values()]
     for value in initializers:
         held = value.const_value
@@ -231,6 +230,6 @@ def _refuse_contradictions(model: ir.Model) -> None:
 
 
 def _refuse_reserved_names(model: ir.Model) -> None:
-    for value in values(model):
+    for value in all_values(model):
         if (value.name or "").startswith(RESERVED):
             raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")

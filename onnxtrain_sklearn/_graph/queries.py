@@ -94,7 +94,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
                 yield from reads(inner)
 
 
-def values(model: ir.Model) -> Iterator[ir.Value]:
+def all_values(model: ir.Model) -> Iterator[ir.Value]:
     """Yield the values of the graph and of its subgraphs."""
     for graph in model.graphs():
         yield from (*graph.inputs, *graph.initializers.values())

@@ -1,6 +1,6 @@
-"""Between which bounds a value lies, whatever the weights of its graph are: interval arithmetic over its operators.
+"""Interval arithmetic: bounds of a value that hold for all weights of its graph.
 
-What an operator that is not listed gives can be any number, and so can what is trained.
+Trained values, and the results of operators without a rule, are unbounded.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ import onnx_ir as ir
 from .final_activation import activation_of
 from .patterns import is_row_sum
 
-Range: TypeAlias = tuple[float, float]
+Interval: TypeAlias = tuple[float, float]
 
-ANY: Range = (-math.inf, math.inf)
-UNIT: Range = (0.0, 1.0)
-_POSITIVE: Range = (0.0, math.inf)
-_SIGNED: Range = (-1.0, 1.0)
-_DEEP = 24
-
-
-def range_of(value: ir.Value | None) -> Range:
-    """Return the least and the greatest number that ``value`` can hold, as far as its operators tell."""
-    return _range(value, _DEEP, {})
+UNBOUNDED: Interval = (-math.inf, math.inf)
+UNIT: Interval = (0.0, 1.0)
+_POSITIVE: Interval = (0.0, math.inf)
+_SIGNED: Interval = (-1.0, 1.0)
+_MAX_OPERATORS = 24
 
 
-def _range(value: ir.Value | None, depth: int, known: dict[ir.Value, Range]) -> Range:
+def range_of(value: ir.Value | None) -> Interval:
+    """Return the smallest and largest number that ``value`` can hold, as far as its operators determine them."""
+    return _known_range(value, _MAX_OPERATORS, {})
+
+
+def _known_range(value: ir.Value | None, depth: int, known: dict[ir.Value, Interval]) -> Interval:
     if value is None:
-        return ANY
+        return UNBOUNDED
     if value not in known:
-        known[value] = _computed(value, depth, known)
+        known[value] = _computed_range(value, depth, known)
     return known[value]
 
 
-def _computed(value: ir.Value, depth: int, known: dict[ir.Value, Range]) -> Range:
+def _computed_range(value: ir.Value, depth: int, known: dict[ir.Value, Interval]) -> Interval:
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is not None:
         return _range_of_constant(value, tensor)
     node = value.producer()
     if node is None or node.domain or not depth:
-        return ANY
+        return UNBOUNDED
     found = activation_of(value)
     if found is not None and found.link != "exp":
         return (-math.inf, 0.0) if found.log else UNIT
     if node.op_type in _FIXED:
         return _FIXED[node.op_type]
     if node.op_type in _SELECTING:
-        return _range(node.inputs[0], depth - 1, known)
-    rule = _RULES.get(node.op_type)
-    return ANY if rule is None else rule(node, [_range(x, depth - 1, known) for x in node.inputs])
+        return _known_range(node.inputs[0], depth - 1, known)
+    rule = _INTERVAL_RULES.get(node.op_type)
+    return UNBOUNDED if rule is None else rule(node, [_known_range(x, depth - 1, known) for x in node.inputs])
 
 
-def _range_of_constant(value: ir.Value, tensor: ir.TensorProtocol) -> Range:
-    """Numbers of an initializer may be trained, but for a single one."""
+def _range_of_constant(value: ir.Value, tensor: ir.TensorProtocol) -> Interval:
+    """Return the range of a constant; an initializer of several numbers may be trained, so it is unbounded."""
     if tensor.size == 0 or (value.is_initializer() and tensor.size > 1) or not tensor.dtype.is_floating_point():
-        return ANY
+        return UNBOUNDED
     numbers = tensor.numpy()
     return float(numbers.min()), float(numbers.max())
 
 
-_FIXED: dict[str, Range] = {
+_FIXED: dict[str, Interval] = {
     "Abs": _POSITIVE,
     "Cos": _SIGNED,
     "Erf": _SIGNED,
@@ -83,127 +83,127 @@ _SELECTING = frozenset(
     "Cast Dropout Expand Flatten Gather GatherElements GatherND GlobalAveragePool GlobalMaxPool Identity "
     "MaxPool ReduceMax ReduceMean ReduceMin Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split()
 )
-"""Operators that choose among the numbers of their first input, or take means of them."""
+"""Operators that select numbers of their first input, or average them."""
 
 
-def _bounds(numbers: Sequence[float]) -> Range:
+def _hull(numbers: Sequence[float]) -> Interval:
     known = [0.0 if math.isnan(x) else x for x in numbers]  # 0 times infinity
     return min(known), max(known)
 
 
-def _product(a: Range, b: Range) -> Range:
-    return _bounds([x * y for x in a for y in b])
+def _range_of_product(a: Interval, b: Interval) -> Interval:
+    return _hull([x * y for x in a for y in b])
 
 
-def _add(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_sum(node: ir.Node, given: list[Interval]) -> Interval:
     return sum(low for low, _ in given), sum(high for _, high in given)
 
 
-def _sub(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_sub(node: ir.Node, given: list[Interval]) -> Interval:
     return given[0][0] - given[1][1], given[0][1] - given[1][0]
 
 
-def _mul(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_mul(node: ir.Node, given: list[Interval]) -> Interval:
     if node.inputs[0] is node.inputs[1]:
         return 0.0, max(given[0][0] ** 2, given[0][1] ** 2)
-    return _product(*given)
+    return _range_of_product(*given)
 
 
-def _div(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_div(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = given[1]
     above, below = node.inputs
     if given[0][0] >= 0 and above is not None and below is not None and is_row_sum(below, of=above):
         return UNIT
     if low < 0 < high or not high:
-        return (0.0, math.inf) if low >= 0 and given[0][0] >= 0 else ANY
+        return (0.0, math.inf) if low >= 0 and given[0][0] >= 0 else UNBOUNDED
     inverse = (1 / high if math.isfinite(high) else 0.0, 1 / low if low else math.inf)
-    return _product(given[0], inverse)
+    return _range_of_product(given[0], inverse)
 
 
-def _mean(node: ir.Node, given: list[Range]) -> Range:
-    low, high = _add(node, given)
+def _range_of_mean(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = _range_of_sum(node, given)
     return low / len(given), high / len(given)
 
 
-def _union(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_union(node: ir.Node, given: list[Interval]) -> Interval:
     return min(low for low, _ in given), max(high for _, high in given)
 
 
-def _where(node: ir.Node, given: list[Range]) -> Range:
-    return _union(node, given[1:])
+def _range_of_where(node: ir.Node, given: list[Interval]) -> Interval:
+    return _range_of_union(node, given[1:])
 
 
-def _clip(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_clip(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = given[0]
-    least = node.attributes["min"].as_float() if "min" in node.attributes else _given(node, given, 1)[0]
-    most = node.attributes["max"].as_float() if "max" in node.attributes else _given(node, given, 2)[1]
+    least = node.attributes["min"].as_float() if "min" in node.attributes else _operand_range(node, given, 1)[0]
+    most = node.attributes["max"].as_float() if "max" in node.attributes else _operand_range(node, given, 2)[1]
     return max(low, least), min(high, most)
 
 
-def _given(node: ir.Node, given: list[Range], position: int) -> Range:
+def _operand_range(node: ir.Node, given: list[Interval], position: int) -> Interval:
     there = len(node.inputs) > position and node.inputs[position] is not None
-    return given[position] if there else ANY
+    return given[position] if there else UNBOUNDED
 
 
-def _neg(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_neg(node: ir.Node, given: list[Interval]) -> Interval:
     return -given[0][1], -given[0][0]
 
 
-def _relu(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_relu(node: ir.Node, given: list[Interval]) -> Interval:
     return max(given[0][0], 0.0), max(given[0][1], 0.0)
 
 
-def _sum(node: ir.Node, given: list[Range]) -> Range:
-    return _POSITIVE if given[0][0] >= 0 else ANY
+def _range_of_reduced_sum(node: ir.Node, given: list[Interval]) -> Interval:
+    return _POSITIVE if given[0][0] >= 0 else UNBOUNDED
 
 
-def _reduced_product(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_reduced_product(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = given[0]
-    return UNIT if low >= 0 and high <= 1 else _POSITIVE if low >= 0 else ANY
+    return UNIT if low >= 0 and high <= 1 else _POSITIVE if low >= 0 else UNBOUNDED
 
 
-def _pow(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_pow(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = given[1]
     if low != high or not math.isfinite(low):
-        return ANY
+        return UNBOUNDED
     even = low % 2 == 0
-    return _POSITIVE if even or given[0][0] >= 0 else ANY
+    return _POSITIVE if even or given[0][0] >= 0 else UNBOUNDED
 
 
-def _max(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_max(node: ir.Node, given: list[Interval]) -> Interval:
     return max(low for low, _ in given), max(high for _, high in given)
 
 
-def _min(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_min(node: ir.Node, given: list[Interval]) -> Interval:
     return min(low for low, _ in given), min(high for _, high in given)
 
 
-def _exp(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_exp(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = (math.exp(min(bound, 700.0)) for bound in given[0])
     return low, high if given[0][1] < 700 else math.inf
 
 
-def _log(node: ir.Node, given: list[Range]) -> Range:
+def _range_of_log(node: ir.Node, given: list[Interval]) -> Interval:
     return -math.inf, math.log(given[0][1]) if 0 < given[0][1] < math.inf else math.inf
 
 
-_RULES: dict[str, Callable[[ir.Node, list[Range]], Range]] = {
-    "Add": _add,
-    "Clip": _clip,
-    "Concat": _union,
-    "Div": _div,
-    "Exp": _exp,
-    "Log": _log,
-    "Max": _max,
-    "Mean": _mean,
-    "Min": _min,
-    "Mul": _mul,
-    "Neg": _neg,
-    "Pow": _pow,
-    "ReduceProd": _reduced_product,
-    "ReduceSum": _sum,
-    "Relu": _relu,
-    "Sub": _sub,
-    "Sum": _add,
-    "Where": _where,
+_INTERVAL_RULES: dict[str, Callable[[ir.Node, list[Interval]], Interval]] = {
+    "Add": _range_of_sum,
+    "Clip": _range_of_clip,
+    "Concat": _range_of_union,
+    "Div": _range_of_div,
+    "Exp": _range_of_exp,
+    "Log": _range_of_log,
+    "Max": _range_of_max,
+    "Mean": _range_of_mean,
+    "Min": _range_of_min,
+    "Mul": _range_of_mul,
+    "Neg": _range_of_neg,
+    "Pow": _range_of_pow,
+    "ReduceProd": _range_of_reduced_product,
+    "ReduceSum": _range_of_reduced_sum,
+    "Relu": _range_of_relu,
+    "Sub": _range_of_sub,
+    "Sum": _range_of_sum,
+    "Where": _range_of_where,
 }

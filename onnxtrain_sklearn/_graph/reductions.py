@@ -1,7 +1,7 @@
-"""Reductions over no axes, put into the operators that they stand for when a graph is read.
+"""Reductions over no axes, replaced by elementwise operators when a graph is read.
 
-With ``noop_with_empty_axes`` a reduction without axes applies what it does to single elements: ReduceSumSquare squares
-them. onnxruntime 1.19 fails on some of these nodes and returns the input of others as it is.
+With ``noop_with_empty_axes`` a reduction without axes is applied to single elements: ReduceSumSquare squares them.
+onnxruntime 1.19 fails on some of these nodes and returns the input of others unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ELEMENTWISE = {
     "ReduceSumSquare": "Mul",
     **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"),
 }
-"""What each reduction does to an element by itself."""
+"""The elementwise operator of each reduction."""
 
 
 def over_no_axes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -30,7 +30,7 @@ def over_no_axes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def apply_to_elements(node: onnx.NodeProto) -> None:
-    """Turn a node that reduces over no axes into the operator that it stands for."""
+    """Turn a node that reduces over no axes into its elementwise operator."""
     node.op_type = ELEMENTWISE[node.op_type]
     del node.attribute[:]
     del node.input[1:]
@@ -45,7 +45,7 @@ def _keeps_all(node: onnx.NodeProto) -> bool:
 
 
 def _empty_constants(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of initializers and constants without elements, those of subgraphs among them."""
+    """Yield the names of initializers and constants without elements, also of subgraphs."""
     yield from (tensor.name for tensor in graph.initializer if list(tensor.dims) == [0])
     for node in graph.node:
         for attribute in node.attribute:

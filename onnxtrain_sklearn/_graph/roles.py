@@ -1,10 +1,10 @@
-"""Which constants of a foreign graph are its weights: the role in the graph decides, the name only where that is open.
+"""Weights among the constants of a foreign graph, recognized by their role and, if that is ambiguous, by their name.
 
-Exporters store much beside weights as initializers: fillers of initial states, scales of attention scores, masks,
+Exporters store more than weights as initializers: fillers of initial states, scales of attention scores, masks,
 statistics of the data. A constant is followed through the nodes that only change its shape, to the nodes that compute
-with it. An operand of a product or a normalization, a bias behind one, a table that is looked up in are weights. A
-setting, a mask, a tabulated sine are not. What elementwise arithmetic does with is decided by the name: one that an
-exporter made up speaks against a weight, one that somebody gave speaks for it.
+with it. Operands of products and normalizations, biases after them and lookup tables are weights. Settings, masks and
+tabulated sines are not. For elementwise arithmetic the name decides: a generated name indicates a constant of the
+exporter, any other name a weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCTS: dict[str, frozenset[int]] = {
     "PRelu": frozenset({1}),
     "RNN": frozenset({1, 2, 3}),
 }
-"""Inputs in which a constant is a weight, whatever its name: operator -> positions."""
+"""Inputs at which a constant is a weight, regardless of its name: operator -> positions."""
 
 NORMALIZATIONS: dict[str, tuple[int, int]] = {
     "BatchNormalization": (1, 2),
@@ -40,20 +40,20 @@ NORMALIZATIONS: dict[str, tuple[int, int]] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1, -1),
 }
-"""Positions of scale and bias: weights, save where an exporter put ones and zeros for a layer without them."""
+"""Positions of scale and bias: weights, unless an exporter filled in ones and zeros for a layer without them."""
 
 _WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul": 2}
-"""Products, and how many inputs they have without a bias."""
+"""Products, with their number of inputs without a bias."""
 
 LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
 MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that pass on the numbers of their first input as they are, in another shape, order or type."""
+"""Operators that return the numbers of their first input in another shape, order or type."""
 
 PARTS = frozenset({"Slice", "Split"})
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
-"""Operators that compute with integers in place of floats, of ONNX and of onnxruntime."""
+"""Operators of ONNX and onnxruntime that compute with integers instead of floats."""
 
 _ATEN = (
     "add alias arange bmm cat clone copy cos cumsum detach div empty exp expand eye fill flatten full gather index "
@@ -82,12 +82,12 @@ class Verdict:
 
 
 class Roles:
-    """Judge the float constants of a graph.
+    """Roles of the float constants of a graph.
 
     Parameters
     ----------
     graph : onnx_ir.Graph
-        It is read, and must not change meanwhile.
+        It must not change while this object is used.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -95,7 +95,7 @@ class Roles:
 
     @cached_property
     def _varying(self) -> set[ir.Value]:
-        """The values that depend on an input of the graph; what nodes in subgraphs give counts as such."""
+        """The values that depend on an input of the graph; all results of nodes in subgraphs count as such."""
         found = set(self._graph.inputs)
         for node in self._graph.all_nodes():
             inner = node.graph is not self._graph or any(a.type in _GRAPHS for a in node.attributes.values())
@@ -104,16 +104,16 @@ class Roles:
         return found
 
     def verdict(self, value: ir.Value, array: np.ndarray) -> Verdict:
-        """Return whether ``value``, which holds ``array``, is a weight."""
+        """Return whether the constant ``value``, with the content ``array``, is a weight."""
         uses = list(dict.fromkeys(self._uses(value)))
         verdicts = [self._of_use(*use, value, array) for use in uses]
         found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
         return replace(found, reason=f"{found.reason}, shared by {len(uses)} nodes") if len(uses) > 1 else found
 
     def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-        """Yield the nodes that compute with a constant, and the position that it has there.
+        """Yield the nodes that compute with a constant, and its position among their inputs.
 
-        Nodes are passed that move its numbers, cut parts from them, or join them with other constants.
+        Nodes that reorder its numbers, slice them, or join them with other constants are skipped.
         """
         for node, index in value.uses():
             joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
@@ -125,7 +125,7 @@ class Roles:
 
     def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind = node.op_type
-        sources = [_source(x) for x in node.inputs if x is not None] if kind == "Mul" else []
+        sources = [_computing_node(x) for x in node.inputs if x is not None] if kind == "Mul" else []
         if QUANTIZED.search(kind) or any(n is not None and n.op_type == "DynamicQuantizeLinear" for n in sources):
             return Verdict(False, f"a scale of integers, in {kind}")
         if not node.domain and is_setting(array, node, index):
@@ -156,21 +156,21 @@ class Roles:
         return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
 
     def _is_affine(self, node: ir.Node, index: int, value: ir.Value) -> bool:
-        """Whether a constant is added to a product with weights, or scales or shifts what was normalized."""
+        """Whether a constant is added to a product with weights, or scales or shifts a normalized value."""
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         number = value.shape is not None and not len(value.shape)
         if other is None or (number and is_made_up(value)) or (node.op_type == "Sub" and index == 0):
             return False
-        source = _source(other)
+        source = _computing_node(other)
         if node.op_type == "Mul":
             return _is_normalization(source)
         return node.op_type in ("Add", "Sub") and self._wants_bias(source)
 
     def _wants_bias(self, node: ir.Node | None, depth: int = 3) -> bool:
-        """Whether a node gives products with weights that have no bias yet, or what was normalized and scaled."""
+        """Whether a node returns products with weights without a bias, or a normalized and scaled value."""
         if node is None or node.domain or not depth:
             return False
-        sources = [_source(x) for x in node.inputs if x is not None]
+        sources = [_computing_node(x) for x in node.inputs if x is not None]
         if node.op_type == "Mul":
             return any(_is_normalization(source) for source in sources)
         if node.op_type == "Add":
@@ -197,7 +197,7 @@ class Roles:
         return Verdict(True, f"operand of {kind}")
 
     def _is_raw(self, value: ir.Value | None) -> bool:
-        """Whether a value is an input of the graph, at most moved, cast or shifted and scaled by constants."""
+        """Whether a value is an input of the graph, at most reshaped, cast, or shifted and scaled by constants."""
         while value is not None and value not in self._graph.inputs:
             node = value.producer()
             if node is None or node.domain or node.op_type not in MOVES | {"Add", "Div", "Mul", "Sub"}:
@@ -207,8 +207,8 @@ class Roles:
         return value is not None
 
     def _scales_scores(self, node: ir.Node) -> bool:
-        """Whether a product of two activations is beside ``node``, as in attention, behind it or before."""
-        before = [_source(x) for x in node.inputs if x is not None]
+        """Whether a product of two activations is directly before or after ``node``, as in attention."""
+        before = [_computing_node(x) for x in node.inputs if x is not None]
         return any(self._is_of_activations(n) for n in [*before, *_readers(node.outputs[0])])
 
     def _is_of_activations(self, node: ir.Node | None) -> bool:
@@ -220,12 +220,12 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def is_made_up(value: ir.Value) -> bool:
-    """Whether an exporter made up the name of a constant; names that somebody gave are of parameters, mostly."""
+    """Whether an exporter generated the name of a constant; parameters mostly have other names."""
     return _MADE_UP.fullmatch(value.name or "0") is not None
 
 
-def _source(value: ir.Value) -> ir.Node | None:
-    """Return the node that computes a value, behind those that only move numbers."""
+def _computing_node(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes a value, before nodes that only reorder numbers."""
     node = value.producer()
     while node is not None and not node.domain and node.op_type in MOVES and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -233,7 +233,7 @@ def _source(value: ir.Value) -> ir.Node | None:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes that compute with a value, behind those that only move numbers."""
+    """Yield the nodes that compute with a value, after nodes that only reorder numbers."""
     for node, index in value.uses():
         if node.op_type in MOVES and not node.domain and index == 0:
             yield from _readers(node.outputs[0])
@@ -246,11 +246,11 @@ def _is_normalization(node: ir.Node | None) -> bool:
 
 
 def _is_mask(array: np.ndarray, name: str) -> bool:
-    """Whether an array holds zeros and one other value that no weight has: one, or one that switches a score off.
+    """Whether an array holds zeros and one other value: one, or a large negative number that disables a score.
 
-    Biases start from zeros and ones too, so that of a vector the name has to say that it is a mask.
+    Biases also start from zeros and ones, so a vector is a mask only if its name says so.
     """
-    if len(np.unique(array.ravel()[:4096])) > 2:  # large tables are told by their beginning
+    if len(np.unique(array.ravel()[:4096])) > 2:  # the beginning suffices for large tables
         return False
     others = array[array != 0]
     if not 0 < others.size < array.size:
@@ -260,12 +260,12 @@ def _is_mask(array: np.ndarray, name: str) -> bool:
 
 
 def _is_sinusoidal(array: np.ndarray) -> bool:
-    """Whether the columns of a table are pairs of a sine and a cosine, side by side or in two halves."""
+    """Whether the columns of a table are pairs of a sine and a cosine, interleaved or in two halves."""
     width = array.shape[-1] if array.ndim else 1
     if width % 2 or width < 4:
         return False
     rows = array.reshape(-1, width)
-    return _are_pairs(rows[:1]) and _are_pairs(rows)  # large tables are told by their beginning
+    return _are_pairs(rows[:1]) and _are_pairs(rows)  # the beginning suffices for large tables
 
 
 def _are_pairs(rows: np.ndarray) -> bool:

@@ -24,13 +24,13 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
     for node in model.graph.all_nodes():
         if node.op_type in _NO_TENSORS and not node.domain:
-            for value in node.outputs:  # the pass takes them for tensors
+            for value in node.outputs:  # the pass declares them as tensors
                 value.type = value.shape = None
     return model
 
 
 def infer_anew(model: ir.Model) -> ir.Model:
-    """Infer all shapes from those of the inputs, in place; what the model declares of computed values is forgotten."""
+    """Infer all shapes from those of the inputs, in place; declared shapes of computed values are dropped."""
     forget_shapes(model.graph)
     return infer_shapes(model)
 
@@ -46,7 +46,7 @@ def infer_over_declared(model: ir.Model) -> ir.Model:
 
 @contextmanager
 def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
-    """Remove the long lists of tree ensembles for a while: the pass copies them twice and needs none of them."""
+    """Remove the long attributes of tree ensembles temporarily: the pass copies them twice and needs none."""
     kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
     for node, attributes in kept:
         for name, _ in attributes:
@@ -61,7 +61,7 @@ def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
 
 
 def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
-    """Infer all shapes, in place, and keep the sizes that only the model declares, unless they contradict the rest."""
+    """Infer all shapes, in place; sizes that are only declared stay, unless they contradict the inferred ones."""
     declared = forget_shapes(model.graph)
     infer(model)
     given = {d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
@@ -73,7 +73,7 @@ def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infe
 def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
     """Return the inferred shape, with declared sizes where none was inferred and the two do not contradict.
 
-    A size that is ``given``, the name of an input's dimension, counts as inferred.
+    A symbolic size in ``given``, a dimension of an input, counts as inferred.
     """
     pairs = list(zip(inferred, declared, strict=False))
     if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
@@ -82,7 +82,7 @@ def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape
 
 
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
-    """Return a clone whose inputs have ``batch`` rows, its shapes inferred anew."""
+    """Return a clone whose inputs have ``batch`` rows, with its shapes inferred again."""
     fixed = model.clone()
     for value in fixed.graph.inputs:
         if value.shape is not None and len(value.shape):
@@ -91,7 +91,7 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
 
 
 def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
-    """Remove the shapes of all computed values, those of subgraphs included, in place; return them."""
+    """Remove the shapes of all computed values, in place, also in subgraphs; return the shapes."""
     declared = {v: v.shape for node in graph.all_nodes() for v in node.outputs if v.shape is not None}
     for value in declared:
         value.shape = None
@@ -99,7 +99,7 @@ def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
 
 
 def free_batch_axis(model: ir.Model) -> None:
-    """Let the first axis of every input vary: exporters often fix it to the batch that they traced."""
+    """Make the first axis of every input dynamic: exporters often fix it to the batch that they traced."""
     fixed = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) and isinstance(v.shape[0], int)]
     if not fixed:
         return

@@ -1,8 +1,8 @@
-"""What a rule knows of its operator; whatever else a node has set is refused.
+"""Declaration of what a rule supports of its operator; a node with any other setting is refused.
 
-ONNX goes on giving its operators attributes, values of attributes, inputs and outputs. A rule that passed over one
-would return the gradient of the operator as it was before, without an error. So each rule, lowering and row of what is
-proven declares what it honors, and a node is compared with that before it is differentiated, at every opset.
+New versions of ONNX add attributes, values of attributes, inputs and outputs to operators. A rule that ignored one of
+them would return the gradient of the earlier operator, without an error. Therefore each rule, lowering and entry of the
+table of proven operators declares what it supports, and each node is compared with that before it is differentiated.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from typing import Generic, TypeVar
 import onnx.defs
 import onnx_ir as ir
 
+from .queries import is_read
+
 T_co = TypeVar("T_co", covariant=True)
 
 ANY = maxsize
-"""For operators that take or return as many values as they are given."""
+"""Number of inputs or outputs of variadic operators."""
 
 PADDING = "auto_pad=NOTSET|SAME_LOWER|SAME_UPPER|VALID"
 
 
 @dataclass(frozen=True)
 class Known(Generic[T_co]):
-    """A rule of an operator, and how much of the operator it knows.
+    """A rule of an operator, and which part of the operator it supports.
 
     Attributes
     ----------
-    rule : what differentiates the operator, or lowers it, or tells whether it is proven
+    rule : object
+        The function or table entry that differentiates or lowers the operator.
     attributes : str
-        Names separated by spaces; ``mode=linear|cubic`` lists the values of a text that are known.
+        Supported names, separated by spaces; ``mode=linear|cubic`` lists the supported values of a string.
     inputs, outputs : int
-        How many are known, counted from the first, optional ones included.
+        Number of supported inputs and outputs, counted from the first, including optional ones.
     slopes : int
-        How many outputs, counted from the first, a gradient may come in at.
+        Number of outputs, counted from the first, whose cotangents are propagated.
     """
 
     rule: T_co
@@ -47,15 +50,15 @@ class Known(Generic[T_co]):
 
     @cached_property
     def values(self) -> dict[str, frozenset[str]]:
-        """Return the known values of each attribute; of one that can have any value, none."""
+        """Return the supported values of each attribute; an empty set means any value."""
         pairs = (entry.partition("=") for entry in self.attributes.split())
         return {name: frozenset(filter(None, values.split("|"))) for name, _, values in pairs}
 
     def unknown(self, node: ir.Node) -> str | None:
-        """Return the reason why ``node`` is not one that the rule is for, None where it knows all that is set."""
+        """Return why the rule does not support ``node``, None if it does."""
         attributes = (a for a in node.attributes.values() if not self._honors(a) and not is_default(node, a))
         inputs = (i for i, x in enumerate(node.inputs) if x is not None and i >= self.inputs)
-        outputs = (i for i, y in enumerate(node.outputs) if i >= self.outputs and (y.uses() or y.is_graph_output()))
+        outputs = (i for i, y in enumerate(node.outputs) if i >= self.outputs and is_read(y))
         reasons = [
             *(self._describe(a) for a in attributes),
             *(f"no gradient is known with its input {_formal(node, i, 'inputs')}" for i in inputs),
@@ -64,7 +67,7 @@ class Known(Generic[T_co]):
         return next(iter(reasons), None)
 
     def missing(self, node: ir.Node, outputs: Iterable[int]) -> str | None:
-        """Return the reason why a gradient that comes in at ``outputs`` cannot go on, None where it can."""
+        """Return why the cotangents of ``outputs`` cannot be propagated, None if they can."""
         further = [i for i in sorted(outputs) if i >= self.slopes]
         return f"the gradient through its output {_formal(node, further[0], 'outputs')} is missing" if further else None
 
@@ -82,7 +85,7 @@ class Known(Generic[T_co]):
 
 
 def is_default(node: ir.Node, attribute: ir.Attr) -> bool:
-    """Whether an attribute is what the operator has without it."""
+    """Whether an attribute has its default value."""
     schema = _schema(node)
     formal = None if schema is None else schema.attributes.get(attribute.name)
     if formal is None or attribute.is_ref() or not formal.default_value.name:
@@ -91,7 +94,7 @@ def is_default(node: ir.Node, attribute: ir.Attr) -> bool:
 
 
 def _formal(node: ir.Node, index: int, parameters: str) -> str:
-    """Return the position of an input or output, and its name in the standard."""
+    """Return the position of an input or output, with its name in the schema."""
     schema = _schema(node)
     names = [] if schema is None else [parameter.name for parameter in getattr(schema, parameters)]
     return f"{index} ({names[index]})" if index < len(names) else str(index)

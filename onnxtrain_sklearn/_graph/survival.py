@@ -1,10 +1,9 @@
-"""Graphs that end the process: ONNX's checker takes them, and what reads them next reads foreign memory.
+"""Invalid graphs that crash the process: ONNX's checker accepts them, and later steps read memory out of bounds.
 
-ONNX's shape inference does so for the nodes of :data:`RULES`. Each was found by inferring every operator of opsets 13,
-18 and 26 with settings out of range, in child processes; none of them is valid, and all are refused by rule.
-onnxruntime does so for further ones whose operands do not fit together, such as a convolution of another rank than its
-kernel. Strict inference objects to those, and to hardly a graph that is right: what it objects to is loaded in a child
-process first.
+ONNX's shape inference crashes on the nodes of :data:`RULES`. They were found by inferring every operator of opsets 13,
+18 and 26 with settings out of range, in child processes. None of them is valid, and all are refused by rule.
+onnxruntime crashes on further nodes with operands that do not fit, such as a convolution of another rank than its
+kernel. Strict inference reports those, and few valid graphs: what it reports is first loaded in a child process.
 """
 
 from __future__ import annotations
@@ -23,17 +22,19 @@ from .operands import misfit
 
 
 def require_survivable(proto: onnx.ModelProto) -> None:
-    """Raise ModelError for the first node of a ModelProto, or of its subgraphs and functions, that is one of these."""
+    """Raise ModelError for the first node of a ModelProto, its subgraphs or functions, that breaks a rule."""
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         settings = {a.name: a.i for a in node.attribute}
-        for wrong in filter(None, (rule(node, settings) for rule in (_axis, *RULES.get(node.op_type, ())))):
+        for wrong in filter(
+            None, (rule(node, settings) for rule in (_axis_out_of_range, *RULES.get(node.op_type, ())))
+        ):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
 
 
 def require_loadable(model: ir.Model) -> None:
-    """Raise ModelError where onnxruntime does not survive loading a graph; must have passed the rules."""
+    """Raise ModelError if onnxruntime crashes when it loads a graph; the graph must have passed the rules."""
     for node in model.graph.all_nodes():
-        if wrong := _recurrent(node) or _without_sizes(node) or misfit(node):
+        if wrong := _weights_unlike_hidden_size(node) or _split_without_sizes(node) or misfit(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:
@@ -46,10 +47,10 @@ def require_loadable(model: ir.Model) -> None:
 
 
 def require_result_loads(result: onnx.ModelProto, source: onnx.ModelProto) -> None:
-    """Raise ModelError where onnxruntime loads the ModelProto ``source`` and not what became of it.
+    """Raise ModelError if onnxruntime loads the ModelProto ``source`` but not ``result``, its gradient graph.
 
-    Inference sees more of a gradient graph than of the given one, and the runtime then refuses a node of it that is not
-    valid, but that it took for want of a shape.
+    Inference knows more shapes of a gradient graph than of the given one: onnxruntime may then refuse an invalid node
+    that it accepted while its shape was unknown.
     """
     if (error := loading.loading_error(result.SerializeToString())) is None:
         return
@@ -62,7 +63,7 @@ def require_result_loads(result: onnx.ModelProto, source: onnx.ModelProto) -> No
 
 
 def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a GraphProto or FunctionProto, those of its subgraphs included."""
+    """Yield the nodes of a GraphProto or FunctionProto and of its subgraphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -70,28 +71,28 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
                 yield from nodes_of(subgraph)
 
 
-def _axis(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
-    """LayerNormalization adds one to its axis, which for the largest integer overflows."""
+def _axis_out_of_range(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
+    """LayerNormalization adds one to its axis, which overflows for the largest integer."""
     most, axis = current().axes, settings.get("axis", 0)
     return None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
 
 
-def _recurrent(node: ir.Node) -> str | None:
-    """The kernel goes by the hidden size, and does not survive weights of another; inference does not look at them."""
+def _weights_unlike_hidden_size(node: ir.Node) -> str | None:
+    """The kernel crashes on weights that do not have the hidden size, which inference does not check."""
     if node.domain or node.op_type not in GATES or "hidden_size" not in node.attributes:
         return None
     hidden = node.attributes["hidden_size"].as_int()
     rows = GATES[node.op_type] * hidden
     shapes = {"W": (None, rows, None), "R": (None, rows, hidden), "B": (None, 2 * rows)}
     for value, (name, wanted) in zip(node.inputs[1:4], shapes.items(), strict=False):
-        if value is not None and value.shape is not None and not _fits(value.shape, wanted):
+        if value is not None and value.shape is not None and not _matches_sizes(value.shape, wanted):
             told = ", ".join("?" if n is None else str(n) for n in wanted)
             return f"its input {name} has the shape {value.shape}, and hidden_size={hidden} needs ({told})"
     return None
 
 
-def _without_sizes(node: ir.Node) -> str | None:
-    """Runtimes split evenly where they do not know the shape while they load the graph, and refuse where they do."""
+def _split_without_sizes(node: ir.Node) -> str | None:
+    """A runtime splits evenly if the shape is unknown when it loads the graph, and refuses if it is known."""
     version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
     given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
     if node.domain or node.op_type != "Split" or version < 18 or given:
@@ -99,7 +100,7 @@ def _without_sizes(node: ir.Node) -> str | None:
     return "it has neither the input split nor the attribute num_outputs, one of which opset 18 demands"
 
 
-def _fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
+def _matches_sizes(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
     return len(shape) == len(wanted) and all(
         w is None or not isinstance(n, int) or n == w for n, w in zip(shape, wanted, strict=True)
     )
@@ -115,13 +116,13 @@ def _num_outputs(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     return f"num_outputs={count}, but it has {len(node.output)} outputs" if count < len(node.output) else None
 
 
-def _machines(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
-    """The kernel reads its lists by what others of them say, and does not look how long they are."""
+def _machines_out_of_step(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
+    """The kernel derives the lengths of lists from other lists, and does not check them."""
     lists = {a.name: list(a.ints) or list(a.floats) or list(a.strings) for a in node.attribute}
     size = {name: len(values) for name, values in lists.items()}
     counts = lists.get("vectors_per_class", [])
     if not counts:
-        return None  # a linear one: a product, whose sizes are checked
+        return None  # a linear one: a product, whose sizes the kernel checks
     classes = max(size.get("classlabels_ints", 0), size.get("classlabels_strings", 0))
     vectors, pairs = sum(counts), classes * (classes - 1) // 2
     wrong = [name for name in ("prob_a", "prob_b") if size.get(name, 0) not in (0, pairs)]
@@ -133,8 +134,8 @@ def _machines(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     return f"{wrong[0]} has {size.get(wrong[0], 0)} numbers, which does not fit the others" if wrong else None
 
 
-def _labels(node: Any, settings: dict[str, int]) -> str | None:
-    """The kernel takes a label for each score, and does not look how many there are."""
+def _too_few_labels(node: Any, settings: dict[str, int]) -> str | None:
+    """The kernel reads a label for each score, and does not check how many there are."""
     size = {a.name: max(len(a.ints), len(a.floats), len(a.strings)) for a in node.attribute}
     labels = max((size.get(f"classlabels_{kind}", 0) for kind in ("ints", "strings", "int64s")), default=0)
     scores = size.get("intercepts", 0)
@@ -145,7 +146,7 @@ def _labels(node: Any, settings: dict[str, int]) -> str | None:
     )
 
 
-def _regression(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
+def _regression_out_of_step(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     size = {a.name: len(a.floats) for a in node.attribute}
     count, coefficients = settings.get("n_supports", 0), size.get("coefficients", 0)
     if not count:
@@ -155,13 +156,13 @@ def _regression(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
 
 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
-"""Matrices that the weights of a recurrence consist of."""
+"""Number of gates of a recurrent operator: the blocks of its weights."""
 
 RULES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
     "GatherND": (_batch_dims,),
-    "LinearClassifier": (_labels,),
-    "SVMClassifier": (_machines,),
-    "SVMRegressor": (_regression,),
+    "LinearClassifier": (_too_few_labels,),
+    "SVMClassifier": (_machines_out_of_step,),
+    "SVMRegressor": (_regression_out_of_step,),
     "Split": (_num_outputs,),
-    "TreeEnsembleClassifier": (_labels,),
+    "TreeEnsembleClassifier": (_too_few_labels,),
 }

@@ -1,6 +1,6 @@
-"""A graph as it is trained: pruned to the output that a loss is taken on, with its parameters found.
+"""Trainable models: a graph pruned to the trained output, with its parameters.
 
-Nothing here knows of losses, data or sessions, and nothing changes a model that it was given.
+Losses, data and sessions are not known here, and no function changes the model that it is given.
 """
 
 from __future__ import annotations
@@ -46,41 +46,41 @@ class TrainableModel:
     Attributes
     ----------
     model : onnx_ir.Model
-        Its outputs are ``scores`` and, where they are others, ``output`` and ``choice``. Read only.
+        Its outputs are ``scores`` and, if different, ``output`` and ``choice``. Read only.
     inputs : tuple of TensorSpec
         The graph's inputs; the first axis of each is the batch.
     output : str
         The output that the user asked for.
     scores : str
-        The value that the loss is taken on: ``output``, or what goes into its final activation.
+        The value that the loss is computed from: ``output``, or the input of its final activation.
     link : str or None
-        The link that the final activation computes: "softmax", "sigmoid", "exp"; None: there is none. "votes": the
-        scores are those of pairs of classes, and the output is the decision function that is made of them.
+        The link that the final activation computes: "softmax", "sigmoid", "exp", or None. "votes": the scores are those
+        of pairs of classes, and the output is the decision function computed from them.
     log_output : bool
         Whether ``output`` is the logarithm of that link.
     paired : bool
-        Whether ``output`` has two columns, 1 - p and p, of one score.
+        Whether ``output`` has two columns, 1 - p and p, computed from one score.
     normalised : bool
-        Whether the link makes probabilities of numbers that need not stay any while they are trained.
+        Whether the link normalizes numbers that may stop being probabilities during training.
     reference : onnx_ir.Model or None
-        The graph as it was given, for comparison before training begins.
+        The graph as given, for comparison before training.
     parameters : tuple of str
-        Names of the float initializers that are weights and that ``scores`` depends on.
+        Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
         Names of the running statistics.
     dtype : numpy.dtype
         Type of the parameters.
     choice : str or None
-        The value that holds the index of the class that the graph itself chooses, by votes or at a threshold; None:
-        the scores alone decide.
+        The value with the index of the class that the graph itself chooses, by votes or by a threshold; None: the
+        scores determine the class.
     roles : dict of str to str
-        Of a foreign graph: what makes a weight of each parameter.
+        Of a foreign graph: the reason why each parameter is a weight.
     constants : dict of str to str
-        Of a foreign graph: the float constants that are no weights, and why.
+        Of a foreign graph: the float constants that are not weights, with the reason.
     quantized : tuple of str
-        Of a foreign graph: the nodes that compute with integers in place of floats.
+        Of a foreign graph: the nodes that compute with integers instead of floats.
     narrow : tuple of str
-        Of a foreign graph: the weights that are floats of another type than float32 and float64.
+        Of a foreign graph: the weights with a float type other than float32 and float64.
     """
 
     model: ir.Model
@@ -103,18 +103,18 @@ class TrainableModel:
 
     @property
     def activation(self) -> dict[str, Any]:
-        """How the output comes from the scores."""
+        """How the output is computed from the scores."""
         names = ("scores", "link", "log_output", "paired", "normalised")
         return {name: getattr(self, name) for name in names}
 
     @property
     def range(self) -> tuple[float, float]:
-        """The bounds that the operators of the graph hold its output to."""
+        """Bounds of the output that follow from the operators of the graph."""
         return range_of(self._value(self.output))
 
     @property
     def ends_in_log(self) -> bool:
-        """Whether the output is a logarithm, the last operator."""
+        """Whether the last operator is a logarithm."""
         node = self._value(self.output).producer()
         return node is not None and (node.op_type, node.domain) == ("Log", "")
 
@@ -125,12 +125,12 @@ class TrainableModel:
 
     @property
     def running_statistics(self) -> dict[str, str]:
-        """The running statistics that training changes: name of each, and of the value that is its next one."""
+        """The running statistics that training updates: name of each, and of its next value."""
         nodes = [node for node in self.model.graph if normalizes_by_batch(node)]
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
-        """Return the same model with BatchNormalization in inference mode where neither scale nor bias is trained."""
+        """Return the model with BatchNormalization in inference mode where neither scale nor bias is trained."""
 
         def stays(node: ir.Node) -> bool:
             return not any(x is not None and x.name in trained for x in node.inputs[1:3])
@@ -147,11 +147,11 @@ class TrainableModel:
         return _first(self.quantized)
 
     def ignoring_activation(self) -> TrainableModel:
-        """Return the same model with the loss taken on its output as it is."""
+        """Return the model with the loss computed directly from its output."""
         return replace(self, scores=self.output, link=None, log_output=False, paired=False, normalised=False)
 
     def taking_output_for(self, link: str, *, log: bool = False, normalised: bool = False) -> TrainableModel:
-        """Return the same model with scores of which ``link`` gives the output, or what it is the logarithm of."""
+        """Return the model with scores whose ``link`` is the output; with ``log``, the output is its logarithm."""
         model = self.model.clone()
         graph, output = model.graph, next(v for v in model.graph.outputs if v.name == self.output)
         op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
@@ -164,7 +164,7 @@ class TrainableModel:
         return next(v for v in self.model.graph.outputs if v.name == name)
 
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
-        """Return the same model with the axes behind the batch axis fixed to ``shapes`` by input name."""
+        """Return the model with the axes after the batch axis fixed to ``shapes``, by input name."""
         if all(spec.shape[1:] == shapes[spec.name] for spec in self.inputs):
             return self
         model = self.model.clone()
@@ -192,10 +192,10 @@ def trainable_model(
 ) -> TrainableModel:
     """Prune ``source`` to the output that is trained and find its parameters.
 
-    Those of a ``foreign`` graph are found by their roles, wherever the graph holds them; else they are all float
-    initializers that no operator takes for a setting. ``choice`` names the output with the index of the class that the
-    graph itself chooses, ``pairs`` the one with scores of pairs of classes, where the trained output is a decision
-    function made of them.
+    Parameters of a ``foreign`` graph are found by their roles, wherever they are stored; otherwise they are all float
+    initializers that are not settings of operators. ``choice`` names the output with the index of the class that the
+    graph itself chooses, ``pairs`` the output with scores of pairs of classes, if the trained output is a decision
+    function computed from them.
     """
     model = source.clone()
     free_batch_axis(model)

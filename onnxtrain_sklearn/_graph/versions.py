@@ -1,6 +1,6 @@
-"""Opset and IR version: what the installed onnxruntime reads and the gradients are checked with stays as it is.
+"""Opset and IR version of a model, kept if the installed onnxruntime and the gradient rules support them.
 
-The rest is converted by ONNX's converter, or refused: a graph is never read by the rules of another opset than its own.
+Other versions are converted by ONNX's converter, or refused: no graph is interpreted by the rules of another opset.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from .._runtime.capabilities import Limits
 from .._support.refusal import reason
 from ..exceptions import ModelError
 from .names import Names
-from .queries import values
+from .queries import all_values
 from .shapes import infer_shapes
 
 MIN_OPSET, MAX_OPSET = 11, 26
-"""The opsets that the gradients are checked with; later ones bring operators further settings (28: SpaceToDepth)."""
+"""The opsets that the gradients are tested with; later ones add settings to operators (28: SpaceToDepth)."""
 
 OLDEST_IR = 4
-"""Before, initializers had to be inputs too, which they no longer are."""
+"""In earlier versions, initializers had to be inputs too."""
 
 OLD_OPSET, RENEWED_OPSET = 13, 18
-"""Graphs that are older than the one, and are to be rewritten, are brought to the other."""
+"""Graphs below the first opset that are to be rewritten are converted to the second."""
 
 TYPES_SINCE = {
     ir.DataType.FLOAT4E2M1: 11,
@@ -34,21 +34,21 @@ TYPES_SINCE = {
     ir.DataType.FLOAT6E2M3: 14,
     ir.DataType.FLOAT6E3M2: 14,
 }
-"""Element types that not all IR versions have, from 10 on: the type and the version that brought it."""
+"""Element types that were added after IR version 10: type -> version."""
 
 
 def readable(proto: onnx.ModelProto, limits: Limits, *, renew: bool = False) -> ir.Model:
-    """Return the model in versions that the runtime reads: as given, or converted; ``renew``: up from old opsets."""
+    """Return the model in supported versions, converted if necessary; ``renew`` converts old opsets upwards."""
     least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
     model = ir.from_proto(_in_opset_range(proto, limits, least))
-    _name_nodes(model.graph)  # the converter drops names too
+    _name_nodes(model.graph)  # the converter drops names
     _refuse_newer_ml(model, limits)
     _restamp(model, limits)
     return model
 
 
 def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.ModelProto:
-    """Bring the default opset into the range that can be trained, or say why that cannot be done."""
+    """Convert the default opset into the range that can be trained, or raise ModelError."""
     opset = _opset(proto)
     newest = min(MAX_OPSET, limits.opset)
     target = min(max(opset, least), newest)
@@ -68,7 +68,7 @@ def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.
 
 
 def in_opset(model: ir.Model, opset: int) -> ir.Model:
-    """Return the model in a newer default opset, its shapes inferred; ModelError where ONNX's converter cannot."""
+    """Return the model in a newer default opset, with inferred shapes; ModelError if ONNX's converter fails."""
     proto = ir.to_proto(model)
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
@@ -85,7 +85,7 @@ def _opset(proto: onnx.ModelProto) -> int:
 
 
 def _refuse_newer_ml(model: ir.Model, limits: Limits) -> None:
-    """ONNX has no converter for this domain."""
+    """Refuse a newer version of ai.onnx.ml, for which ONNX has no converter."""
     version = model.opset_imports.get("ai.onnx.ml", 0)
     if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in model.graph.all_nodes()):
         raise ModelError(
@@ -95,13 +95,13 @@ def _refuse_newer_ml(model: ir.Model, limits: Limits) -> None:
 
 
 def _restamp(model: ir.Model, limits: Limits) -> None:
-    """Stamp the newest IR version that the runtime reads on a newer model; what it lacks are element types."""
+    """Lower the IR version to the newest supported one; only newer element types prevent that."""
     newest = limits.ir_version
     model.ir_version = max(model.ir_version, OLDEST_IR)
     if model.ir_version <= newest:
         return
-    infer_shapes(model)  # which tells the types
-    newer = [v for v in values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
+    infer_shapes(model)  # to know the types
+    newer = [v for v in all_values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
     if newer:
         raise ModelError(
             f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "

@@ -1,4 +1,4 @@
-"""Which numbers of a graph are weights, chosen by the role that each plays, and which are settings or statistics.
+"""Weights, settings and statistics among the constants of a graph, told apart by the operators that read them.
 
 Nothing here changes a graph.
 """
@@ -36,7 +36,7 @@ NOT_WEIGHTS: dict[str, frozenset[int]] = {
 """Float inputs that are settings or statistics, not weights: operator -> positions."""
 
 BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
-"""Operators beside which a single number is a bound or a filler, not a weight: operator -> most axes it has then."""
+"""Operators for which a single number is a bound or a filler, not a weight: operator -> most axes of the number."""
 
 _EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
 
@@ -44,7 +44,7 @@ RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset
 
 
 def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
-    """Return the float initializers that serve as a weight somewhere on the way to ``scores``."""
+    """Return the float initializers that ``scores`` depends on and that some operator reads as a weight."""
     reached = reaching(scores)
     return [
         name
@@ -58,7 +58,7 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def is_setting(array: np.ndarray, node: ir.Node, index: int) -> bool:
-    """Whether a node takes ``array`` for a setting there, or a single number for a bound or to keep off zero."""
+    """Whether a node reads ``array`` as a setting, or a single number as a bound or an epsilon."""
     wanted = index in NOT_WEIGHTS.get(node.op_type, ())
     if wanted or array.size != 1:
         return wanted

@@ -1,4 +1,4 @@
-"""L-BFGS over SciPy, the one optimizer that minimizes the loss of the whole data set."""
+"""L-BFGS by SciPy, the only optimizer that minimizes the loss of the whole data set."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Objective: TypeAlias = "Callable[[np.ndarray], tuple[float, np.ndarray]]"
 
 
 class BaseOptimizer(Component):
-    """What :class:`Optimizer` and :class:`LBFGS` share."""
+    """Base class of :class:`Optimizer` and :class:`LBFGS`."""
 
 
 @dataclass(frozen=True, eq=False)
 class MinimizeResult:
-    """Where :meth:`LBFGS.minimize` ended: the last iterate, of shape (P,), and the objective there.
+    """Result of :meth:`LBFGS.minimize`: the last iterate, of shape (P,), and its objective.
 
-    ``converged``: a tolerance was met; ``limited``: a limit was, else a line search failed. ``message`` is SciPy's.
+    ``converged``: a tolerance was met; ``limited``: a limit was reached; else a line search failed. ``message`` is
+    SciPy's.
     """
 
     vector: np.ndarray
@@ -74,12 +75,13 @@ class LBFGS(BaseOptimizer):
         Parameters
         ----------
         objective : callable (vector) -> (loss, gradient)
-            It must not keep or change the vector.
+            It must neither keep nor change the vector.
         start : ndarray of shape (P,)
         max_iter, tol : int, float
-            Most iterations; before, the gradient with no element above ``tol``, or a loss that falls no more, end it.
+            Maximum number of iterations. The search ends earlier if no element of the gradient exceeds ``tol``, or if
+            the loss stops falling.
         callback : callable (vector, loss) -> bool or None, optional
-            Called after each iteration; True ends the search there.
+            Called after each iteration; True stops the search.
         """
         limits = {"maxls": self.max_line_searches, "maxfun": self.max_fun, "maxiter": max_iter}
         options: Any = {"maxcor": self.history_size, "gtol": tol, **limits}

@@ -1,7 +1,7 @@
 """Update graphs: one step of an optimizer over flat vectors, proven safe to run in place.
 
-A new vector is written over the old one. That is right only while nothing reads the old vector after its successor is
-written; :func:`update_graph` proves it for every graph it returns.
+A new vector overwrites the old one. This is correct only if nothing reads the old vector after the new one is written;
+:func:`update_graph` proves it for every graph that it returns.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import add_output
+from .._graph.edits import append_output
 from ..exceptions import ModelError
 
 Coefficients: TypeAlias = "dict[str, float | int]"
-Step: TypeAlias = "tuple[Value, dict[str, Value]]"
+Update: TypeAlias = "tuple[Value, dict[str, Value]]"
 Named: TypeAlias = "Mapping[str, Value]"
 
 PIECE = 131072
-"""Elements per run of an elementwise graph over vectors longer than two of these. Temporaries then stay in the cache:
+"""Elements per run of an elementwise graph over vectors longer than two of these. Temporaries then fit the cache:
 AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise)."""
 
 
 class UpdateRule(Protocol):
-    """What :func:`update_graph` needs of an optimizer; :class:`onnxtrain_sklearn.optimizers.Optimizer` documents it."""
+    """The methods that :func:`update_graph` calls; :class:`onnxtrain_sklearn.optimizers.Optimizer` documents them."""
 
     elementwise: bool
 
@@ -37,7 +37,7 @@ class UpdateRule(Protocol):
 
     def update(
         self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Step: ...
+    ) -> Update: ...
 
     def fused(self) -> UpdateRule | None: ...
 
@@ -46,10 +46,10 @@ class UpdateRule(Protocol):
 class UpdateGraph:
     """One optimizer step as a graph.
 
-    Inputs of ``model`` are ``parameters``, ``gradients``, the slots and the coefficients by their names, outputs are
-    ``new_parameters`` and ``new_SLOT``, each of which may be written over its predecessor. ``slots`` are the state
-    vectors and their initial values, ``coefficients(learning_rate, t)`` the scalars of a step. An ``elementwise`` graph
-    may be run on pieces of the vectors.
+    Inputs of ``model`` are ``parameters``, ``gradients``, the slots and the coefficients by their names. Outputs are
+    ``new_parameters`` and ``new_SLOT``, each of which may overwrite its predecessor. ``slots`` are the state vectors
+    with their initial values, ``coefficients(learning_rate, t)`` the scalars of a step. An ``elementwise`` graph may be
+    run on pieces of the vectors.
     """
 
     model: ir.Model
@@ -61,10 +61,10 @@ class UpdateGraph:
 def update_graph(optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False) -> UpdateGraph:
     """Return the update graph of ``optimizer`` for vectors of type ``dtype``, proven safe to run in place.
 
-    With ``fused`` it uses onnxruntime-training's kernels where they do the same.
+    With ``fused`` it uses equivalent kernels of onnxruntime-training, if there are any.
     """
     owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
-    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass has another rule
+    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass overrides the rule
     rule = (optimizer.fused() if fused else None) or optimizer
     slots, author = rule.state(), f"{type(rule).__name__}.update"
     vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
@@ -77,7 +77,7 @@ def update_graph(optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = Fal
         raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
     for name, value in _separate(op, {"parameters": parameters, **new_state}).items():
         _check_in_place(author, vectors[name], value)
-        add_output(op.graph, value, f"new_{name}", vectors[name])
+        append_output(op.graph, value, f"new_{name}", vectors[name])
     elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
     return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise)
 
@@ -98,8 +98,8 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
     scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
     clipped = op.Mul(gradients, op.Cast(scale, to=dtype))
     _check_in_place("clip_graph", gradients, clipped)
-    add_output(op.graph, clipped, "new_gradients", gradients)
-    add_output(op.graph, op.Cast(norm, to=dtype), "norm", max_norm)
+    append_output(op.graph, clipped, "new_gradients", gradients)
+    append_output(op.graph, op.Cast(norm, to=dtype), "norm", max_norm)
     return ir.Model(op.graph, ir_version=8)
 
 
@@ -109,7 +109,7 @@ def _builder(inputs: list[Value], dtype: ir.DataType, name: str) -> GraphBuilder
 
 
 def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:
-    """Return ``results`` with copies of the values that are inputs of the graph or that stand there twice."""
+    """Return ``results`` with copies of values that are inputs of the graph or occur twice."""
     values = list(results.values())
     return {name: v if v.producer() and values.count(v) == 1 else op.Identity(v) for name, v in results.items()}
 
@@ -122,7 +122,7 @@ _ELEMENTWISE = frozenset(
 
 
 def _check_in_place(author: str, old: Value, new: Value) -> None:
-    """Raise unless every reader of ``old`` must run before ``new`` is written, or writes it element by element."""
+    """Raise unless every reader of ``old`` runs before ``new`` is written, or writes it element by element."""
     writer = new.producer()
     before: set[ir.Node] = set()
     front = {writer} if writer else set()

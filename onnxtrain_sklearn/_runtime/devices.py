@@ -90,12 +90,12 @@ def _check_available(names: Sequence[str], device: str) -> None:
 
 def _meant(name: str) -> str:
     """Return a suggestion if ``name`` is close to a provider that onnxruntime knows but is not one."""
-    known = {_stem(provider): provider for provider in onnxruntime.get_all_providers()}
-    close = get_close_matches(_stem(name), known, n=1, cutoff=0.7)
+    known = {_provider_stem(provider): provider for provider in onnxruntime.get_all_providers()}
+    close = get_close_matches(_provider_stem(name), known, n=1, cutoff=0.7)
     return f" Did you mean {known[close[0]]!r}?" if close and name not in known.values() else ""
 
 
-def _stem(provider: str) -> str:
+def _provider_stem(provider: str) -> str:
     return provider.lower().removesuffix("provider").removesuffix("execution")
 
 

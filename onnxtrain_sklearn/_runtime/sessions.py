@@ -16,7 +16,7 @@ from .distributions import onnxruntime
 from .errors import not_loaded, not_run
 from .session_options import set_option
 
-Session: TypeAlias = "onnxruntime.InferenceSession"
+InferenceSession: TypeAlias = "onnxruntime.InferenceSession"
 
 _sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 _forks = 0
@@ -68,7 +68,7 @@ def create_session(
     return session
 
 
-def run_session(session: Session, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
+def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
     """Return outputs of a session by name; raises ModelError if the run fails."""
     try:
         return list(session.run(outputs, feeds))

@@ -20,7 +20,7 @@ from .._graph.trainable import TrainableModel
 from .._optimizers.update_graph import UpdateGraph, clip_graph, update_graph
 from .._runtime import gradient_builder, sessions
 from .._runtime.binding import Array, Binding
-from .._runtime.sessions import Session
+from .._runtime.sessions import InferenceSession
 from ..optimizers import Optimizer
 from .dropout import UniformNumbers, expose_dropout
 from .loss_graph import (
@@ -110,7 +110,7 @@ class BaseStep:
 
     def _bind_pass(
         self,
-        session: Session,
+        session: InferenceSession,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
         gradients: Mapping[str, Array],
@@ -148,13 +148,13 @@ class BaseStep:
         return graph
 
     def _bind_update(
-        self, session: Session, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
+        self, session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
     ) -> Binding:
         """Bind the update of ``vectors``, which are the parameters and the slots, in place."""
         outputs = {f"new_{name}": vector for name, vector in vectors.items()}
         return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
 
-    def _session(self, model: ir.Model, threads: int = 1) -> Session:
+    def _session(self, model: ir.Model, threads: int = 1) -> InferenceSession:
         """Small graphs get one thread: a second pool that spins would compete with the gradient session's."""
         settings, content = self.settings, to_proto(model).SerializeToString()
         return sessions.create_session(content, settings.device, threads=threads, options=settings.session_options)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.builder import GraphBuilder
-from .._graph.edits import add_output, copy_type
+from .._graph.edits import append_output, copy_type
 from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
@@ -197,7 +197,7 @@ def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
     """Return the graph that copies the vector ``moved`` to ``statistics``."""
     value = ir.val("moved", kind, (size,))
     op = GraphBuilder(ir.Graph([value], [], nodes=[], opset_imports={"": 18}, name="copy"), prefix="copy")
-    add_output(op.graph, op.Identity(value), "statistics", value)
+    append_output(op.graph, op.Identity(value), "statistics", value)
     return ir.Model(op.graph, ir_version=8)
 
 

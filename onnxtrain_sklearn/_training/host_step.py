@@ -18,7 +18,7 @@ from .._graph.trainable import TrainableModel
 from .._optimizers.update_graph import PIECE
 from .._runtime import devices, errors
 from .._runtime.binding import Binding
-from .._runtime.sessions import Session
+from .._runtime.sessions import InferenceSession
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
 from .dropout import UniformNumbers
@@ -136,7 +136,7 @@ class HostStep(BaseStep):
         size = PIECE if graph.elementwise and len(vector) > 2 * PIECE else len(vector)
         return [self._update_binding(session, slice(i, i + size)) for i in range(0, len(vector), size)]
 
-    def _update_binding(self, session: Session, piece: slice) -> Binding:
+    def _update_binding(self, session: InferenceSession, piece: slice) -> Binding:
         vectors = {"parameters": self.parameters.vector[piece]}
         vectors |= {name: slot[piece] for name, slot in self.state.slots.items()}
         return self._bind_update(session, vectors, self.parameters.gradient[piece], self._scalars)

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.contrib.lowering import FIRST_OPSETS, FORMS, lower
+from onnxtrain_sklearn._graph.contrib.lowering import FIRST_OPSETS, LOWERINGS, lower
 from onnxtrain_sklearn._graph.precision import in_dtype
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
@@ -200,10 +200,10 @@ def right_cases(operator):
     return [one for one in CASES if one.operator == operator and not one.refused]
 
 
-@pytest.mark.parametrize("operator", FORMS)
+@pytest.mark.parametrize("operator", LOWERINGS)
 def test_everything_honored_has_a_case(operator):
     """Attributes of every form are set in a case, inputs given and outputs read."""
-    form, cases = FORMS[operator], right_cases(operator)
+    form, cases = LOWERINGS[operator], right_cases(operator)
     set_somewhere = {name for one in cases for name in one.attributes}
     assert set(form.values) <= set_somewhere
     given = {i for one in cases for i, x in enumerate(one.inputs) if x is not None}
@@ -218,10 +218,10 @@ NOTHING = {"mask_index_type", "is_inner_broadcast", "kernel_shape", "seed"}
 """Attributes that tell what the inputs tell already, or the numbers that are drawn in training."""
 
 
-@pytest.mark.parametrize("operator", FORMS)
+@pytest.mark.parametrize("operator", LOWERINGS)
 def test_each_attribute_matters(operator):
     """Without it, some case gives other values, or none at all."""
-    for name in set(FORMS[operator].values) - NOTHING:
+    for name in set(LOWERINGS[operator].values) - NOTHING:
         assert any(changes(one, name) for one in right_cases(operator) if name in one.attributes), name
 
 
@@ -237,7 +237,7 @@ def changes(one, name):
     return any(a.shape != b.shape or not np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(with_it, without, strict=True))
 
 
-@pytest.mark.parametrize("operator", [name for name in FORMS if name.startswith(CONTRIB)])
+@pytest.mark.parametrize("operator", [name for name in LOWERINGS if name.startswith(CONTRIB)])
 def test_an_attribute_or_input_that_is_new_is_refused(operator):
     """As a newer onnxruntime may bring one."""
     one = right_cases(operator)[0]
@@ -247,7 +247,7 @@ def test_an_attribute_or_input_that_is_new_is_refused(operator):
         lowered(one, proto)
     more = model_of(one, 18)
     inputs = more.graph.node[0].input
-    inputs.extend([""] * (FORMS[operator].inputs - len(inputs)))
+    inputs.extend([""] * (LOWERINGS[operator].inputs - len(inputs)))
     inputs.append("x0")
     with pytest.raises(AssertionError):
         lowered(one, more)

@@ -1,37 +1,37 @@
-"""Activations, with a bias added before, and biases added before something else."""
+"""Activations after a bias, and biases before other operators."""
 
 from __future__ import annotations
 
-from .context import Form, Fused, Outputs, fast_gelu, gelu, plus
+from .context import Fused, FusionRule, Outputs, fast_gelu, gelu, plus
 
 
-def _gelu(f: Fused) -> Outputs:
+def _lower_gelu(f: Fused) -> Outputs:
     return [gelu(f.op, plus(f.op, f.x(0), f.given(1)))]
 
 
-def _fast_gelu(f: Fused) -> Outputs:
+def _lower_fast_gelu(f: Fused) -> Outputs:
     return [fast_gelu(f.op, plus(f.op, f.x(0), f.given(1)))]
 
 
-def _quick_gelu(f: Fused) -> Outputs:
+def _lower_quick_gelu(f: Fused) -> Outputs:
     alpha = float(f.attribute("alpha", 1.702))
     return [f.op.Mul(f.x(), f.op.Sigmoid(f.op.Mul(f.x(), alpha)))]
 
 
-def _bias_split_gelu(f: Fused) -> Outputs:
-    """The second half of the last axis is the gate of the first."""
+def _lower_bias_split_gelu(f: Fused) -> Outputs:
+    """Multiply the first half of the last axis by the activated second half."""
     x = f.op.Add(f.x(0), f.x(1))
     half = f.size(f.x(1), -1) // 2
     hidden, gate = f.op.emit("Split", x, outputs=2, axis=-1, split=[half, half])
     return [f.op.Mul(hidden, gelu(f.op, gate))]
 
 
-def _bias_add(f: Fused) -> Outputs:
+def _lower_bias_add(f: Fused) -> Outputs:
     return [f.op.Add(f.op.Add(f.x(0), f.x(1)), f.x(2))]
 
 
-def _bias_softmax(f: Fused) -> Outputs:
-    """All axes from ``axis`` on are normalized as one; the fusion takes the bias as an Add broadcast it."""
+def _lower_bias_softmax(f: Fused) -> Outputs:
+    """Normalize all axes from ``axis`` on as one; the bias is broadcast as by an Add."""
     data = f.op.Add(f.x(0), f.x(1))
     rank = f.rank(f.x(0))
     axis = f.attribute("axis", 1) % rank
@@ -40,8 +40,8 @@ def _bias_softmax(f: Fused) -> Outputs:
     return [f.op.Softmax(data, axis=-1 if f.op.opset >= 13 else axis)]
 
 
-def _bias_dropout(f: Fused) -> Outputs:
-    """The residual is added to what is left."""
+def _lower_bias_dropout(f: Fused) -> Outputs:
+    """Add the residual after the Dropout."""
     op = f.op
     if op.opset < 12:
         f.refuse("before opset 12 Dropout has no input for its mode")
@@ -50,13 +50,13 @@ def _bias_dropout(f: Fused) -> Outputs:
     return [plus(op, y, f.given(2)), mask]
 
 
-FORMS = {
-    "com.microsoft.BiasAdd": Form(_bias_add, inputs=3),
-    "com.microsoft.BiasDropout": Form(_bias_dropout, "seed", inputs=5, outputs=2),
-    "com.microsoft.BiasGelu": Form(_gelu, inputs=2),
-    "com.microsoft.BiasSoftmax": Form(_bias_softmax, "axis is_inner_broadcast", inputs=2),
-    "com.microsoft.BiasSplitGelu": Form(_bias_split_gelu, inputs=2),
-    "com.microsoft.FastGelu": Form(_fast_gelu, inputs=2),
-    "com.microsoft.Gelu": Form(_gelu),
-    "com.microsoft.QuickGelu": Form(_quick_gelu, "alpha"),
+LOWERINGS = {
+    "com.microsoft.BiasAdd": FusionRule(_lower_bias_add, inputs=3),
+    "com.microsoft.BiasDropout": FusionRule(_lower_bias_dropout, "seed", inputs=5, outputs=2),
+    "com.microsoft.BiasGelu": FusionRule(_lower_gelu, inputs=2),
+    "com.microsoft.BiasSoftmax": FusionRule(_lower_bias_softmax, "axis is_inner_broadcast", inputs=2),
+    "com.microsoft.BiasSplitGelu": FusionRule(_lower_bias_split_gelu, inputs=2),
+    "com.microsoft.FastGelu": FusionRule(_lower_fast_gelu, inputs=2),
+    "com.microsoft.Gelu": FusionRule(_lower_gelu),
+    "com.microsoft.QuickGelu": FusionRule(_lower_quick_gelu, "alpha"),
 }

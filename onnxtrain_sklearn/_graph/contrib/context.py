@@ -1,8 +1,8 @@
-"""What a lowering of a fused operator reads and emits with, and what several of them need.
+"""Context of the lowerings of fused operators, and helpers that several lowerings use.
 
-A lowering is a function of a :class:`Fused`, one node, that returns its outputs as ONNX's own operators compute them,
-in their order and of the opset of the graph. Beside it stand the attributes, inputs and outputs that it honors;
-whatever else is set keeps the node as it is.
+A lowering is a function of a :class:`Fused` node. It returns the outputs of the node, in order, computed by ONNX's own
+operators in the opset of the graph. A :class:`FusionRule` declares which attributes, inputs and outputs the lowering
+supports; a node with any other setting stays as it is.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..supported import Known
 
 
 class Refused(Exception):
-    """A node has a setting that its lowering has no form for."""
+    """A node has a setting that its lowering does not support."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """One node and the builder of its graph, whose floats are of the type of the node's."""
+    """One node and the builder of its graph, whose floats have the type of the node's floats."""
 
     op: GraphBuilder
     node: ir.Node
 
     def x(self, index: int = 0) -> ir.Value:
-        """Return an input that the operator must have."""
+        """Return a required input."""
         value = self.given(index)
         return self.refuse(f"its input {index} is missing") if value is None else value
 
@@ -40,7 +40,7 @@ class Fused:
         return operand(self.node, index)
 
     def wants(self, index: int) -> bool:
-        """Whether anything reads an output."""
+        """Whether an output is read."""
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value is not None and is_read(value)
 
@@ -49,7 +49,7 @@ class Fused:
         return attribute(self.node, name, default)
 
     def needed(self, name: str) -> Any:
-        """Return an attribute that must be set."""
+        """Return a required attribute."""
         value = self.attribute(name)
         return self.refuse(f"its attribute {name} is missing") if value is None else value
 
@@ -69,12 +69,12 @@ class Fused:
 
 
 Outputs: TypeAlias = "Sequence[ir.Value | None]"
-Lowering: TypeAlias = Callable[[Fused], Outputs]
+LoweringFunction: TypeAlias = Callable[[Fused], Outputs]
 
 
 @dataclass(frozen=True)
-class Form(Known[Lowering]):
-    """A lowering and what it honors; ``defaults`` are values of other attributes that change nothing."""
+class FusionRule(Known[LoweringFunction]):
+    """A lowering and what it supports; ``defaults`` are values of further attributes that have no effect."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,18 +84,18 @@ class Form(Known[Lowering]):
 
 
 def gelu(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Return the exact form, by the error function."""
+    """Return the exact GELU, by the error function."""
     if op.opset >= 20:
         return op.Gelu(x)
     return op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1.0))
 
 
 def fast_gelu(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Return the approximation by tanh, with onnxruntime's constants."""
+    """Return the approximation of GELU by tanh, with onnxruntime's constants."""
     inner = op.Mul(x, op.Add(op.Mul(op.Mul(x, x), 0.035677408136300125), 0.7978845608028654))
     return op.Mul(op.Mul(x, 0.5), op.Add(op.Tanh(inner), 1.0))
 
 
 def plus(op: GraphBuilder, x: ir.Value, bias: ir.Value | None) -> ir.Value:
-    """Return the sum with a bias, where there is one."""
+    """Return the sum with an optional bias."""
     return x if bias is None else op.Add(x, bias)

@@ -1,8 +1,8 @@
-"""Operators that onnxruntime's optimizers write, put into ONNX's own when a graph is read.
+"""Lowering of operators that onnxruntime's optimizers write to ONNX's own operators, when a graph is read.
 
-Both engines differentiate what comes out, and it runs on any runtime. Initializers keep their names and values. A node
-that has no form, or a setting that its form does not honor, stays as it is: it may be frozen. Then :func:`refusal` says
-why it has no gradient.
+Both engines differentiate the result, and it runs on any runtime. Initializers keep their names and values. A node
+without a rule, or with a setting that its rule does not support, stays as it is, since it may be frozen;
+:func:`refusal` then says why it has no gradient.
 """
 
 from __future__ import annotations
@@ -16,36 +16,41 @@ from ..edits import remove_unread, replace_node
 from ..folding import IntegerTracker
 from ..queries import is_float
 from . import activations, attention, normalization, products
-from .context import Form, Fused, Refused
+from .context import Fused, FusionRule, Refused
 
-FORMS: dict[str, Form] = {**activations.FORMS, **attention.FORMS, **normalization.FORMS, **products.FORMS}
+LOWERINGS: dict[str, FusionRule] = {
+    **activations.LOWERINGS,
+    **attention.LOWERINGS,
+    **normalization.LOWERINGS,
+    **products.LOWERINGS,
+}
 
 FIRST_OPSETS = {"LayerNormalization": 17}
-"""Operators of ONNX's own domain that are onnxruntime's in older opsets."""
+"""Operators that are onnxruntime's in the default domain before the opset in which ONNX defines them."""
 
 REASONS = {
     "com.microsoft.nchwc": "onnxruntime's optimizer laid it out for the processor that it ran on; save the optimized "
     "model with ORT_ENABLE_EXTENDED in place of ORT_ENABLE_ALL, or train the file that it was made from",
     "com.microsoft.nhwc": "onnxruntime's optimizer laid it out for one device; train the file that it was made from",
 }
-"""Domains none of whose operators has a form, and why."""
+"""Domains whose operators have no rule, and why."""
 
-QUANTIZED = re.compile(
+_QUANTIZED_OPERATORS = re.compile(
     r"Q[A-Z]|Dequantize|DynamicQuantize|Quantize|MatMul(Integer|NBits|Bnb4|FpQ4)|GatherBlockQuantized"
 )
-"""Starts of the names of operators of onnxruntime's whose weights are whole numbers."""
+"""Prefixes of onnxruntime's operators with integer weights."""
 
 _PREFIX, _WHY = "lowered", "onnxtrain/why"
 
 
 def is_fused(domain: str, op_type: str, opset: int) -> bool:
-    """Whether an operator has a form that stands for it."""
+    """Whether an operator has a rule in this opset."""
     kind = f"{domain}.{op_type}" if domain else op_type
-    return kind in FORMS and opset < FIRST_OPSETS.get(kind, opset + 1)
+    return kind in LOWERINGS and opset < FIRST_OPSETS.get(kind, opset + 1)
 
 
 def lower(model: ir.Model) -> ir.Model:
-    """Replace the nodes that have a form, those of subgraphs too, in place; shapes are filled in on the way."""
+    """Replace the nodes that have a rule, in place, also in subgraphs; shapes are inferred along the way."""
     opset = model.graph.opset_imports.get("", 0)
     if any(is_fused(node.domain, node.op_type, opset) for node in model.graph.all_nodes()):
         builder = GraphBuilder(model.graph, prefix=_PREFIX, constant_nodes=True)
@@ -56,8 +61,8 @@ def lower(model: ir.Model) -> ir.Model:
 
 
 def refusal(node: ir.Node) -> str | None:
-    """Return why a node was left as it is, None where there is no more to say than that it has no gradient."""
-    if node.domain == "com.microsoft" and QUANTIZED.match(node.op_type):
+    """Return why a node was not lowered, None where there is no particular reason."""
+    if node.domain == "com.microsoft" and _QUANTIZED_OPERATORS.match(node.op_type):
         return "its numbers are quantized; train the file that was quantized"
     return node.meta.get(_WHY) or REASONS.get(node.domain)
 
@@ -67,7 +72,7 @@ def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
     for node in list(op.graph):
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                _lower_graph(_inner(op, attribute.as_graph()), tracker, opset)
+                _lower_graph(_body_builder(op, attribute.as_graph()), tracker, opset)
         if is_fused(node.domain, node.op_type, opset):
             replaced = _lower_node(op, node, tracker) or replaced
         else:
@@ -78,8 +83,8 @@ def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
     remove_unread(op.graph, own)
 
 
-def _inner(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
-    """Return a builder for a body; its names are new to the whole model."""
+def _body_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
+    """Return a builder for a body, with names that are unique in the whole model."""
     graph.opset_imports.update(op.graph.opset_imports)
     inner = GraphBuilder(graph, prefix=_PREFIX, constant_nodes=True)
     inner.taken = op.taken
@@ -87,19 +92,19 @@ def _inner(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
 
 
 def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> bool:
-    """Replace a node; what was emitted before a refusal is taken away again."""
-    form = FORMS[f"{node.domain}.{node.op_type}" if node.domain else node.op_type]
+    """Replace a node; nodes emitted before a refusal are removed again."""
+    rule = LOWERINGS[f"{node.domain}.{node.op_type}" if node.domain else node.op_type]
     before = len(op.graph)
     floats = [v.dtype for v in [*node.inputs, *node.outputs] if v is not None and v.dtype is not None and is_float(v)]
     op.dtype = floats[0] if floats else ir.DataType.FLOAT
     try:
-        reason = form.unknown(node)
+        reason = rule.unknown(node)
         if reason is not None:
             raise Refused(reason)
-        results = form.rule(Fused(op, node))
+        results = rule.rule(Fused(op, node))
     except Refused as error:
         node.meta[_WHY] = str(error)
-        _take_back(op, list(op.graph)[before:])
+        _remove_emitted(op, list(op.graph)[before:])
         return False
     for emitted in list(op.graph)[before:]:
         tracker.visit(emitted)
@@ -107,7 +112,7 @@ def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> boo
     return True
 
 
-def _take_back(op: GraphBuilder, nodes: list[ir.Node]) -> None:
+def _remove_emitted(op: GraphBuilder, nodes: list[ir.Node]) -> None:
     for node in reversed(nodes):
-        if node.op_type != "Constant":  # it may be shared with what comes later
+        if node.op_type != "Constant":  # later nodes may share it
             op.graph.remove(node, safe=True)
