@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ._graph.builder import GraphBuilder
-from ._graph.links import LINKS, Link, Task, apply_link, row_sum
+from ._graph.links import LINKS, Link, TargetScaling, Task, apply_link, row_sum
 from ._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
 from ._support.components import Component, resolve
 from ._support.rules import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Rules
@@ -42,6 +42,10 @@ class Loss(Component, ABC):
     ----------
     tasks : frozenset of {"regression", "binary", "multiclass", "multilabel"}
         What the loss can be used for.
+    target_scaling : {"standard", "mean"} or None
+        How regression targets may be scaled for training (``target_scaling="auto"`` of the estimator). "standard": to
+        mean 0 and standard deviation 1, for losses whose minimum moves with the unit of the targets. "mean": to mean
+        1, for those with a log link. None, the default: the loss takes them in their own unit.
 
     Notes
     -----
@@ -60,6 +64,7 @@ class Loss(Component, ABC):
     """
 
     tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
+    target_scaling: ClassVar[TargetScaling | None] = None
 
     @abstractmethod
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
@@ -92,9 +97,12 @@ class Loss(Component, ABC):
 
 class _RegressionLoss(Loss):
     tasks = frozenset({"regression"})
+    target_scaling: ClassVar[TargetScaling | None] = "standard"
 
 
 class _ExponentialLoss(_RegressionLoss):
+    target_scaling = "mean"
+
     def link(self, task: Task) -> Link:
         return "exp"
 
@@ -139,7 +147,8 @@ class Huber(_RegressionLoss):
     Parameters
     ----------
     delta : float, default=1.0
-        Residual at which the quadratic part ends, positive, in the unit of the targets.
+        Residual at which the quadratic part ends, positive, in the unit of the targets that are trained on: standard
+        deviations of ``y`` where the estimator scales them (``target_scaling``).
 
     References
     ----------

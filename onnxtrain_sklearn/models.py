@@ -80,7 +80,17 @@ INITIALIZATIONS: dict[str, Draw] = {
 
 
 class GraphModel(Component, ABC):
-    """Base class of the graph builders; ``build`` calls :meth:`validate` first."""
+    """Base class of the graph builders; ``build`` calls :meth:`validate` first.
+
+    Attributes
+    ----------
+    scales_targets : bool
+        Whether the graphs may be trained on regression targets of another unit than that of ``y``
+        (``target_scaling="auto"`` of the regressor): their output is a linear layer of its own. False, the default:
+        the graph predicts in the units of ``y`` itself.
+    """
+
+    scales_targets: ClassVar[bool] = False
 
     @abstractmethod
     def build(
@@ -119,6 +129,7 @@ class MLP(GraphModel):
     ['layers.0.weight', 'layers.0.bias', 'layers.1.weight', 'layers.1.bias']
     """
 
+    scales_targets = True
     valid: ClassVar[Rules] = {
         "hidden_layer_sizes": (Sizes(),),
         "activation": (OneOf(ACTIVATIONS),),
@@ -171,6 +182,7 @@ class Linear(GraphModel):
     ['weight', 'bias']
     """
 
+    scales_targets = True
     valid: ClassVar[Rules] = {"fit_intercept": (bool,), "initialization": (OneOf(INITIALIZATIONS),)}
 
     def __init__(self, fit_intercept: bool = True, initialization: str = "glorot_uniform") -> None:
@@ -224,6 +236,7 @@ class ConvNet(GraphModel):
     True
     """
 
+    scales_targets = True
     valid: ClassVar[Rules] = {
         "channels": (Sizes(),),
         "kernel_size": (COUNT,),
@@ -304,11 +317,16 @@ class Builder(Protocol):
                               read-only, or a sparse matrix where the user gave one. Rows that are held out for early
                               stopping and rows of weight zero are left out.
     ``y``                     Their targets: int64 of shape (n_samples,) with indices into the sorted classes for
-                              classes, else float64 of shape (n_samples, n_outputs).
+                              classes, else float64 of shape (n_samples, n_outputs), in the units that
+                              are trained (``target_scaling`` of the regressor).
     ``sample_weight``         Their weights, float64 of shape (n_samples,), or None where all are one.
     ========================= ==========================================================================================
 
     The data are those of the call that builds the graph: of ``fit``, or of the first ``partial_fit``.
+
+    Targets are scaled for a builder whose attribute ``scales_targets`` is True; see :class:`GraphModel`. One whose
+    attribute ``fit_intercept`` is False makes graphs that are 0 for a row of zeros, as
+    :class:`Linear` does: targets are scaled for it without being centered.
     """
 
     @property

@@ -63,7 +63,7 @@ def test_regression(optimizer, width, alpha, settings):
     ours, peer = mean_scores(
         load_diabetes,
         lambda seed: OrtGradientRegressor(
-            MLP((width,)), optimizer=optimizer, alpha=2 * alpha, random_state=seed, **settings
+            MLP((width,)), optimizer=optimizer, alpha=2 * alpha, random_state=seed, target_scaling=None, **settings
         ),
         lambda seed: MLPRegressor(random_state=seed, **peer_settings),
     )

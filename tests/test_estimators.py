@@ -123,7 +123,8 @@ def test_tiny_data(n):
 @pytest.mark.parametrize("batch_size", [1, 7, 89, 90, 5000, "auto"])
 def test_every_row_is_seen_once_an_epoch_at_any_batch_size(batch_size):
     X, y = blobs()
-    fitted = regressor(batch_size=batch_size, optimizer="sgd", learning_rate_init=0, max_iter=1).fit(X, y)
+    settings = {"optimizer": "sgd", "learning_rate_init": 0, "max_iter": 1, "target_scaling": None}
+    fitted = regressor(batch_size=batch_size, **settings).fit(X, y)
     w, b = fitted.weights_["weight"], fitted.weights_["bias"]
     assert_allclose(fitted.loss_, np.mean((X @ w + b - y[:, None]) ** 2), rtol=1e-5)
     assert fitted.t_ == 90

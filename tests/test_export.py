@@ -108,12 +108,12 @@ def test_outputs_for_several_labels_are_those_of_skl2onnx(form):
 
 
 @pytest.mark.parametrize("y", [NUMBERS, np.stack([NUMBERS, -NUMBERS], axis=1)], ids=["one number", "two numbers"])
-def test_output_of_a_regressor_is_that_of_skl2onnx_but_for_its_name(y):
+def test_output_of_a_regressor_is_that_of_skl2onnx(y):
     regressor = quietly(OrtGradientRegressor(MLP((4,)), max_iter=1), y)
-    ((_, kind, sizes),) = outputs_of(by_skl2onnx(quietly(MLPRegressor(hidden_layer_sizes=(2,), max_iter=1), y)))
+    ((name, kind, sizes),) = outputs_of(by_skl2onnx(quietly(MLPRegressor(hidden_layer_sizes=(2,), max_iter=1), y)))
     sizes[1] = y.size // len(y)  # skl2onnx declares one column for two as well
-    assert outputs_of(regressor.to_onnx()) == [("scores", kind, sizes)]
-    assert_array_equal(results(regressor.to_onnx())["scores"].reshape(y.shape), regressor.predict(X))
+    assert outputs_of(regressor.to_onnx()) == [(name, kind, sizes)]
+    assert_array_equal(results(regressor.to_onnx())[name].reshape(y.shape), regressor.predict(X))
 
 
 # Values

@@ -46,9 +46,9 @@ def test_weights_pull_like_repeated_rows_in_minibatches():
     plain.fit(X, y)
     weighted.fit(X, y, sample_weight=repeats)
     repeated.fit(np.repeat(X, repeats, axis=0), np.repeat(y, repeats))
-    assert abs(repeated.weights_["bias"][0] - 1.0) < 0.2
-    assert abs(weighted.weights_["bias"][0] - repeated.weights_["bias"][0]) < 0.2
-    assert abs(plain.weights_["bias"][0]) < 0.2
+    assert abs(repeated.intercept_ - 1.0) < 0.2
+    assert abs(weighted.intercept_ - repeated.intercept_) < 0.2
+    assert abs(plain.intercept_) < 0.2
 
 
 def test_the_scale_of_the_weights_does_not_matter():

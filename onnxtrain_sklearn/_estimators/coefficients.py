@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from .._data.target_scale import TargetScale
 from .run import Run
 
 _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -65,7 +66,15 @@ def affine_scores(run: Run) -> Affine | None:
         return None
     if head.task == "multiclass" and head.n_outputs == 2:
         return Affine(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
-    return found
+    return found if head.target_scale is None else _in_units(found, head.link, head.target_scale)
+
+
+def _in_units(found: Affine, link: str, scale: TargetScale) -> Affine:
+    """Return the linear layer of targets that were scaled, for targets in their own units."""
+    if link == "exp":  # scale · exp(s) = exp(s + log scale)
+        return Affine(found.weight, (found.bias + np.log(scale.scale)).astype(found.bias.dtype))
+    bias = found.bias * scale.scale + scale.center
+    return Affine((found.weight * scale.scale).astype(found.weight.dtype), bias.astype(found.bias.dtype))
 
 
 Found: TypeAlias = "np.ndarray | Affine | str | None"

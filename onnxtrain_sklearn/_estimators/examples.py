@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from sklearn.base import is_classifier
 
 from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
 from .._data.columns import Column
+from .._data.target_scale import TargetScale
 from .._data.targets import Classes, Targets, require_labels, row_weights
 from .._fitted.encoding import as_trained
 from .._fitted.model import FittedModel
@@ -97,6 +98,7 @@ def _checked(
 
 def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool) -> Batches:
     """Return the minibatches of some rows, the target among their columns."""
+    examples = scaled(examples, run.head.target_scale)
     values, weights = examples.targets.values, examples.weights
     shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.parameters.buffer.dtype)
     every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
@@ -104,6 +106,14 @@ def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, sh
     fits = n_rows <= min(size, MERGE_LIMIT) and not run.parameters.running_statistics
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
+
+
+def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
+    """Return the examples with their targets as they are trained on."""
+    if scale is None:
+        return examples
+    targets = examples.targets
+    return replace(examples, targets=replace(targets, values=scale.scaled(targets.values)))
 
 
 def _require_rows(columns: Columns, targets: Targets) -> None:

@@ -143,6 +143,15 @@ What the output of a given graph holds. "means": the means that are predicted. "
 (poisson, gamma, tweedie) the logarithms of the means; for others the same as means. "auto": means where the operators
 at the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.{_CHECKED_ON_DATA}""",
         (OneOf(("auto", "scores", "means")),)),
+    "target_scaling": Parameter('"auto" or None', """
+Units that the targets are trained in. "auto": a graph that is built for the data is trained on targets of mean 0 and
+standard deviation 1, for the losses with a log link (poisson, gamma, tweedie) on targets of mean 1, so that the unit of
+``y`` does not matter. Mean and deviation are those of the rows that the first call trains on, weighted. Predictions,
+``to_onnx()``, ``coef_`` and validation scores are in the units of ``y``; ``loss_``, ``weights_`` and parameters of the
+loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are in those that are trained. Given graphs and
+fitted models keep their own units. Builders and losses of your own keep them too, unless their attributes
+``scales_targets`` and ``target_scaling`` say otherwise. None: the units of ``y``.""",
+        (OneOf(("auto",)), None)),
 }  # fmt: skip
 
 CLASSIFIER: Mapping[str, Parameter] = {

@@ -81,6 +81,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
         output_kind: str = "auto",
+        target_scaling: str | None = "auto",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool = False,
@@ -133,9 +134,10 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Returns
         -------
         onnx.ModelProto
-            Without training-only operators, with the opset domains that it uses. The output keeps the name that it
-            has in the graph, and is named ``variable`` where the loss adds a link to it (poisson, gamma). Its
-            predictions are those of :meth:`predict`.
+            Without training-only operators, with the opset domains that it uses. The output is named ``variable``, as
+            skl2onnx names it, where the unit of the targets or the link of the loss (poisson, gamma, tweedie) comes
+            after what the graph computes; elsewhere it keeps its name. Its predictions are those of
+            :meth:`predict`.
 
         Examples
         --------
@@ -144,7 +146,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         >>> X, y = make_regression(200, 5, random_state=0)
         >>> regressor = OrtGradientRegressor(Linear(), optimizer="lbfgs").fit(X, y)
         >>> [output.name for output in regressor.to_onnx().graph.output]
-        ['scores']
+        ['variable']
         """
         return self._exported(OutputOptions())
 

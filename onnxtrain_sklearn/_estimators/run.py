@@ -140,7 +140,8 @@ class Run:
 
     def plain_predictor(self) -> Predictor:
         """Return a session that gives the numbers of the graph itself, and the scores last."""
-        graph = inference_model(self.deployed, self.weights(), self.head, with_scores=True, in_double=False)
+        head = replace(self.head, target_scale=None)
+        graph = inference_model(self.deployed, self.weights(), head, with_scores=True, in_double=False)
         return Predictor(graph, self.device, self.session_options)
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:

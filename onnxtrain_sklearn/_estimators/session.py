@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from .._data.rounding import warn_of_rounding
+from .._data.target_scale import TargetScale, target_scale
 from .._data.validation import split_rows
 from .._fitted.equivalence import require_equal, sample_rows
 from .._fitted.model import FittedModel
@@ -23,9 +24,11 @@ from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
 from .._training.loop import Trainer, TrainerSettings
 from .._training.loss_graph import StepSettings
+from ..exceptions import ModelError
+from ..losses import Loss, resolve_loss
 from ..models import resolve_builder
 from .built_source import built_source, needs_rows
-from .examples import Call, Examples, batches_for, training_examples
+from .examples import Call, Examples, batches_for, scaled, training_examples
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
@@ -50,6 +53,7 @@ class Session:
     def __init__(self, estimator: Any, call: Call) -> None:
         self.estimator, self.call = estimator, call
         self.old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+        self.scale: TargetScale | None = None if self.old is None else self.old.head.target_scale
         self.split: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def prepared(self) -> tuple[Run, Trainer]:
@@ -64,6 +68,7 @@ class Session:
             take_features(estimator, fitted)
         examples = training_examples(estimator, call, source, fitted, old)
         if source is None:
+            self.scale = self._target_scale(examples)
             source, examples = self._built(examples)
         run, settings = self._run(source, fitted, examples)
         self._require_equal_start(run, examples)
@@ -77,18 +82,38 @@ class Session:
         builder = resolve_builder(estimator.model)
         assert builder is not None
         rows = self._split(examples)[0] if needs_rows(builder) else None
-        source = built_source(builder, examples, rows, self.rng)
+        source = built_source(builder, scaled(examples, self.scale), rows, self.rng)
         (column,) = examples.columns.values()
         if column.matches(source.inputs[0]):
             return source, replace(examples, columns={source.inputs[0].name: column})
         columns = graph_inputs(estimator, self.call.X, source.inputs, None, reset=False)
         return source, replace(examples, columns=columns)
 
+    def _target_scale(self, examples: Examples) -> TargetScale | None:
+        """Return the scale of the targets, which a graph that is built for them is trained in."""
+        estimator, builder = self.estimator, resolve_builder(self.estimator.model)
+        if getattr(estimator, "target_scaling", None) is None or not getattr(builder, "scales_targets", False):
+            return None
+        loss = resolve_loss(estimator.loss)
+        loss.check_targets(examples.targets.values)
+        rows, centered = self._split(examples)[0], getattr(builder, "fit_intercept", True)
+        return target_scale(loss.target_scaling, examples.targets, rows, examples.weights, centered=centered)
+
+    def _require_same_units(self, loss: Loss) -> None:
+        """Raise where an earlier call scaled the targets in a way that a loss set since is not for."""
+        if self.scale is not None and loss.target_scaling != self.scale.method:
+            raise ModelError(
+                f"The targets were scaled for another loss when training began, and {type(loss).__name__} cannot take "
+                f"them so. Call fit with warm_start=False, or begin with target_scaling=None."
+            )
+
     def _run(self, source: TrainableModel, fitted: FittedModel | None, examples: Examples) -> tuple[Run, StepSettings]:
         """Return a new run, or the old one brought in line with parameters that were changed since."""
         estimator, columns = self.estimator, examples.columns
         chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng)
-        seen, head, settings = chosen.seen, chosen.head, chosen.settings
+        seen, settings = chosen.seen, chosen.settings
+        self._require_same_units(settings.loss)
+        head = replace(chosen.head, target_scale=self.scale)
         if self.old is not None:
             return resume_run(self.old, seen, head, settings, estimator.trainable, columns), settings
         run = new_run(chosen.source, seen, head, settings, estimator.trainable, columns, self.rng, fitted)

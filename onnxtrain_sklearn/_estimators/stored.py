@@ -24,6 +24,7 @@ CLASSES: Mapping[str, str] = {
     "Origin": "_fitted.provenance",
     "Run": "_estimators.run",
     "Start": "_estimators.start",
+    "TargetScale": "_data.target_scale",
     "Table": "_fitted.tables",
     "TableColumn": "_fitted.tables",
     "TablePipeline": "_fitted.table_graph",

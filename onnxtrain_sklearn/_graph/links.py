@@ -13,6 +13,7 @@ from .builder import GraphBuilder
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
 Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
+TargetScaling: TypeAlias = Literal["standard", "mean"]
 
 
 def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:

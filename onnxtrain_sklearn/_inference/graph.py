@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .._data.target_scale import TargetScale
 from .._graph.activation import as_rows
 from .._graph.builder import GraphBuilder
 from .._graph.edits import multiply_by_columns, swap_initializers
@@ -73,7 +74,8 @@ def inference_model(
     decision = final if model.link == "votes" else scores
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
-        _add_output(op, "variable", apply_link(op, head.link, scores) if prediction is None else prediction, final)
+        prediction = apply_link(op, head.link, scores) if prediction is None else prediction
+        _add_output(op, "variable", _in_units(op, prediction, head.target_scale), final)
     else:
         columns = _columns(op, decision)
         label = _label(op, columns, head) if model.choice is None else _named(op, outputs[model.choice], head)
@@ -92,6 +94,15 @@ def inference_model(
     if form.zipmap is True:
         _zip(op, head)
     return result
+
+
+def _in_units(op: GraphBuilder, prediction: ir.Value, scale: TargetScale | None) -> ir.Value:
+    """Return the prediction in the units of the targets."""
+    if scale is None:
+        return prediction
+    dtype = op.dtype.numpy()
+    scaled = op.Mul(prediction, scale.scale.astype(dtype))
+    return op.Add(scaled, scale.center.astype(dtype)) if scale.center.any() else scaled
 
 
 def _columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:

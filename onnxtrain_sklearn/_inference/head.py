@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._data.target_scale import TargetScale
 from .._graph.links import Link, Task
 
 
@@ -22,12 +23,15 @@ class Head:
         Columns of the scores.
     classes : ndarray, list of ndarray or None
         Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
+    target_scale : TargetScale or None
+        What the targets were scaled by for training; predictions are scaled back.
     """
 
     task: Task
     link: Link
     n_outputs: int
     classes: np.ndarray | list[np.ndarray] | None = None
+    target_scale: TargetScale | None = None
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -1,0 +1,67 @@
+"""Units of regression targets: training takes targets near one, predictions are in the units of ``y``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._graph.links import TargetScaling
+from .targets import Targets
+
+
+@dataclass(frozen=True, eq=False)
+class TargetScale:
+    """``(y - center) / scale``, by column.
+
+    Attributes
+    ----------
+    method : {"standard", "mean"}
+        As losses declare it.
+    center, scale : ndarray of shape (n_outputs,) of float64
+    """
+
+    method: TargetScaling
+    center: np.ndarray
+    scale: np.ndarray
+
+    def scaled(self, values: np.ndarray) -> np.ndarray:
+        """Return targets of shape (n_samples, n_outputs) as they are trained on."""
+        return np.asarray((values - self.center) / self.scale)
+
+
+def target_scale(
+    method: TargetScaling | None, targets: Targets, rows: np.ndarray, weights: np.ndarray | None, *, centered: bool
+) -> TargetScale | None:
+    """Return the scale of the targets of some rows; None where they stay as they are.
+
+    ``method`` is what the loss declares; ``centered`` is False for graphs without an intercept, which predict 0 (or
+    the exponential of 0) for a row of zeros.
+    """
+    if method is None or targets.task != "regression":
+        return None
+    values = targets.values[rows]
+    weights = None if weights is None else weights[rows]
+    if method == "standard":
+        return _standard(values, weights, centered=centered)
+    return _mean(values, weights) if centered else None
+
+
+def _standard(values: np.ndarray, weights: np.ndarray | None, *, centered: bool) -> TargetScale:
+    """Mean 0 and standard deviation 1, or a mean square of 1; a constant column is centered alone."""
+    unit = _not_zero(np.abs(values).max(axis=0))  # the squares of numbers beyond 1e154 overflow
+    values = values / unit
+    center = np.average(values, axis=0, weights=weights) if centered else np.zeros(values.shape[1])
+    deviation = np.sqrt(np.average((values - center) ** 2, axis=0, weights=weights))
+    constant = deviation <= 10 * np.finfo(np.float64).eps  # the largest value is 1 now
+    return TargetScale("standard", center * unit, np.where(constant, 1.0, deviation * unit))
+
+
+def _mean(values: np.ndarray, weights: np.ndarray | None) -> TargetScale:
+    """Mean 1, for targets that are not negative."""
+    mean = np.average(values, axis=0, weights=weights)
+    return TargetScale("mean", np.zeros_like(mean), _not_zero(mean))
+
+
+def _not_zero(sizes: np.ndarray) -> np.ndarray:
+    return np.where(sizes > 0, sizes, 1.0)
