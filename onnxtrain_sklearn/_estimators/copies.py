@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from sklearn.base import BaseEstimator, clone
@@ -42,7 +43,8 @@ class Copied(BaseEstimator):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; one that was fitted where there was more goes on with what there is here."""
-        super().__setstate__(state)
+        given = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
+        super().__setstate__({**given, **state})  # earlier versions had fewer parameters
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])
