@@ -162,8 +162,8 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Conver
         )
         container.initializers_strings.clear()  # by which equal numbers of different estimators would become one
         try:
-            known = convert(scope, operator, container)
-            if known is None:
+            source = convert(scope, operator, container)
+            if source is None:
                 operator.raw_operator = _convertible(estimator)
                 theirs(operator.type)(scope, operator, container)
         finally:
@@ -173,7 +173,7 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Conver
                 estimator,
                 frozenset(node.name for node in container.nodes[nodes:]),
                 frozenset(tensor.name for tensor in container.initializers[initializers:]),
-                tuple(known or ()),
+                *((tuple(source.known), source.marked) if source else ()),
             )
         )
 

@@ -19,7 +19,7 @@ from .._graph.protobuf import to_proto
 from .._support.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
-from .converters.context import ParameterSource, Source
+from .converters.context import Source
 from .converters.registry import CONVERTERS, converter_of
 from .record import record_of
 from .traversal import unwrapped
@@ -35,8 +35,8 @@ _DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
 """What skl2onnx calls types."""
 
 
-def convert(scope: Scope, operator: Operator, container: Container) -> list[ParameterSource] | None:
-    """Convert an estimator by our own converter and return what is known of its parameters; None: there is none."""
+def convert(scope: Scope, operator: Operator, container: Container) -> Source | None:
+    """Convert an estimator by a converter of this package and return what it noted; None: there is no such converter."""
     estimator = operator.raw_operator
     own = converter_of(estimator)
     if own is None or any(type(variable.type).__name__ not in _NUMBERS for variable in operator.inputs):
@@ -57,7 +57,7 @@ def convert(scope: Scope, operator: Operator, container: Container) -> list[Para
     results = own.emit(source)
     if results is not None:
         _add(graph, results, [variable.full_name for variable in operator.outputs], container)
-    return None if results is None else source.known
+    return None if results is None else source
 
 
 def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -> ir.Value:

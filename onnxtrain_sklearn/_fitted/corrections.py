@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     ExtraTreesRegressor,
@@ -44,17 +43,6 @@ def repair(graph: ir.Graph, estimator: Estimator, names: frozenset[str]) -> None
     for kind, functions in REPAIRS.items():
         for function in functions if isinstance(estimator, kind) else ():
             function(graph, estimator, [node for node in graph if node.name in names])
-
-
-def _two_classes_of_discriminants(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """The probability of the second of two classes is the sigmoid of the score s, not the softmax of (-s, s)."""
-    for node in nodes:
-        if node.op_type == "LinearClassifier" and len(estimator.classes_) == 2 and _transform(node) != "NONE":
-            node.attributes["post_transform"] = ir.AttrString("post_transform", "LOGISTIC")
-
-
-def _transform(node: ir.Node) -> str:
-    return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
 
 
 def _no_start_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
@@ -227,7 +215,6 @@ REPAIRS: dict[type, tuple[Repair, ...]] = {
     HistGradientBoostingClassifier: (_categories_of_boosting,),
     HistGradientBoostingRegressor: (_categories_of_boosting, _log_link_of_boosting),
     KNeighborsRegressor: (_targets_of_neighbours,),
-    LinearDiscriminantAnalysis: (_two_classes_of_discriminants,),
     MLPClassifier: (_two_labels_of_perceptrons,),
     MLPRegressor: (_outputs_of_perceptrons,),
     MinMaxScaler: (_leave_gaps_out,),

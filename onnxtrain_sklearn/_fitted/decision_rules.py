@@ -16,6 +16,7 @@ from .._graph.builder import GraphBuilder
 from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.context import EPSILON, ConversionRecord
+from .converters.linear import MARGINS
 from .record import ModelRecord
 
 PAIRS, CHOICE = "pairs", "choice"
@@ -47,10 +48,10 @@ def _keep_votes_of_machine(graph: ir.Graph, record: ModelRecord, conversions: Se
 
 
 def _keep_largest_margin(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Saturated probabilities tie; take the argmax of the margins, the first sum of the converter, instead."""
+    """Saturated probabilities tie; take the argmax of the margins instead."""
     made = next(one for one in conversions if one.estimator is record.last)
-    if len(record.last.classes_) > 2:
-        margin = next(n for n in graph if n.op_type in ("Add", "Gemm") and n.name in made.nodes).outputs[0]
+    if MARGINS in made.marked:
+        margin = graph.node(made.marked[MARGINS]).outputs[0]
         op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
         add_output(graph, CHOICE, op.ArgMax(margin, axis=1, keepdims=False))
 

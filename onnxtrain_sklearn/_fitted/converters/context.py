@@ -8,7 +8,7 @@ Estimators within the estimator are converted by whoever is their converter. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -61,13 +61,16 @@ class ConversionRecord:
     nodes, initializers : frozenset of str
         Their names.
     known : tuple of ParameterSource
-        The initializers whose attributes a converter of our own names.
+        The initializers whose attributes a converter of this package names.
+    marked : dict of str
+        By what they compute, the names of nodes that decision rules read.
     """
 
     estimator: Any
     nodes: frozenset[str]
     initializers: frozenset[str]
     known: tuple[ParameterSource, ...] = ()
+    marked: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Source:
         ``within(estimator, x, raw_scores)`` converts another estimator and returns its outputs.
     known : list of ParameterSource
         The parameters made so far.
+    marked : dict of str
+        The nodes marked so far.
     """
 
     op: GraphBuilder
@@ -95,6 +100,7 @@ class Source:
     raw_scores: bool
     within: Callable[[Estimator, ir.Value, bool], Sequence[ir.Value]]
     known: list[ParameterSource] = field(default_factory=list)
+    marked: dict[str, str] = field(default_factory=dict)
 
     def parameter(
         self,
@@ -103,19 +109,28 @@ class Source:
         array: ArrayLike | None = None,
         *,
         shape: Sequence[int] | None = None,
+        held: Sequence[int] | None = None,
         form: str = "same",
     ) -> ir.Value:
         """Return the numbers of an attribute, or others for them, in a new initializer, which may be trained.
 
-        It has the shape of the attribute, or one axis for a single number; ``shape`` is what it is needed in.
+        The initializer has the shape of the attribute, or one axis for a single number, unless ``held`` names another
+        one. A Reshape in the graph gives the value the shape ``shape``.
         """
         path: Path = (attribute,) if isinstance(attribute, str) else attribute
-        held = follow(owner, path)
+        found = follow(owner, path)
         name = self.op.name(".".join(map(str, path)))
         self.known.append(ParameterSource(name, owner, path, form))
-        numbers = np.asarray(held if array is None else array, np.float32).reshape(np.shape(held) or (1,))
+        numbers = np.asarray(found if array is None else array, np.float32).reshape(held or np.shape(found) or (1,))
         value = self.op.parameter(name, np.ascontiguousarray(numbers))
         return value if shape is None else self.op.Reshape(value, np.array(shape))
+
+    def mark(self, what: str, value: ir.Value) -> None:
+        """Let decision rules find the node that computes a value."""
+        node = value.producer()
+        assert node is not None
+        assert node.name
+        self.marked[what] = node.name
 
     def number(self, estimator: Estimator) -> ir.Value:
         """Return what a regressor predicts, (rows, outputs)."""
