@@ -36,7 +36,7 @@ _DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
 
 
 def convert(scope: Scope, operator: Operator, container: Container) -> Source | None:
-    """Convert an estimator by a converter of this package and return what it noted; None: there is no such converter."""
+    """Convert an estimator by a converter of this package and return what it noted, None where there is none."""
     estimator = operator.raw_operator
     own = converter_of(estimator)
     if own is None or any(type(variable.type).__name__ not in _NUMBERS for variable in operator.inputs):

@@ -21,19 +21,16 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
-from sklearn.neural_network import MLPClassifier, MLPRegressor
-from sklearn.preprocessing import MinMaxScaler, PowerTransformer
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, PowerTransformer, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import insert_behind, replace_node, replace_value
+from .._graph.edits import insert_behind
 from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
 from .._runtime import capabilities
 from .._support.typing import Estimator
 from ..exceptions import ModelError
-from .converters.transformed_target import divides_by_zero
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
@@ -82,25 +79,6 @@ def _log_link_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.
     graph.sort()
 
 
-def _outputs_of_perceptrons(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Several outputs stay in their row: skl2onnx puts them into one column."""
-    op = GraphBuilder(graph, prefix="outputs", constant_nodes=True)
-    for node in [node for node in nodes if node.op_type == "Reshape" and estimator.n_outputs_ > 1]:
-        node.replace_input_with(1, op.constant(np.array([-1, estimator.n_outputs_])))
-        node.outputs[0].shape = None
-    graph.sort()
-
-
-def _two_labels_of_perceptrons(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Two labels a row are no two classes: skl2onnx puts what is left to one beside their probabilities."""
-    if not estimator._label_binarizer.y_type_.startswith("multilabel"):
-        return
-    for node in (node for node in nodes if node.op_type == "Concat"):
-        joined, own = node.outputs[0], node.inputs[1]
-        if own is not None:
-            joined.replace_all_uses_with(own, replace_graph_outputs=True)
-
-
 def _targets_of_neighbours(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """The targets that are averaged are held in float32, as all that is trained."""
     for node in nodes:
@@ -116,41 +94,6 @@ def _declare_float(node: ir.Node) -> None:
         value.dtype = ir.DataType.FLOAT
         for user in [user for user, _ in value.uses() if user.op_type != "Cast"]:
             _declare_float(user)
-
-
-def _sums_of_processes(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """The kernel times ``alpha_`` is summed in float64, as its terms almost cancel."""
-    op = GraphBuilder(graph, prefix="sum", constant_nodes=True)
-    for node in [node for node in nodes if node.op_type == "MatMul"]:
-        kernel, alpha = node.inputs
-        if alpha is not None and alpha.const_value is not None and alpha.const_value.size == estimator.alpha_.size:
-            exact = [op.Cast(value, to=int(ir.DataType.DOUBLE)) for value in (kernel, alpha)]
-            if estimator.alpha_.ndim > 1:
-                exact[0] = op.Unsqueeze(exact[0], axes=[2])
-            total = op.ReduceSum(op.Mul(*exact), axes=[1], keepdims=False)  # a product is fused into one of float32
-            replace_node(op, node, [op.Cast(total, to=int(ir.DataType.FLOAT))])
-    graph.sort()
-
-
-def _power_transform(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Compute powers of what they are defined for only, from one exponent: the others have no gradient, but NaN.
-
-    A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
-    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox). What divides by zero stays with skl2onnx.
-    """
-    inside = [node for node in nodes if node.op_type != "Scaler"]  # which standardizes behind it
-    _leave_gaps_out(graph, estimator, inside)
-    exponents = np.asarray(estimator.lambdas_, np.float32)
-    if divides_by_zero(estimator):
-        return
-    given, made = _ends(inside)
-    if len(made) != 1 or len(given) != 1:
-        return
-    op = GraphBuilder(graph, prefix="power_transform", constant_nodes=True)
-    read = [v for node in inside for v in node.inputs if v is not None]
-    power = next(v for v in read if v.const_value is not None and np.array_equal(v.const_value.numpy(), exponents))
-    replace_value(op, made[0], _powers(op, given[0], power, estimator.method))
-    graph.sort()
 
 
 def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -177,16 +120,6 @@ def _leave_gaps_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node])
     graph.sort()
 
 
-def _powers(op: GraphBuilder, x: ir.Value, power: ir.Value, method: str) -> ir.Value:
-    def beyond_one(logarithm: ir.Value, exponent: ir.Value) -> ir.Value:
-        return op.Div(op.Sub(op.Exp(op.Mul(logarithm, exponent)), 1.0), exponent)
-
-    if method == "box-cox":
-        return beyond_one(op.Log(x), power)
-    above, below = (op.Log(op.Add(op.Relu(side), 1.0)) for side in (x, op.Neg(x)))
-    return op.Sub(beyond_one(above, power), beyond_one(below, op.Sub(2.0, power)))
-
-
 def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
     locale = capabilities.text_locale()
@@ -210,17 +143,17 @@ REPAIRS: dict[type, tuple[Repair, ...]] = {
     DecisionTreeRegressor: (_missing_values_of_trees,),
     ExtraTreesClassifier: (_missing_values_of_trees,),
     ExtraTreesRegressor: (_missing_values_of_trees,),
-    GaussianProcessRegressor: (_sums_of_processes,),
     GradientBoostingClassifier: (_no_start_of_boosting,),
     HistGradientBoostingClassifier: (_categories_of_boosting,),
     HistGradientBoostingRegressor: (_categories_of_boosting, _log_link_of_boosting),
     KNeighborsRegressor: (_targets_of_neighbours,),
-    MLPClassifier: (_two_labels_of_perceptrons,),
-    MLPRegressor: (_outputs_of_perceptrons,),
+    MaxAbsScaler: (_leave_gaps_out,),
     MinMaxScaler: (_leave_gaps_out,),
-    PowerTransformer: (_power_transform,),
+    PowerTransformer: (_leave_gaps_out,),
     RadiusNeighborsRegressor: (_targets_of_neighbours,),
     RandomForestClassifier: (_missing_values_of_trees,),
     RandomForestRegressor: (_missing_values_of_trees,),
+    RobustScaler: (_leave_gaps_out,),
+    StandardScaler: (_leave_gaps_out,),
 }
 """The repairs by class."""

@@ -30,7 +30,7 @@ from .multioutput import expose_labels, keep_votes_of_labels
 from .provenance import Origin, named
 from .record import ModelRecord, record_of
 from .refusals import refuse_untrainable, without_gradient
-from .scores import as_probabilities, drop_needless_norms, expose_scores, prune, tie_normal_density
+from .scores import as_probabilities, expose_scores, prune
 from .table_graph import in_parts
 from .tables import Table, table_of
 from .tracers import Tracer
@@ -98,8 +98,6 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     model, tracer = rewritten.model, Tracer(estimator, structure, again)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
     origins = [as_probabilities(model, one, estimator) for one in origins]
-    for origin in origins:
-        tie_normal_density(model, origin, estimator, conversions)
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
     keep_threshold(model.graph, record)
     return infer_shapes(model), origins
@@ -115,7 +113,6 @@ def _rewritten(
     keep_votes(model.graph, record, conversions)
     keep_votes_of_labels(model.graph, record, conversions)
     infer_shapes(model)
-    drop_needless_norms(model.graph)
     return rewrite(model), conversions, structure
 
 
@@ -125,8 +122,6 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) ->
     if isinstance(owner, OrdinalEncoder) or (origin.role == "default" and len(getattr(owner, "categories_", ())) > 1):
         return True  # one mean for the unknown categories of several columns
     if origin.attribute:
-        if origin.attribute[0] == "_y_train_mean":
-            return not owner.normalize_y
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
     if origin.role in ("base_values", "imputed"):  # leaves can hold base values; the user chose the constant
         return True

@@ -7,13 +7,11 @@ to end in scores, or in an activation on scores, that a loss can be taken on, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
-from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from .._graph.builder import GraphBuilder
@@ -21,7 +19,7 @@ from .._graph.edits import bypass, copy_type, insert_behind, keep_outputs, repla
 from .._graph.queries import dims
 from .._support.typing import Estimator
 from ..exceptions import ModelError
-from .converters.context import EPSILON, ConversionRecord
+from .converters.context import EPSILON
 from .provenance import Origin
 from .record import ModelRecord
 from .traversal import follow
@@ -99,26 +97,6 @@ def _groups(sizes: np.ndarray) -> np.ndarray:
     """Return the matrix that adds up the columns of each group, for each column of it."""
     group = np.repeat(np.arange(len(sizes)), sizes)
     return np.asarray(group[:, None] == group, np.float32)
-
-
-def tie_normal_density(model: ir.Model, origin: Origin, root: Estimator, watched: Sequence[ConversionRecord]) -> None:
-    """Compute what the logarithm of Gaussian densities takes of the variances from them: it stands there as numbers."""
-    owner = follow(root, origin.owner)
-    if not isinstance(owner, GaussianNB) or origin.attribute != ("var_",):
-        return
-    own = {name for one in watched if one.estimator is owner for name in one.initializers}
-    constant = -0.5 * np.log(2 * np.pi * owner.var_).sum(axis=1)
-    variance = model.graph.initializers[origin.name]
-    for name, value in [(n, v) for n, v in model.graph.initializers.items() if n in own]:
-        array = None if value.const_value is None else value.const_value.numpy()
-        if array is None or array.size != constant.size or not np.allclose(array.ravel(), constant, rtol=1e-5):
-            continue
-        op = GraphBuilder(model.graph, prefix=f"{origin.name}/density", constant_nodes=True)
-        rows = op.Reshape(variance, np.array(owner.var_.shape))
-        total = op.ReduceSum(op.Log(op.Mul(rows, 2 * np.pi)), axes=[1], keepdims=False)
-        value.replace_all_uses_with(copy_type(op.Reshape(op.Mul(total, -0.5), np.array(array.shape)), value))
-        del model.graph.initializers[name]
-    model.graph.sort()
 
 
 def expose_scores(model: ir.Model, record: ModelRecord) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from scipy.linalg import solve_triangular
-from sklearn.gaussian_process import GaussianProcessClassifier, kernels
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor, kernels
 
 from ..._graph.builder import GraphBuilder
 from ..._ml_operators.distances import root, squared_distances
@@ -22,7 +22,7 @@ from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .. import sklearn_private
 from ..traversal import Path
-from .context import Converter, Source
+from .context import DOUBLE, FLOAT, Converter, Source
 
 STATIONARY = (kernels.RBF, kernels.Matern, kernels.RationalQuadratic, kernels.ExpSineSquared)
 
@@ -43,6 +43,24 @@ def _process(s: Source) -> Sequence[ir.Value]:
     columns = op.Concat(*(_probability(s, one, (), one) for one in model.base_estimator_.estimators_), axis=1)
     p = op.Div(columns, op.ReduceSum(columns, axes=[1], keepdims=True))
     return s.chosen(p), p
+
+
+def _regression(s: Source) -> Sequence[ir.Value] | None:
+    """K(X, X_train) alpha, in float64 as the terms almost cancel; means and scales of the targets are not trained."""
+    op, model = s.op, s.estimator
+    if not isinstance(getattr(model, "X_train_", None), np.ndarray):
+        return None  # the prior, or rows that are not numbers
+    points = s.parameter(model, "X_train_")
+    k = op.Cast(_kernel(op, model.kernel_, s.x, points, model.X_train_), to=DOUBLE)
+    alpha = op.Cast(s.parameter(model, "alpha_"), to=DOUBLE)
+    if model.alpha_.ndim > 1:
+        k = op.Unsqueeze(k, axes=[2])
+    total = op.ReduceSum(op.Mul(k, alpha), axes=[1], keepdims=model.alpha_.ndim == 1)  # MatMul is fused into float32
+    mean = op.Cast(total, to=FLOAT)
+    if model.normalize_y:
+        scale, shift = (np.atleast_1d(a).astype(np.float32) for a in (model._y_train_std, model._y_train_mean))
+        mean = op.Add(op.Mul(mean, scale), shift)
+    return (mean,)
 
 
 def _probability(s: Source, owner: Estimator, path: Path, process: Estimator) -> ir.Value:
@@ -137,4 +155,7 @@ def _diagonal(op: GraphBuilder, kernel: Estimator, x: ir.Value) -> ir.Value:
     return op.constant(np.full((1, 1), 1.0 if value is None else getattr(kernel, value), np.float32))
 
 
-CONVERTERS: dict[type, Converter] = {GaussianProcessClassifier: Converter(_process)}
+CONVERTERS: dict[type, Converter] = {
+    GaussianProcessClassifier: Converter(_process),
+    GaussianProcessRegressor: Converter(_regression),
+}

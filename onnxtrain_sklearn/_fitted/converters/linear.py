@@ -48,7 +48,7 @@ def _generalized(s: Source) -> Sequence[ir.Value]:
 def _has_identity_link(model: Estimator) -> bool:
     if not isinstance(model, linear_model.TweedieRegressor):
         return False
-    return model.link == "identity" or (model.link == "auto" and model.power <= 0)
+    return bool(model.link == "identity" or (model.link == "auto" and model.power <= 0))
 
 
 def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
@@ -176,6 +176,7 @@ REGRESSORS = (
     LinearSVR,
 )
 GENERALIZED = (linear_model.GammaRegressor, linear_model.PoissonRegressor, linear_model.TweedieRegressor)
+LOGISTIC = (linear_model.LogisticRegression, linear_model.LogisticRegressionCV, LinearDiscriminantAnalysis)
 BY_GRADIENT_DESCENT = (
     linear_model.PassiveAggressiveClassifier,
     linear_model.Perceptron,
@@ -186,7 +187,9 @@ CONVERTERS: dict[type, Converter] = {
     **_table(_regressor, REGRESSORS),
     **_table(_generalized, GENERALIZED),
     **_table(_partial_least_squares, [PLSRegression]),
-    **_table(_logistic, [linear_model.LogisticRegression, linear_model.LogisticRegressionCV, LinearDiscriminantAnalysis]),
+    **_table(
+        _logistic, [linear_model.LogisticRegression, linear_model.LogisticRegressionCV, LinearDiscriminantAnalysis]
+    ),
     **_table(_margins, [LinearSVC, linear_model.RidgeClassifier, linear_model.RidgeClassifierCV]),
     **_table(_by_gradient_descent, BY_GRADIENT_DESCENT),
 }

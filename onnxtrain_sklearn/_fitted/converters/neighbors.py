@@ -21,6 +21,7 @@ from sklearn.neighbors import (
 )
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.queries import constant
 from ..._ml_operators.distances import root, squared_distances
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
@@ -48,8 +49,9 @@ def nearest_points(
     Only those distances are exact, and have a gradient: they are taken of differences, not of what squares differ in.
     """
     if power == 2:
-        assert points.const_value is not None
-        order = squared_distances(op, x, points, points.const_value.numpy().mean(axis=0, dtype=float))
+        array = constant(points)
+        assert array is not None
+        order = squared_distances(op, x, points, array.mean(axis=0, dtype=float))
     else:
         order = distances(op, x, points, power)
     nearest = op.emit("TopK", order, np.array([count]), axis=1, largest=0, outputs=2)[1]
@@ -75,6 +77,8 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
     """The k nearest points."""
     op, model = s.op, s.estimator
+    if _counts_targets(model):
+        return _mean_of_nearest(s)
     if model.weights != "distance":
         return None
     power = _power(model)
@@ -84,14 +88,29 @@ def _nearest(s: Source) -> Sequence[ir.Value] | None:
     return _mean(s, op.Squeeze(op.MatMul(weights, found), axes=[1]), op.ReduceSum(weights, axes=[2], keepdims=False))
 
 
+def _counts_targets(model: Estimator) -> bool:
+    """Whether a regressor takes the plain mean of targets, and its metric has a form here."""
+    return not is_classifier(model) and model.weights == "uniform" and power_of(model) is not None
+
+
+def _mean_of_nearest(s: Source) -> Sequence[ir.Value]:
+    """The mean of the targets of the k nearest points, which have no gradient themselves."""
+    op, model = s.op, s.estimator
+    points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
+    nearest = nearest_points(op, s.x, points, model.n_neighbors, _power(model))[0]
+    return (op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False),)
+
+
 def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     """All points that are not beyond the radius."""
     op, model = s.op, s.estimator
-    if model.weights != "distance":
+    counts = _counts_targets(model)
+    if model.weights != "distance" and not counts:
         return None
-    away = distances(op, s.x, s.parameter(model, "_fit_X"), _power(model))
+    points = op.constant(np.ascontiguousarray(model._fit_X, np.float32)) if counts else s.parameter(model, "_fit_X")
+    away = distances(op, s.x, points, _power(model))
     near = op.Cast(op.LessOrEqual(away, float(model.radius)), to=FLOAT)
-    weights = _inverse(op, away, near)
+    weights = near if counts else _inverse(op, away, near)
     return _mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
 
 

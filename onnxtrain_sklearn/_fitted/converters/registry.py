@@ -7,12 +7,16 @@ from . import (
     calibration,
     ensembles,
     gaussian_process,
+    generative,
     kernel_approximation,
     linear,
     multioutput,
     neighbors,
+    networks,
     outlier_detection,
     preprocessing,
+    projections,
+    scalers,
     transformed_target,
 )
 from .context import Converter
@@ -27,6 +31,10 @@ CONVERTERS: dict[type, Converter] = {
     **neighbors.CONVERTERS,
     **multioutput.CONVERTERS,
     **gaussian_process.CONVERTERS,
+    **generative.CONVERTERS,
+    **networks.CONVERTERS,
+    **projections.CONVERTERS,
+    **scalers.CONVERTERS,
     **transformed_target.CONVERTERS,
 }
 """The converters of our own by class; they come before skl2onnx's."""
