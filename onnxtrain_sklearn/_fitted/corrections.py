@@ -11,26 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.ensemble import (
-    ExtraTreesClassifier,
-    ExtraTreesRegressor,
-    GradientBoostingClassifier,
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, PowerTransformer, RobustScaler, StandardScaler
-from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import insert_behind
 from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
 from .._runtime import capabilities
 from .._support.typing import Estimator
-from ..exceptions import ModelError
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
@@ -40,43 +29,6 @@ def repair(graph: ir.Graph, estimator: Estimator, names: frozenset[str]) -> None
     for kind, functions in REPAIRS.items():
         for function in functions if isinstance(estimator, kind) else ():
             function(graph, estimator, [node for node in graph if node.name in names])
-
-
-def _no_start_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Boosting that starts from zero: the one number that stands for the starts of all classes is left out."""
-    for node in [node for node in nodes if "base_values" in node.attributes]:
-        start = np.asarray(node.attributes["base_values"].as_floats())
-        if start.size != len(estimator.classes_) and not start.any():
-            node.attributes.pop("base_values")
-
-
-def _missing_values_of_trees(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Trees that have learned on which side missing values belong send them there: skl2onnx says on no side."""
-    trees = [tree.tree_ for tree in np.ravel(np.array(getattr(estimator, "estimators_", [estimator]), dtype=object))]
-    for node in [node for node in nodes if "nodes_treeids" in node.attributes]:
-        places = (node.attributes[f"nodes_{name}"].as_ints() for name in ("treeids", "nodeids"))
-        tracks = [int(trees[tree].missing_go_to_left[at]) for tree, at in zip(*places, strict=True)]
-        name = "nodes_missing_value_tracks_true"
-        node.attributes[name] = ir.AttrInt64s(name, tracks)
-
-
-def _categories_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Splits by categories have no form that skl2onnx writes."""
-    if any(tree.nodes["is_categorical"].any() for stage in estimator._predictors for tree in stage):
-        raise ModelError(
-            f"This {type(estimator).__name__} splits by categories, which its ONNX form knows nothing of. Encode them "
-            f"in a step before it, by OneHotEncoder say."
-        )
-
-
-def _log_link_of_boosting(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Trees that were fitted to the logarithm of the mean predict its exponential."""
-    if estimator.loss not in ("poisson", "gamma"):
-        return
-    op = GraphBuilder(graph, prefix="log_link", constant_nodes=True)
-    for node in [node for node in nodes if node.op_type == "TreeEnsembleRegressor"]:
-        insert_behind(op, node.outputs[0], op.Exp)
-    graph.sort()
 
 
 def _targets_of_neighbours(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
@@ -139,20 +91,11 @@ WORDS = r"(?u)\b\w\w+\b"
 
 REPAIRS: dict[type, tuple[Repair, ...]] = {
     CountVectorizer: (_words_of_texts,),
-    DecisionTreeClassifier: (_missing_values_of_trees,),
-    DecisionTreeRegressor: (_missing_values_of_trees,),
-    ExtraTreesClassifier: (_missing_values_of_trees,),
-    ExtraTreesRegressor: (_missing_values_of_trees,),
-    GradientBoostingClassifier: (_no_start_of_boosting,),
-    HistGradientBoostingClassifier: (_categories_of_boosting,),
-    HistGradientBoostingRegressor: (_categories_of_boosting, _log_link_of_boosting),
     KNeighborsRegressor: (_targets_of_neighbours,),
     MaxAbsScaler: (_leave_gaps_out,),
     MinMaxScaler: (_leave_gaps_out,),
     PowerTransformer: (_leave_gaps_out,),
     RadiusNeighborsRegressor: (_targets_of_neighbours,),
-    RandomForestClassifier: (_missing_values_of_trees,),
-    RandomForestRegressor: (_missing_values_of_trees,),
     RobustScaler: (_leave_gaps_out,),
     StandardScaler: (_leave_gaps_out,),
 }

@@ -6,7 +6,7 @@ The score and its offset are those of ``decision_function``.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from sklearn.neighbors import LocalOutlierFactor
 from .. import sklearn_private
 from .context import Converter, Source, of_rows
 from .neighbors import nearest_points, power_of
-from .trees import branches, leaves
+from .trees import Attributes, branches, leaves, leaves_of, tree_sum
 
 
 def _linear_machine(s: Source) -> ir.Value:
@@ -42,25 +42,17 @@ def _isolation_forest(s: Source) -> ir.Value:
     The length of the path to a leaf, and of those that would go on from it, is a number of the leaf.
     """
     op, forest = s.op, s.estimator
-    paths = op.emit("TreeEnsembleRegressor", s.x, domain="ai.onnx.ml", n_targets=1, **_isolating_trees(forest))[0]
-    paths.dtype = ir.DataType.FLOAT
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    paths = tree_sum(s, branches(trees, forest.estimators_features_), _path_lengths(forest, leaves(trees)))
     usual = len(forest.estimators_) * float(sklearn_private._average_path_length([forest._max_samples])[0])
     scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
     return op.Sub(scores, s.parameter(forest, "offset_"))
 
 
-def _isolating_trees(forest: IsolationForest) -> dict[str, Any]:
-    """Return the attributes of the operator: its nodes, and the length of the paths to each leaf."""
-    trees = [estimator.tree_ for estimator in forest.estimators_]
-    ends = leaves(trees)
+def _path_lengths(forest: IsolationForest, ends: Sequence[np.ndarray]) -> Attributes:
+    """Return the attributes of the leaves: the length of the path to each."""
     paths = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
-    lengths = [(depths + beyond - 1.0)[own] for depths, beyond, own in paths]
-    return branches(trees, forest.estimators_features_) | {
-        "target_treeids": np.repeat(np.arange(len(trees)), [len(own) for own in ends]).tolist(),
-        "target_nodeids": np.concatenate(ends).tolist(),
-        "target_ids": [0] * sum(map(len, ends)),
-        "target_weights": np.concatenate(lengths).tolist(),
-    }
+    return leaves_of(ends, [(depths + beyond - 1.0)[own][:, np.newaxis] for depths, beyond, own in paths])
 
 
 def _local_outlier_factor(s: Source) -> ir.Value:

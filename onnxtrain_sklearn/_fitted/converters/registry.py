@@ -1,11 +1,13 @@
-"""Which estimators have a converter of ours."""
+"""The converters of this package by the class of the estimator."""
 
 from __future__ import annotations
 
 from ..._support.typing import Estimator
 from . import (
+    boosting,
     calibration,
     ensembles,
+    forests,
     gaussian_process,
     generative,
     kernel_approximation,
@@ -22,25 +24,27 @@ from . import (
 from .context import Converter
 
 CONVERTERS: dict[type, Converter] = {
+    **boosting.CONVERTERS,
     **calibration.CONVERTERS,
-    **outlier_detection.CONVERTERS,
     **ensembles.CONVERTERS,
-    **kernel_approximation.CONVERTERS,
-    **preprocessing.CONVERTERS,
-    **linear.CONVERTERS,
-    **neighbors.CONVERTERS,
-    **multioutput.CONVERTERS,
+    **forests.CONVERTERS,
     **gaussian_process.CONVERTERS,
     **generative.CONVERTERS,
+    **kernel_approximation.CONVERTERS,
+    **linear.CONVERTERS,
+    **multioutput.CONVERTERS,
+    **neighbors.CONVERTERS,
     **networks.CONVERTERS,
+    **outlier_detection.CONVERTERS,
+    **preprocessing.CONVERTERS,
     **projections.CONVERTERS,
     **scalers.CONVERTERS,
     **transformed_target.CONVERTERS,
 }
-"""The converters of our own by class; they come before skl2onnx's."""
+"""The converters by class; each comes before the one of skl2onnx."""
 
 
 def converter_of(estimator: Estimator) -> Converter | None:
-    """Return the converter for an estimator, None where it is left to skl2onnx."""
+    """Return the converter for an estimator, None where that of skl2onnx is used."""
     found = CONVERTERS.get(type(estimator))
     return found if found is not None and found.takes(estimator) else None

@@ -1,0 +1,110 @@
+"""Converters of gradient boosting: a start, and the sum of the trees' leaves.
+
+The start is a parameter where an attribute holds it. The scores of classes go through a sigmoid or a softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+)
+
+from ..._support.typing import Estimator
+from ...exceptions import ModelError
+from .context import Converter, Source
+from .trees import Attributes, branches, leaves, leaves_of_targets, nodes_of, tree_sum
+
+
+def _regressor(s: Source) -> Sequence[ir.Value]:
+    model, total = s.estimator, _sum_of_trees(s)
+    if isinstance(model.init_, str):  # "zero"
+        return (total,)
+    if hasattr(model.init_, "constant_"):
+        return (s.op.Add(total, s.parameter(model, ("init_", "constant_"), held=(-1,))),)
+    return (s.op.Add(total, s.number(model.init_)),)
+
+
+def _classifier(s: Source) -> Sequence[ir.Value]:
+    """The start is a function of the shares of the classes, and is not trained."""
+    model, scores = s.estimator, _sum_of_trees(s)
+    if not isinstance(model.init_, str):
+        if model.init is not None:
+            raise ModelError(
+                f"{type(model).__name__}(init=...) with an estimator has no ONNX form. Fit it without init."
+            )
+        start = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))
+        scores = s.op.Add(scores, start.ravel().astype(np.float32))
+    doubled = model.loss == "exponential" and not s.raw_scores
+    return _classes(s, s.op.Mul(scores, 2.0) if doubled else scores)
+
+
+def _classes(s: Source, scores: ir.Value) -> Sequence[ir.Value]:
+    op = s.op
+    if len(s.estimator.classes_) == 2:
+        return s.chosen(op.Concat(op.Neg(scores), scores, axis=1)), s.columns(scores)
+    return s.chosen(scores), scores if s.raw_scores else op.Softmax(scores, axis=1)
+
+
+def _sum_of_trees(s: Source) -> ir.Value:
+    model = s.estimator
+    trees = [one.tree_ for one in model.estimators_.ravel()]
+    ends = leaves(trees)
+    weights = [tree.value[own, 0, 0] * model.learning_rate for tree, own in zip(trees, ends, strict=True)]
+    return tree_sum(s, branches(trees), _by_stage(ends, weights, model.estimators_.shape[1]))
+
+
+def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
+    """Return the attributes of the leaves where each stage has one tree per target."""
+    return leaves_of_targets(ends, weights, np.arange(len(ends)) % targets, targets)
+
+
+# Trees over histograms
+
+
+def _histogram_regressor(s: Source) -> Sequence[ir.Value]:
+    """With a log link the trees are fitted to the logarithm of the mean."""
+    scores = _sum_over_histograms(s)
+    return (s.op.Exp(scores) if s.estimator.loss in ("gamma", "poisson") else scores,)
+
+
+def _histogram_classifier(s: Source) -> Sequence[ir.Value]:
+    return _classes(s, _sum_over_histograms(s))
+
+
+def _sum_over_histograms(s: Source) -> ir.Value:
+    model = s.estimator
+    trees = [tree.nodes for stage in model._predictors for tree in stage]
+    _refuse_categories(model, trees)
+    ends = [np.flatnonzero(nodes["is_leaf"]) for nodes in trees]
+    weights = [nodes["value"][own] for nodes, own in zip(trees, ends, strict=True)]
+    total = tree_sum(s, nodes_of(list(map(_columns, trees))), _by_stage(ends, weights, len(model._predictors[0])))
+    return s.op.Add(total, s.parameter(model, "_baseline_prediction", held=(-1,)))
+
+
+def _columns(nodes: np.ndarray) -> dict[str, np.ndarray]:
+    names = {"feature": "feature_idx", "threshold": "num_threshold"}
+    own = ("is_leaf", "left", "missing_go_to_left", "right")
+    return {name: nodes[names.get(name, name)] for name in (*names, *own)}
+
+
+def _refuse_categories(model: Estimator, trees: Sequence[np.ndarray]) -> None:
+    if any(nodes["is_categorical"].any() for nodes in trees):
+        raise ModelError(
+            f"This {type(model).__name__} splits by categories, which its ONNX form does not support. Encode them in a "
+            f"step before it, for example by OneHotEncoder."
+        )
+
+
+CONVERTERS: dict[type, Converter] = {
+    GradientBoostingClassifier: Converter(_classifier),
+    GradientBoostingRegressor: Converter(_regressor),
+    HistGradientBoostingClassifier: Converter(_histogram_classifier),
+    HistGradientBoostingRegressor: Converter(_histogram_regressor),
+}
