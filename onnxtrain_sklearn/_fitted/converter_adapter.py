@@ -43,7 +43,8 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
         return None
     inputs = [ir.val(v.full_name, _NUMBERS[type(v.type).__name__], ("N", None)) for v in operator.inputs]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET, "ai.onnx.ml": 3}, name="converted")
-    op = GraphBuilder(graph, prefix=scope.get_unique_operator_name(type(estimator).__name__), constant_nodes=True)
+    name = scope.get_unique_operator_name(type(estimator).__name__)
+    op = GraphBuilder(graph, prefix=name, constant_nodes=True)
     rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
@@ -53,7 +54,7 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
         return list(graph.inputs[-len(outputs) :])
 
-    source = Source(op, estimator, rows, bool(options.get("raw_scores")), within)
+    source = Source(op, estimator, rows, name, bool(options.get("raw_scores")), within)
     results = own.emit(source)
     if results is not None:
         _add(graph, results, [variable.full_name for variable in operator.outputs], container)

@@ -17,6 +17,7 @@ from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.context import EPSILON, ConversionRecord
 from .converters.linear import MARGINS
+from .converters.one_vs_one import CONFIDENCES
 from .record import ModelRecord
 
 PAIRS, CHOICE = "pairs", "choice"
@@ -32,7 +33,7 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
     if record.is_libsvm:
         _keep_votes_of_machine(graph, record, conversions)
     elif record.is_one_vs_one:
-        _keep_confidences(graph, record)
+        _keep_confidences(graph, record, conversions)
     elif record.is_linear_by_descent and record.has_probabilities and record.threshold is None:
         _keep_largest_margin(graph, record, conversions)
 
@@ -74,11 +75,12 @@ def number_classes(node: ir.Node, classes: int) -> ir.Value:
     return node.outputs[0]
 
 
-def _keep_confidences(graph: ir.Graph, record: ModelRecord) -> None:
-    """The converter of one-vs-one classifiers extracts one confidence after the other, by nodes of this name."""
+def _keep_confidences(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Let the confidences of pairs of classes, which have a gradient, be an output: votes have none."""
     estimator = record.last
-    taken = next(node for node in graph if (node.outputs[0].name or "").startswith("Csvc_"))
-    confidences, op = taken.inputs[0], GraphBuilder(graph, prefix="confidences", constant_nodes=True)
+    made = next(one for one in conversions if one.estimator is estimator)
+    confidences = graph.node(made.marked[CONFIDENCES]).outputs[0]
+    op = GraphBuilder(graph, prefix="confidences", constant_nodes=True)
     inner = estimator.estimators_[0]
     if not hasattr(inner, "decision_function") and is_classifier(inner):
         logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]

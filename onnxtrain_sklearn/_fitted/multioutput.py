@@ -48,7 +48,7 @@ def expose_labels(model: ir.Model, record: ModelRecord) -> None:
     machine = bool(record.members) and record.members[0].is_libsvm
     places, indicators = _places(op, record), record.has_indicators
     if indicators:
-        columns = [_logit(op, place) if probable else _margin(op, place, machine) for place in places]
+        columns = [_logit(op, place) if probable else _margin(op, place) for place in places]
     else:
         sized = zip(places, map(len, classes), strict=True)
         columns = [_scores(op, place, size, probable, machine) for place, size in sized]
@@ -77,7 +77,7 @@ def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: 
 
 def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Value:
     if size == 2:
-        margin = _margin(op, place, machine)
+        margin = _margin(op, place)
         return op.Concat(op.Neg(margin), margin, axis=1)
     if machine:
         raise ModelError(
@@ -116,13 +116,10 @@ def _logit(op: GraphBuilder, place: Place) -> ir.Value:
     return op.Sub(*(op.Log(op.Add(op.Relu(side), EPSILON)) for side in (p, q)))
 
 
-def _margin(op: GraphBuilder, place: Place, machine: bool) -> ir.Value:
-    """Return the decision function of an output; LIBSVM's first column speaks for the second class."""
+def _margin(op: GraphBuilder, place: Place) -> ir.Value:
+    """Return the decision function of an output of two classes."""
     value, start, size = place
-    if machine and size == 2:
-        return _column(op, value, start)
-    last = _column(op, value, start + size - 1)
-    return op.Neg(last) if machine else last
+    return _column(op, value, start + size - 1)
 
 
 def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:

@@ -104,9 +104,8 @@ def expose_scores(model: ir.Model, record: ModelRecord) -> None:
     if not record.gives_labels:
         show_scores(model, probabilities=None)
         return
-    second = 0 if record.is_libsvm else 1  # the first column of LIBSVM is the score of the second class
     probabilities = record.has_probabilities
-    show_scores(model, probabilities=probabilities, margin=None if probabilities else second)
+    show_scores(model, probabilities=probabilities, margin=None if probabilities else 1)
 
 
 def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:

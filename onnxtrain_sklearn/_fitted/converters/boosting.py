@@ -62,7 +62,7 @@ def _sum_of_trees(s: Source) -> ir.Value:
 
 def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
     """Return the attributes of the leaves where each stage has one tree per target."""
-    return leaves_of_targets(ends, weights, np.arange(len(ends)) % targets, targets)
+    return leaves_of_targets(ends, weights, [i % targets for i in range(len(ends))], targets)
 
 
 # Trees over histograms

@@ -36,19 +36,22 @@ class ParameterSource:
     Attributes
     ----------
     name : str
-        The initializer.
+        The initializer, or the node of ai.onnx.ml whose numbers become initializers where it is rewritten.
     owner : object
         The estimator that holds the attribute.
     attribute : tuple of (str or int)
         What leads from there to the numbers.
     form : str
         What the parameter is of them, as origins name it.
+    role : str
+        What the numbers are to the node of ai.onnx.ml; empty for an initializer.
     """
 
     name: str
     owner: Any
     attribute: Path
     form: str
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Source:
     estimator : object
     x : onnx_ir.Value
         The rows, float32, one column a feature.
+    name : str
+        Start of the names of all nodes that are emitted.
     raw_scores : bool
         Whether a classifier is asked for its decision function instead of probabilities.
     within : callable
@@ -97,6 +102,7 @@ class Source:
     op: GraphBuilder
     estimator: Any
     x: ir.Value
+    name: str
     raw_scores: bool
     within: Callable[[Estimator, ir.Value, bool], Sequence[ir.Value]]
     known: list[ParameterSource] = field(default_factory=list)
@@ -124,6 +130,20 @@ class Source:
         numbers = np.asarray(found if array is None else array, np.float32).reshape(held or np.shape(found) or (1,))
         value = self.op.parameter(name, np.ascontiguousarray(numbers))
         return value if shape is None else self.op.Reshape(value, np.array(shape))
+
+    def ml_operator(self, op_type: str, *, outputs: int = 1, **attributes: Any) -> Sequence[ir.Value]:
+        """Emit the one operator of ai.onnx.ml that the estimator becomes; what it is rewritten into bears its name."""
+        values = self.op.emit(op_type, self.x, domain="ai.onnx.ml", outputs=outputs, **attributes)
+        node = values[0].producer()
+        assert node is not None
+        node.name, values[-1].dtype = self.name, ir.DataType.FLOAT
+        return values
+
+    def hold(self, value: ir.Value, role: str, attribute: str, form: str = "same") -> None:
+        """Note which attribute the numbers of a node of ai.onnx.ml are of; ``value`` is what the node computes."""
+        node = value.producer()
+        assert node is not None
+        self.known.append(ParameterSource(node.name or "", self.estimator, (attribute,), form, role))
 
     def mark(self, what: str, value: ir.Value) -> None:
         """Let decision rules find the node that computes a value."""

@@ -15,10 +15,12 @@ from . import (
     multioutput,
     neighbors,
     networks,
+    one_vs_one,
     outlier_detection,
     preprocessing,
     projections,
     scalers,
+    svm,
     transformed_target,
 )
 from .context import Converter
@@ -35,10 +37,12 @@ CONVERTERS: dict[type, Converter] = {
     **multioutput.CONVERTERS,
     **neighbors.CONVERTERS,
     **networks.CONVERTERS,
+    **one_vs_one.CONVERTERS,
     **outlier_detection.CONVERTERS,
     **preprocessing.CONVERTERS,
     **projections.CONVERTERS,
     **scalers.CONVERTERS,
+    **svm.CONVERTERS,
     **transformed_target.CONVERTERS,
 }
 """The converters by class; each comes before the one of skl2onnx."""

@@ -20,9 +20,7 @@ Attributes = dict[str, Any]
 
 def tree_sum(s: Source, nodes: Attributes, leaves: Attributes) -> ir.Value:
     """Return the sum of the trees' leaves, (rows, targets)."""
-    (total,) = s.op.emit("TreeEnsembleRegressor", s.x, domain="ai.onnx.ml", **nodes, **leaves)
-    total.dtype = ir.DataType.FLOAT
-    return total
+    return s.ml_operator("TreeEnsembleRegressor", **nodes, **leaves)[0]
 
 
 def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None = None) -> Attributes:
