@@ -18,7 +18,7 @@ from .._graph.edits import insert_behind
 from .._graph.names import Names
 from .._ml_operators.context import Role
 from .._support.typing import Estimator
-from .converters.context import ConversionRecord, ParameterSource
+from .converters.context import ConversionRecord
 from .tracers import Tracer, numbers_of
 from .traversal import Path, follow, has_attributes, walk
 
@@ -73,44 +73,32 @@ def named(
 ) -> list[Origin]:
     """Rename the parameters of the graph by their estimators, in place; return where each comes from.
 
-    ``tracer`` finds the attribute of a parameter whose numbers do not tell.
+    The converters of this package name the attribute of each parameter. ``tracer`` finds those of other converters.
     """
-    ways = {id(part): path for path, part in walk(root)}
+    paths = {id(part): path for path, part in walk(root)}
     made = {role.name: role for role in roles}
+    known = {(one.name, one.role): one for record in watched for one in record.known}
     origins: list[Origin] = []
-    taken: dict[int, set[Path]] = {}
     for name, value in list(model.graph.initializers.items()):
         if value.dtype is not ir.DataType.FLOAT or value.const_value is None:
             continue
         role = made.get(name)
-        known = _known(watched, name)
-        owner = known.owner if known else _owner(watched, role.node if role else "", name)
-        if owner is None or id(owner) not in ways:
+        source = known.get((name, "")) or known.get((role.node, role.role) if role else ("", ""))
+        owner = source.owner if source else _owner(watched, role.node if role else "", name)
+        if owner is None or id(owner) not in paths:
             continue
-        array, used = value.const_value.numpy(), taken.setdefault(id(owner), set())
-        if known:
-            attribute, form = known.attribute, known.form
-        else:
-            attribute, form = _attribute(owner, array, role.role if role else name, used, strict=role is None)
-            if attribute and _is_doubtful(owner, array):
-                attribute, form = _traced(tracer, name, ways[id(owner)], role, (attribute, form))
+        path = paths[id(owner)]
+        attribute, form = (source.attribute, source.form) if source else _found(tracer, name, path, owner, value, role)
         if role is None and not attribute:
             continue
-        used.add(attribute)
         stem = _stem(attribute, form) if attribute else role.role if role else name
-        new = Names(model.graph.initializers).free(f"{_prefix(root, ways[id(owner)], owner)}.{stem}", 2)
+        new = Names(model.graph.initializers).free(f"{_prefix(root, path, owner)}.{stem}", 2)
         _rename(model.graph, name, new)
         if form in COMPUTED:
             form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
-        places = role.places if role else None
         what = "probabilities" if form == "probability" else role.role if role else stem
-        origins.append(Origin(new, ways[id(owner)], attribute, form, what, places))
+        origins.append(Origin(new, path, attribute, form, what, role.places if role else None))
     return origins
-
-
-def _known(watched: Sequence[ConversionRecord], initializer: str) -> ParameterSource | None:
-    """Return what a converter of our own says of a parameter that it made."""
-    return next((known for one in watched for known in one.known if known.name == initializer), None)
 
 
 def _owner(watched: Sequence[ConversionRecord], node: str, initializer: str) -> Any:
@@ -119,44 +107,33 @@ def _owner(watched: Sequence[ConversionRecord], node: str, initializer: str) -> 
     return min(found, key=lambda one: len(one.nodes)).estimator if found else None
 
 
-def _attribute(owner: Estimator, array: np.ndarray, role: str, used: set[Path], *, strict: bool) -> tuple[Path, str]:
-    """Return the attribute whose numbers these are, and in which form; where several are equal, the name decides."""
-    best: tuple[float, Path, str] = (-1.0, (), "same")
-    for path, numbers in numbers_of(owner):
-        known = "intercept" in str(path) or str(path[0]).strip("_") in role
-        incidental = strict and numbers.size == 1 and not known
-        if path in used or numbers.size != array.size or incidental:
-            continue
-        for rank, (form, (there, _)) in enumerate(FORMS.items()):
-            if _equal(there, numbers, array):
-                score = _likeness(role, _last(path)) - rank
-                best = max(best, (score, path, form)) if best[1] else (score, path, form)
-                break
-    return best[1], best[2]
+def _found(
+    tracer: Tracer, name: str, path: Path, owner: Estimator, value: ir.Value, role: Role | None
+) -> tuple[Path, str]:
+    """Return the attribute of a parameter that another converter made, by its numbers; () where there is none.
+
+    Leaves have no attribute. Numbers that are trivial, or equal to several attributes, do not tell: those of a copy of
+    the model, in which all numbers differ, do.
+    """
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    found = [] if role is not None and role.places is not None else _equal_attributes(owner, array)
+    if found and (len(found) > 1 or array.size == 1 or np.isin(array, (-1, 0, 1)).all()):
+        traced = tracer.array(name)
+        found = found if traced is None else _equal_attributes(tracer.part(path), traced)
+    return found[0] if found else ((), "same")
 
 
-def _is_doubtful(owner: Estimator, array: np.ndarray) -> bool:
-    """Whether numbers do not tell what they are: they are trivial, or equal to several attributes or forms of one."""
-    if np.isin(array, (-1, 0, 1)).all():
-        return True
-    flat = len(_squeezed(array.shape)) < 2
-    same = ("same", "probability", "transposed") if flat else ("same", "probability")
-    equal = {
-        (tuple(str(part).strip("_") for part in path), "same" if form in same else form)
+def _equal_attributes(owner: Estimator, array: np.ndarray) -> list[tuple[Path, str]]:
+    """Return the attributes with these numbers, and in which form; those that scikit-learn documents come first."""
+    found = [
+        (path, form)
         for path, numbers in numbers_of(owner)
         if numbers.size == array.size
         for form, (there, _) in FORMS.items()
         if _equal(there, numbers, array)
-    }
-    return len(equal) > 1
-
-
-def _traced(tracer: Tracer, name: str, owner: Path, role: Role | None, guess: tuple[Path, str]) -> tuple[Path, str]:
-    """Return the attribute and form that the tracer finds, ``guess`` where the copy was converted otherwise."""
-    array = tracer.array(name)
-    if array is None:
-        return guess
-    return _attribute(tracer.part(owner), array, role.role if role else name, set(), strict=role is None)
+    ]
+    return sorted(found, key=lambda one: _last(one[0]).startswith("_"))
 
 
 def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
@@ -172,15 +149,6 @@ def _last(path: Path) -> str:
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
-
-
-def _likeness(role: str, attribute: str) -> float:
-    plain = attribute.strip("_")
-    if plain == role:
-        return 3.0
-    if plain in role or role in plain:
-        return 2.0
-    return 0.0 if attribute.startswith("_") else 1.0
 
 
 def _dotted(path: Path) -> str:

@@ -117,6 +117,10 @@ def _has_gaps(imputer: Estimator) -> bool:
     return isinstance(imputer.missing_values, float | int)
 
 
+def _imputes_numbers(imputer: Estimator) -> bool:
+    return _has_gaps(imputer) and not any(isinstance(number, str) for number in imputer.statistics_)
+
+
 def _filled(s: Source) -> ir.Value:
     """The statistics where there are gaps, and a column more for each that had some when it was fitted."""
     op, x, imputer = s.op, s.x, s.estimator
@@ -194,6 +198,6 @@ CONVERTERS: dict[type, Converter] = {
     SimpleImputer: of_rows(
         _filled,
         lambda imputer: _count_filled(imputer, ~np.isnan(np.asarray(imputer.statistics_, float))),
-        lambda imputer: _has_gaps(imputer) and imputer.add_indicator,
+        _imputes_numbers,
     ),
 }
