@@ -15,6 +15,8 @@ import onnx_ir as ir
 from sklearn.preprocessing import OrdinalEncoder
 from sklearn.utils.validation import check_is_fitted
 
+from .._graph.builder import GraphBuilder
+from .._graph.edits import hold_as_constant
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, trainable_model
 from .._ml_operators.rewrite import Rewritten, rewrite
@@ -97,10 +99,21 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
     model, tracer = rewritten.model, Tracer(estimator, structure, again)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
+    _hold_others(model.graph, origins)
     origins = [as_probabilities(model, one, estimator) for one in origins]
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
     keep_threshold(model.graph, record)
     return infer_shapes(model), origins
+
+
+def _hold_others(graph: ir.Graph, origins: Sequence[Origin]) -> None:
+    """Turn floats that are no number of an estimator into Constant nodes: they are no weights."""
+    named_values = {origin.name for origin in origins}
+    op = GraphBuilder(graph, prefix="constant", constant_nodes=True)
+    for name, value in list(graph.initializers.items()):
+        if name not in named_values and value.dtype is not None and value.dtype.is_floating_point():
+            hold_as_constant(op, value)
+    graph.sort()
 
 
 def _rewritten(

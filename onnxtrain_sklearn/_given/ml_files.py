@@ -22,6 +22,7 @@ from .._graph.edits import keep_outputs
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._inference.predictor import Predictor
+from .._ml_operators.formulas import hold_formulas
 from .._ml_operators.rewrite import rewrite
 from .._runtime import devices
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -128,6 +129,7 @@ def _trainable_file(
     keep_outputs(model, graph.outputs)
     drop_needless_norms(infer_shapes(model).graph)
     transforms = {node.name or "": post_transform_of(node) for node in graph}
+    hold_formulas(model)
     rewritten = rewrite(model)
     model = rewritten.model
     for role in rewritten.roles:

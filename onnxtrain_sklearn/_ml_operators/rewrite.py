@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import copy_type, hold_as_constant, replace_value
+from .._graph.edits import copy_type, replace_value
 from .._graph.names import Names
 from .._graph.shapes import infer_over_declared
 from . import default_domain, distances, linear, preprocessing, svm, trees
@@ -42,13 +41,6 @@ STEMS = {
     "TreeEnsembleRegressor": "trees",
 }
 """Start of the names of parameters, where it is not the operator's name with underscores."""
-
-
-_FORMULA = re.compile(
-    r"(unity|negate|n_classes|num_classes|clf_length|exponent|prod_operand|mul_operand|half_scalar|est_weights_sum|"
-    r"symmetrix_weight|constant|zero_tensor|unit_float_tensor|const_[np]\d+|cst|eqp\w*cst|dec_\w*cst)\d*"
-)
-_ANY_NUMBER = re.compile(r"_[A-Z]\w*cst\d*$")
 
 
 @dataclass(frozen=True)
@@ -77,8 +69,6 @@ def rewrite(source: ir.Model) -> Rewritten:
     """
     model = source.clone()
     graph, roles = model.graph, list[Role]()
-    if model.producer_name in ("skl2onnx", "OnnxMLTools"):
-        _fix_settings(graph, every_number=model.producer_name == "OnnxMLTools")
     for node in list(graph):
         rule = RULES.get((node.domain, node.op_type))
         if rule is not None and any(_in_use(v) for v in node.outputs):
@@ -88,28 +78,6 @@ def rewrite(source: ir.Model) -> Rewritten:
     common.RemoveUnusedNodesPass()(model)
     infer_over_declared(model)  # converters declare wrong shapes, two columns of scores where there is one, say
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
-
-
-def _fix_settings(graph: ir.Graph, *, every_number: bool) -> None:
-    """Turn the numbers that converters write formulas with into Constant nodes: they are no weights.
-
-    onnxmltools has all weights in attributes, and formulas for ``every_number`` that is an initializer.
-    """
-    op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
-    for name, value in list(graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is None or not tensor.dtype.is_floating_point():
-            continue
-        if (every_number and tensor.size == 1) or _is_formula(name, tensor.numpy()):
-            hold_as_constant(op, value)
-    graph.sort()
-
-
-def _is_formula(name: str, array: np.ndarray) -> bool:
-    """Whether skl2onnx gives this name to numbers of a formula, or to any number and this is a whole one or a half."""
-    if _FORMULA.fullmatch(name):
-        return True
-    return array.size == 1 and bool(_ANY_NUMBER.search(name)) and float(2 * array.ravel()[0]).is_integer()
 
 
 def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> None:

@@ -102,12 +102,11 @@ def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
 def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
     """Return the kernel of every row with every point, (rows, points)."""
     if isinstance(kernel, kernels.KernelOperator):
-        first, second = (_kernel(op, one, x, points, numbers) for one in (kernel.k1, kernel.k2))
-        return op.Add(first, second) if isinstance(kernel, kernels.Sum) else op.Mul(first, second)
+        return _combined(op, kernel, x, points, numbers)
     if isinstance(kernel, kernels.Exponentiation):
         return op.Pow(_kernel(op, kernel.kernel, x, points, numbers), float(kernel.exponent))
-    if isinstance(kernel, kernels.ConstantKernel | kernels.WhiteKernel):
-        value = float(kernel.constant_value) if isinstance(kernel, kernels.ConstantKernel) else 0.0
+    value = _constant_of(kernel)
+    if value is not None:
         ones = np.ones((numbers.shape[1], len(numbers)), np.float32)
         return op.Add(op.Mul(op.MatMul(x, ones), 0.0), value)
     if isinstance(kernel, kernels.DotProduct):
@@ -119,6 +118,25 @@ def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, 
         scale = np.ones_like(scale)
     centre = (numbers / scale).mean(axis=0)
     return _of_distance(op, kernel, squared_distances(op, op.Div(x, scale), op.Div(points, scale), centre))
+
+
+def _combined(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
+    """Return the sum or the product of two kernels, one of which may be a single number."""
+    both = [kernel.k1, kernel.k2]
+    both.sort(key=lambda one: _constant_of(one) is not None)
+    first, value = _kernel(op, both[0], x, points, numbers), _constant_of(both[1])
+    second = _kernel(op, both[1], x, points, numbers) if value is None else value
+    is_sum = isinstance(kernel, kernels.Sum)
+    if second == (0.0 if is_sum else 1.0):
+        return first
+    return op.Add(first, second) if is_sum else op.Mul(first, second)
+
+
+def _constant_of(kernel: Estimator) -> float | None:
+    """Return the value of a kernel that is the same for all pairs of different rows."""
+    if isinstance(kernel, kernels.ConstantKernel):
+        return float(kernel.constant_value)
+    return 0.0 if isinstance(kernel, kernels.WhiteKernel) else None
 
 
 def _of_distance(op: GraphBuilder, kernel: Estimator, squared: ir.Value) -> ir.Value:
