@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any
 
 from .distributions import onnxruntime, pybind
@@ -20,14 +21,29 @@ def has_gradient_builder() -> bool:
     return hasattr(pybind, "GradientGraphBuilder")
 
 
+CUSTOM_OPERATORS: ContextVar[str | None] = ContextVar("library of custom operators", default=None)
+"""A library of custom operators that graphs have, which the builder must know to load them."""
+
+
 def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
     """Run onnxruntime-training's gradient builder; it raises RuntimeError for graphs that it refuses."""
     _register_gradients()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    builder = pybind.GradientGraphBuilder(model, {of}, set(wrt), of, options)
+    builder = pybind.GradientGraphBuilder(model, {of}, set(wrt), of, _options())
     builder.build()
     return bytes(builder.get_model())
+
+
+def optimized_for_training(model: bytes, *, wrt: Iterable[str]) -> bytes:
+    """Return the graph as onnxruntime-training's transformers leave it, with what ``wrt`` needs kept apart."""
+    return bytes(pybind.get_optimized_model(model, set(wrt), _options()))
+
+
+def _options() -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if (library := CUSTOM_OPERATORS.get()) is not None:
+        options.register_custom_ops_library(library)
+    return options
 
 
 def _register_gradients() -> None:

@@ -6,14 +6,16 @@ to it: whoever makes a value keeps the array, or has it copied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._support.refusal import refusing
-from ..exceptions import nearest
+from ..exceptions import RuntimeNotFoundError, nearest
 from .devices import OWN_MEMORY, Device, resolve_device
 from .distributions import onnxruntime, version
 from .distributions import pybind as C
@@ -231,3 +233,21 @@ def fill(fetches: OrtValueVector, values: Sequence[OrtValue]) -> None:
     if not len(fetches):
         for value in values:
             fetches.push_back(value)
+
+
+def to_ort_format(path: Path, custom_op_library: str | bytes | os.PathLike[Any] | None = None) -> None:
+    """Write a model in onnxruntime's own format beside its file, not optimized for this machine."""
+    if not has_training_agent():
+        raise RuntimeNotFoundError(
+            f"ort_format needs onnxruntime-training, whose operators onnxruntime {version()} lacks. "
+            "Install onnxtrain-sklearn[ort-training], or leave ort_format=False."
+        )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(path.with_suffix(".ort"))
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    if custom_op_library is not None:
+        options.register_custom_ops_library(os.fsdecode(custom_op_library))
+    with refusing(f"{path.name} cannot be written in onnxruntime's format"):
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -36,6 +36,15 @@ Proven: TypeAlias = Known[tuple[Rule, ...]]
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
+    return _differentiate(model, wrt, of, finish=lambda built: use_faster_forms(_spare_fusion(built)))
+
+
+def differentiate_as_built(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+    """As :func:`differentiate`, with the nodes that onnxruntime-training's builder emits, for who compares them."""
+    return _differentiate(model, wrt, of, finish=lambda built: built)
+
+
+def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, finish: Callable[[ir.Model], ir.Model]) -> ir.Model:
     prepared = model.clone()
     if not wrt:
         return prepared
@@ -47,7 +56,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         with refusing(_refusal(passage), UnsupportedOperatorError):
             for reason in _objections(passage):
                 _refuse(passage, reason)
-    return _restore(use_faster_forms(_build(prepared, wrt, seed.name or of)), model, wrt)
+    return _restore(finish(_build(prepared, wrt, seed.name or of)), model, wrt)
 
 
 def _require_opset(graph: ir.Graph) -> None:
@@ -288,7 +297,7 @@ def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         node = next((n for n in model.graph if n.name and n.name in text), None)
         subject = "The graph" if node is None else describe(node)
         raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {_REMEDY}") from error
-    return _spare_fusion(ir.from_proto(onnx.load_model_from_string(result)))
+    return ir.from_proto(onnx.load_model_from_string(result))
 
 
 def _spare_fusion(model: ir.Model) -> ir.Model:

@@ -1,0 +1,232 @@
+"""The four files that onnxruntime-training's on-device interface trains from, and the way back from its checkpoints.
+
+The graphs are those of ``onnxruntime.training.artifacts``, node for node, wherever its gradient builder is installed
+and proven right; elsewhere the gradients are in plain operators, which a device runs as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from .._graph.protobuf import load, to_proto
+from .._graph.weights import parameters_of
+from .._runtime.capabilities import Limits
+from .._runtime.objects import to_ort_format
+from ..exceptions import ModelError, OnnxTrainError, nearest
+from .onnxblock.accessor import IR_VERSION, OPSET, base, empty_base
+from .onnxblock.accessor import custom_op_library as known_operators
+from .onnxblock.blocks import Block, PassThrough
+from .onnxblock.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+from .onnxblock.forward import ForwardBlock
+from .onnxblock.loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss
+from .onnxblock.optim import SGD, AdamW
+from .onnxblock.training import TrainingBlock
+
+__all__ = ["Checkpoint", "LossType", "OptimType", "UnknownBlockError", "generate_artifacts", "read_checkpoint"]
+
+PathLike: TypeAlias = "str | bytes | os.PathLike[Any]"
+
+DEVICE = Limits("onnxruntime-training 1.19", OPSET, 5, IR_VERSION)
+"""What the last onnxruntime-training reads, whatever is installed here."""
+
+
+class LossType(Enum):
+    """Losses that :func:`generate_artifacts` knows by name; the target is the input "labels" or "target"."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+
+
+class OptimType(Enum):
+    """Optimizers that :func:`generate_artifacts` knows by name, with their default settings."""
+
+    AdamW = 1
+    SGD = 2
+
+
+class UnknownBlockError(OnnxTrainError, RuntimeError, TypeError):
+    """What was given for a loss or an optimizer is none."""
+
+
+LOSSES: dict[LossType, type[Block]] = {
+    LossType.MSELoss: MSELoss,
+    LossType.CrossEntropyLoss: CrossEntropyLoss,
+    LossType.BCEWithLogitsLoss: BCEWithLogitsLoss,
+    LossType.L1Loss: L1Loss,
+}
+OPTIMIZERS: dict[OptimType, type[ForwardBlock]] = {OptimType.AdamW: AdamW, OptimType.SGD: SGD}
+
+
+class _WithLoss(TrainingBlock):
+    """The training block that a loss and further outputs make."""
+
+    def __init__(self, loss: Block, names: Sequence[str] | None, further: Sequence[str], engine: str) -> None:
+        super().__init__()
+        self._loss, self._names, self._further, self.engine = loss, names, tuple(further), engine
+
+    def build(self, *outputs: str) -> Any:
+        found = self._loss(*(self._names or outputs))
+        losses = found if isinstance(found, tuple) else (found,)
+        return (*losses, *self._further)
+
+
+def generate_artifacts(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str],
+    requires_grad: Sequence[str] | None = None,
+    frozen_params: Sequence[str] | None = None,
+    loss: LossType | Block | None = None,
+    optimizer: OptimType | Block | None = None,
+    artifact_directory: PathLike | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: PathLike | None = None,
+    additional_output_names: list[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
+    *,
+    engine: str = "auto",
+) -> None:
+    """Write training model, evaluation model, checkpoint and optimizer model for onnxruntime-training's devices.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto, bytes or path
+        The graph that computes the outputs.
+    requires_grad : list of str, default=None
+        Parameters to train; None: all weights that ``frozen_params`` leaves.
+    frozen_params : list of str, default=None
+        Parameters that are in the checkpoint and stay as they are. Others are constants of the graphs.
+    loss : LossType or Block, default=None
+        None: the first output of the graph is the loss.
+    optimizer : OptimType or Block, default=None
+        None: no optimizer model is written.
+    artifact_directory : str or path, default=None
+        Where the files go, made where it is missing; None: the working directory.
+    prefix : str, default=""
+        Start of the names of the files.
+    ort_format : bool, default=False
+        Whether to write the graphs in onnxruntime's own format too; needs onnxruntime-training.
+    custom_op_library : str or path, default=None
+        Library of custom operators that the graph has.
+    additional_output_names : list of str, default=None
+        Values that the training and the evaluation model return behind the loss.
+    nominal_checkpoint : bool, default=False
+        Whether to write a second checkpoint without the numbers.
+    loss_input_names : list of str, default=None
+        Outputs that the loss is taken on; None: all.
+    engine : {"auto", "ort-training", "portable"}, default="auto"
+        The gradient engine.
+
+    Raises
+    ------
+    RuntimeError, TypeError
+        Loss or optimizer are neither of their type nor blocks.
+    ValueError
+        A name is not in the graph, or an operator has no proven gradient.
+
+    Examples
+    --------
+    >>> import tempfile, os
+    >>> import onnx.parser
+    >>> from onnxtrain_sklearn.classic import artifacts
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+    ...     linear (float[N, 2] X) => (float[N, 1] Y) <float[2, 1] W = {1, -2}> { Y = MatMul(X, W) }''')
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     artifacts.generate_artifacts(
+    ...         model, ["W"], loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.AdamW,
+    ...         artifact_directory=folder)
+    ...     sorted(os.listdir(folder)), artifacts.read_checkpoint(os.path.join(folder, "checkpoint"))["W"].tolist()
+    (['checkpoint', 'eval_model.onnx', 'optimizer_model.onnx', 'training_model.onnx'], [[1.0], [-2.0]])
+    """
+    if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
+        raise RuntimeError(f"model must be an onnx.ModelProto, bytes or a path, got {type(model).__name__}.")
+    further = _further(additional_output_names)
+    block = _WithLoss(_loss_block(loss), loss_input_names, further, engine)
+    optimizer_block = _optimizer_block(optimizer)
+    source = load(model, DEVICE)
+    proto = to_proto(source)
+    trained, frozen = _parameters(source, requires_grad, frozen_params)
+    for name in (*trained, *frozen):
+        block.requires_grad(name, name in trained)
+    with _knowing(custom_op_library), base(proto):
+        block(*[output.name for output in proto.graph.output])
+    folder = Path(os.fsdecode(artifact_directory or "."))
+    folder.mkdir(parents=True, exist_ok=True)
+    training, evaluation = block.to_model_proto()
+    models = {"training_model": training, "eval_model": evaluation}
+    if optimizer_block is not None:
+        models["optimizer_model"] = optimizer_model(optimizer_block, block, proto)
+    for name, one in models.items():
+        onnx.save(one, folder / f"{prefix}{name}.onnx")
+        if ort_format:
+            to_ort_format(folder / f"{prefix}{name}.onnx", custom_op_library)
+    for nominal in (False, True)[: 1 + bool(nominal_checkpoint)]:
+        name = "nominal_checkpoint" if nominal else "checkpoint"
+        save_checkpoint(block.parameters(), folder / f"{prefix}{name}", nominal)
+
+
+def _further(names: object) -> list[str]:
+    if names is None:
+        return []
+    if not isinstance(names, list):
+        raise RuntimeError(f"additional_output_names must be a list of names, got {type(names).__name__}.")
+    return names
+
+
+def _loss_block(loss: object) -> Block:
+    if loss is None:
+        return PassThrough()
+    if isinstance(loss, LossType):
+        return LOSSES[loss]()
+    if isinstance(loss, Block):
+        return loss
+    raise UnknownBlockError(f"loss must be a LossType or an onnxblock.Block, got {type(loss).__name__} ({loss!r}).")
+
+
+def _optimizer_block(optimizer: object) -> ForwardBlock | None:
+    if optimizer is None or isinstance(optimizer, ForwardBlock):
+        return optimizer
+    if isinstance(optimizer, OptimType):
+        return OPTIMIZERS[optimizer]()
+    raise UnknownBlockError(
+        f"optimizer must be an OptimType or a block of onnxblock.optim, got {type(optimizer).__name__} ({optimizer!r})."
+    )
+
+
+def optimizer_model(optimizer: ForwardBlock, block: TrainingBlock, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph that updates the trained parameters of a block, in the opset of ``model``."""
+    opset = next(one.version for one in model.opset_import if not one.domain)
+    with empty_base(opset):
+        optimizer(block.parameters())
+    return optimizer.to_model_proto()
+
+
+def _knowing(library: PathLike | None) -> AbstractContextManager[object]:
+    return nullcontext() if library is None else known_operators(os.fsdecode(library))
+
+
+def _parameters(
+    model: ir.Model, requires_grad: Sequence[str] | None, frozen_params: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """Return the names of trained and of frozen parameters."""
+    held = model.graph.initializers
+    frozen = list(frozen_params or ())
+    if requires_grad is None:
+        weights = (name for output in model.graph.outputs for name in parameters_of(model.graph, output))
+        requires_grad = [name for name in dict.fromkeys(weights) if name not in frozen]
+    for name in (*requires_grad, *frozen):
+        if name not in held:
+            raise ModelError(f"The graph has no parameter {name!r}.{nearest(name, held)}")
+    if both := set(requires_grad) & set(frozen):
+        raise RuntimeError(f"A parameter is trained or frozen, not both: {sorted(both)}.")
+    return list(requires_grad), frozen

@@ -1,0 +1,22 @@
+"""Graphs built of blocks: losses, optimizers, models for training, with the interface of onnxruntime-training."""
+
+from . import blocks, loss, optim
+from .accessor import base, custom_op_library, empty_base
+from .blocks import Block
+from .checkpoint import load_checkpoint_to_model, save_checkpoint
+from .forward import ForwardBlock
+from .training import TrainingBlock
+
+__all__ = [
+    "Block",
+    "ForwardBlock",
+    "TrainingBlock",
+    "base",
+    "blocks",
+    "custom_op_library",
+    "empty_base",
+    "load_checkpoint_to_model",
+    "loss",
+    "optim",
+    "save_checkpoint",
+]

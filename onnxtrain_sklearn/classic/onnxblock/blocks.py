@@ -1,0 +1,420 @@
+"""Blocks: pieces of a graph that stack on top of each other by the names of their outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.numpy_helper
+import onnx.shape_inference
+
+from ...exceptions import nearest
+from .accessor import current
+
+
+class Block(ABC):
+    """Base class of blocks; derive from it and build on the model with other blocks or nodes of your own.
+
+    A block is called with the names of values within ``with base(model)``; it adds nodes to :attr:`base` and returns
+    the name of its output, or a tuple of names.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.classic import onnxblock
+    >>> class RootMeanSquare(onnxblock.Block):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self._square, self._mean = onnxblock.blocks.Pow(2.0), onnxblock.blocks.ReduceMean()
+    ...         self._root = onnxblock.blocks.Pow(0.5)
+    ...
+    ...     def build(self, name):
+    ...         return self._root(self._mean(self._square(name)))
+    """
+
+    @property
+    def base(self) -> onnx.ModelProto:
+        """The model that the block is built on."""
+        return current().model
+
+    @abstractmethod
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Add nodes to :attr:`base`; return the name of the output, or a tuple of names."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the block on the model; the outermost block checks that the result is a valid model."""
+        accessor = current()
+        accessor.depth += 1
+        try:
+            output = self.build(*args, **kwargs)
+        finally:
+            accessor.depth -= 1
+        if not accessor.depth:
+            onnx.checker.check_model(accessor.model, full_check=True)
+        return output
+
+    def infer_shapes_on_base(self) -> onnx.ModelProto:
+        """Return a copy of the model with the shapes that ONNX infers."""
+        return onnx.shape_inference.infer_shapes(self.base)
+
+    def as_loss(self) -> Any:
+        """Return the loss that an estimator makes of this block, which its parameter ``loss`` takes as it is."""
+        from ..block_loss import BlockLoss  # which emits blocks, and so imports this module
+
+        return BlockLoss(self)
+
+
+def emit(
+    op_type: str,
+    inputs: Sequence[str],
+    token: str = "",
+    *,
+    domain: str = "",
+    outputs: Sequence[str] = (),
+    **attributes: Any,
+) -> str:
+    """Append a node to the model; return the name of its first output."""
+    accessor = current()
+    names = list(outputs) or [accessor.name(token or f"{op_type.lower()}_output")]
+    name = accessor.name(op_type)
+    accessor.model.graph.node.append(
+        onnx.helper.make_node(op_type, list(inputs), names, name=name, domain=domain, **attributes)
+    )
+    return names[0]
+
+
+def initializer(array: np.ndarray, token: str) -> str:
+    """Add an initializer to the model; return its name."""
+    accessor = current()
+    name = accessor.name(token)
+    accessor.model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return name
+
+
+def single(value: float, token: str) -> str:
+    """Add a float32 initializer of one element."""
+    return initializer(np.array([value], np.float32), token)
+
+
+def has_value(name: str) -> bool:
+    """Whether a node of the model reads or computes ``name``."""
+    return any(name in node.input or name in node.output for node in current().model.graph.node)
+
+
+def declared(name: str) -> onnx.ValueInfoProto:
+    """Return a copy of the graph input or output ``name``."""
+    graph = current().model.graph
+    values = {value.name: value for value in (*graph.output, *graph.input)}
+    if name not in values:
+        raise LookupError(f"{name!r} is no input or output of the graph.{nearest(name, values)}")
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(values[name])
+    return copy
+
+
+class _Operator(Block):
+    """A node of one operator, with as many inputs as names are given."""
+
+    op_type: str
+    n_inputs = 1
+
+    def build(self, *names: str) -> str:
+        if len(names) != self.n_inputs:
+            raise TypeError(f"{type(self).__name__} takes {self.n_inputs} name(s), got {len(names)}.")
+        return emit(self.op_type, names, **self.attributes())
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of the node."""
+        return {}
+
+
+class _Binary(_Operator):
+    n_inputs = 2
+
+
+class Add(_Binary):
+    """The sum of two values."""
+
+    op_type = "Add"
+
+
+class Sub(_Binary):
+    """The difference of two values."""
+
+    op_type = "Sub"
+
+
+class Mul(_Binary):
+    """The product of two values."""
+
+    op_type = "Mul"
+
+
+class Div(_Binary):
+    """The quotient of two values."""
+
+    op_type = "Div"
+
+
+class Pow(Block):
+    """A value to the power of a constant.
+
+    Parameters
+    ----------
+    exponent : float
+    """
+
+    def __init__(self, exponent: float) -> None:
+        super().__init__()
+        self._exponent = exponent
+
+    def build(self, pow_input_name: str) -> str:
+        return emit("Pow", [pow_input_name, single(self._exponent, "pow_exponent")])
+
+
+class _Reduction(_Operator):
+    """A reduction over all axes.
+
+    Parameters
+    ----------
+    keepdims : bool, default=True
+    """
+
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__()
+        self._keepdims = keepdims
+
+    def build(self, *names: str) -> str:
+        if current().by_rows:
+            return self._of_rows(*names)
+        return super().build(*names)
+
+    def _of_rows(self, name: str) -> str:
+        """Reduce what a row has: an estimator weights the rows itself."""
+        rows = emit("Flatten", [name], axis=1)
+        opset = next(o.version for o in self.base.opset_import if not o.domain)
+        if opset < (18 if self.op_type == "ReduceMean" else 13):
+            return emit(self.op_type, [rows], keepdims=1, axes=[1])
+        return emit(self.op_type, [rows, initializer(np.array([1], np.int64), "axes")], keepdims=1)
+
+    def attributes(self) -> dict[str, Any]:
+        return {"keepdims": int(self._keepdims)}
+
+
+class ReduceMean(_Reduction):
+    """The mean of all elements."""
+
+    op_type = "ReduceMean"
+
+
+class ReduceSum(_Reduction):
+    """The sum of all elements."""
+
+    op_type = "ReduceSum"
+
+
+class Sigmoid(_Operator):
+    """The logistic function."""
+
+    op_type = "Sigmoid"
+
+
+class Log(_Operator):
+    """The natural logarithm."""
+
+    op_type = "Log"
+
+
+class Neg(_Operator):
+    """The negative."""
+
+    op_type = "Neg"
+
+
+class Abs(_Operator):
+    """The absolute value."""
+
+    op_type = "Abs"
+
+
+class Constant(Block):
+    """A constant of one float.
+
+    Parameters
+    ----------
+    value_float : float
+    """
+
+    def __init__(self, value_float: float) -> None:
+        super().__init__()
+        self._value = value_float
+
+    def build(self) -> str:
+        return single(self._value, "initializer")
+
+
+class SequenceConstruct(Block):
+    """A sequence of values."""
+
+    def build(self, *sequence_input_names: str) -> str:
+        return emit("SequenceConstruct", sequence_input_names)
+
+
+class ReduceAllL2(Block):
+    """The Euclidean norm of all elements of several values, an operator of onnxruntime-training."""
+
+    def build(self, *reduce_node_input_names: str) -> str:
+        output = emit("ReduceAllL2", reduce_node_input_names, domain="com.microsoft")
+        info = onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, [1])
+        self.base.graph.value_info.append(info)
+        return output
+
+
+class Clip(Block):
+    """A value held between two bounds.
+
+    Parameters
+    ----------
+    clip_min, clip_max : float, default=None
+        None: no bound.
+    """
+
+    def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
+        super().__init__()
+        self._bounds = {"clip_min": clip_min, "clip_max": clip_max}
+
+    def build(self, clip_input_name: str) -> str:
+        bounds = [
+            "" if bound is None else initializer(np.array(bound, np.float32), token)
+            for token, bound in self._bounds.items()
+        ]
+        return emit("Clip", [clip_input_name, *bounds])
+
+
+class PassThrough(Block):
+    """The values that are given, unchanged."""
+
+    def build(self, *input_names: str) -> Any:
+        return input_names
+
+
+class InputLike(Block):
+    """A new input of the graph, of the type and shape of one of its inputs or outputs.
+
+    Parameters
+    ----------
+    like : str
+        Name of that input or output.
+    """
+
+    def __init__(self, like: str) -> None:
+        super().__init__()
+        self._like = like
+
+    def build(self, input_name: str | None = None) -> str:
+        value = declared(self._like)
+        value.name = input_name or current().name("input")
+        self.base.graph.input.append(value)
+        return value.name
+
+
+class LabelEncoder(Block):
+    """The operator LabelEncoder of ai.onnx.ml, which maps keys to values."""
+
+    def __init__(
+        self,
+        default_float: float = 0.0,
+        default_int64: int = -1,
+        default_string: str = "_Unused",
+        keys_floats: Sequence[float] | None = None,
+        keys_int64s: Sequence[int] | None = None,
+        keys_strings: Sequence[str] | None = None,
+        values_floats: Sequence[float] | None = None,
+        values_int64s: Sequence[int] | None = None,
+        values_strings: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        settings: dict[str, Any] = {
+            "default_float": default_float,
+            "default_int64": default_int64,
+            "default_string": default_string,
+            "keys_floats": keys_floats,
+            "keys_int64s": keys_int64s,
+            "keys_strings": keys_strings,
+            "values_floats": values_floats,
+            "values_int64s": values_int64s,
+            "values_strings": values_strings,
+        }
+        self._settings = {name: value for name, value in settings.items() if value is not None}
+
+    def build(self, label_encoder_input_name: str) -> str:
+        if not any(one.domain == "ai.onnx.ml" for one in self.base.opset_import):
+            self.base.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+        names, domain = [label_encoder_input_name], "ai.onnx.ml"
+        return emit("LabelEncoder", names, "label_encoder.output", domain=domain, **self._settings)
+
+
+class Cast(Block):
+    """A value in another element type.
+
+    Parameters
+    ----------
+    to : onnx.TensorProto.DataType
+    """
+
+    def __init__(self, to: int) -> None:
+        super().__init__()
+        self._to = to
+
+    def build(self, cast_input_name: str) -> str:
+        return emit("Cast", [cast_input_name], "cast.output", to=self._to)
+
+
+class Linear(Block):
+    """A linear layer with new weights, normally distributed; ``numpy.random.seed`` fixes them.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool, default=True
+    alpha, beta : float, default=1.0
+        Factors of the product and of the bias.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, alpha: float = 1.0, beta: float = 1.0
+    ) -> None:
+        super().__init__()
+        self._shapes = [(in_features, out_features), *([(out_features,)] if bias else [])]
+        self._factors: dict[str, Any] = {"alpha": alpha, "beta": beta}
+
+    def build(self, linear_input_name: str) -> str:
+        arrays = [np.random.randn(*shape).astype(np.float32) for shape in self._shapes]  # noqa: NPY002
+        tokens = ("linear.weight", "linear.bias")
+        weights = [initializer(array, token) for array, token in zip(arrays, tokens, strict=False)]
+        return emit("Gemm", [linear_input_name, *weights], "linear.output", **self._factors)
+
+
+def require_reduction(reduction: str) -> str:
+    """Return the reduction; RuntimeError where it is none."""
+    if reduction not in ("mean", "sum", "none"):
+        raise RuntimeError(f"Unknown reduction {reduction!r}.{nearest(reduction, ['mean', 'sum', 'none'])}")
+    return reduction
+
+
+def reducing(reduction: str) -> Block:
+    """Return the block that reduces a loss to a scalar, or leaves it."""
+    if require_reduction(reduction) == "none":
+        return _Same()
+    return ReduceMean(keepdims=False) if reduction == "mean" else ReduceSum(keepdims=False)
+
+
+class _Same(Block):
+    """The value that is given, unchanged, by its name alone."""
+
+    def build(self, input_name: str) -> str:
+        return input_name

@@ -1,0 +1,297 @@
+"""Checkpoint files of onnxruntime-training: parameters, the optimizer's state, and properties that users add.
+
+The format is a FlatBuffer of a schema of onnxruntime, whose slots are numbered here. Reading and writing need neither
+onnxruntime-training nor what it generates from the schema.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import flatbuffers.table
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx_ir as ir
+from flatbuffers import number_types as types
+
+from ..._support.refusal import refusing
+from ...exceptions import ModelError
+
+IDENTIFIER, VERSION = b"ODTC", 2
+_MODULE, _GROUPS, _PROPERTIES = 1, 2, 3
+_NAME, _DIMS, _TYPE, _RAW, _EXTERNAL = 0, 2, 3, 4, 6
+
+
+@dataclass(frozen=True)
+class OptimizerGroup:
+    """The state of an optimizer: steps taken, its first learning rate, and its vectors by parameter and slot."""
+
+    name: str
+    step: int
+    initial_learning_rate: float
+    moments: Mapping[str, Mapping[str, np.ndarray]]
+
+
+class Checkpoint(dict[str, np.ndarray]):
+    """The parameters of a checkpoint by name, trained ones first.
+
+    Attributes
+    ----------
+    trained, frozen : tuple of str
+        Which parameters require a gradient and which do not.
+    nominal : bool
+        Whether the file describes the parameters and does not hold them: then there are no arrays.
+    properties : dict of str to int, float or str
+        What users added.
+    optimizer : tuple of OptimizerGroup
+        Empty where the file was saved without the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        trained: Mapping[str, np.ndarray],
+        frozen: Mapping[str, np.ndarray],
+        *,
+        nominal: bool = False,
+        properties: Mapping[str, int | float | str] | None = None,
+        optimizer: Sequence[OptimizerGroup] = (),
+    ) -> None:
+        super().__init__({**trained, **frozen})
+        self.trained, self.frozen, self.nominal = tuple(trained), tuple(frozen), nominal
+        self.properties, self.optimizer = dict(properties or {}), tuple(optimizer)
+
+
+def save_checkpoint(
+    parameters: tuple[Iterable[onnx.TensorProto], Iterable[onnx.TensorProto]],
+    path_to_checkpoint: str | os.PathLike[str],
+    nominal_checkpoint: bool = False,
+) -> None:
+    """Write trained and frozen parameters to a file that onnxruntime-training reads.
+
+    Parameters
+    ----------
+    parameters : tuple of two lists of onnx.TensorProto
+        What :meth:`~.TrainingBlock.parameters` returns.
+    path_to_checkpoint : str or path
+    nominal_checkpoint : bool, default=False
+        Whether to write names, types and shapes only, for a device that gets the numbers elsewhere.
+    """
+    if parameters is None:
+        raise RuntimeError("There are no parameters to save.")
+    groups = [{t.name: onnx.numpy_helper.to_array(t) for t in tensors} for tensors in parameters]
+    write(Checkpoint(*groups, nominal=bool(nominal_checkpoint)), path_to_checkpoint)
+
+
+def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
+    """Write the parameters of a checkpoint into the initializers of a model, in place.
+
+    An input of the model that a parameter is named as becomes an initializer.
+    """
+    graph, checkpoint = model.graph, read_checkpoint(path_to_checkpoint)
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    inputs = {value.name: value for value in graph.input}
+    if missing := checkpoint.keys() - held.keys() - inputs.keys():
+        raise ModelError(f"The model has no parameter {min(missing)!r}, which the checkpoint holds.")
+    for name, array in checkpoint.items():
+        if name in held:
+            _require_like(name, array, onnx.numpy_helper.to_array(held[name]))
+            held[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
+        else:
+            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+            graph.input.remove(inputs[name])
+
+
+def _require_like(name: str, array: np.ndarray, like: np.ndarray) -> None:
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise ModelError(
+            f"The checkpoint holds {name!r} as {array.dtype}{list(array.shape)}, the model as "
+            f"{like.dtype}{list(like.shape)}: it is a checkpoint of another model."
+        )
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Return the parameters of a checkpoint file, and what else it holds.
+
+    Parameters
+    ----------
+    path : str or path
+        A file that onnxruntime-training, or :func:`~.artifacts.generate_artifacts`, wrote.
+
+    Returns
+    -------
+    Checkpoint
+        A dict of arrays by name; see there for the optimizer's state.
+
+    Raises
+    ------
+    ModelError
+        The file is no checkpoint, or a nominal one, which holds no numbers.
+    """
+    content = Path(path).read_bytes()
+    if content[4:8] != IDENTIFIER:
+        raise ModelError(f"{os.fspath(path)!r} is no checkpoint of onnxruntime-training.")
+    with refusing(f"The checkpoint {os.fspath(path)!r} cannot be read"):
+        return _read(content)
+
+
+def _read(content: bytes) -> Checkpoint:
+    root = _Table(flatbuffers.table.Table(content, flatbuffers.encode.Get(flatbuffers.packer.uoffset, content, 0)))
+    module, bag = root.table(_MODULE), root.table(_PROPERTIES)
+    if module is None:
+        raise ValueError("it holds no parameters")
+    if module.number(2, types.BoolFlags):
+        raise ValueError("it is nominal: it describes parameters and does not hold them")
+    if module.number(3, types.BoolFlags):
+        raise ValueError("it keeps its parameters in another file, which is not supported")
+    groups = [dict(map(_array, module.tables(slot))) for slot in (0, 1)]
+    kinds = (types.Int64Flags, types.Float32Flags, None)
+    pairs = [(one, kind) for slot, kind in enumerate(kinds) if bag is not None for one in bag.tables(slot)]
+    found = {one.text(0): one.text(1) if kind is None else one.number(1, kind) for one, kind in pairs}
+    return Checkpoint(*groups, properties=found, optimizer=[_group(one) for one in root.tables(_GROUPS)])
+
+
+def _group(table: _Table) -> OptimizerGroup:
+    moments = {state.text(0): dict(map(_array, state.tables(1))) for state in table.tables(3)}
+    rate = float(table.number(2, types.Float32Flags))
+    return OptimizerGroup(table.text(0), int(table.number(1, types.Int64Flags)), rate, moments)
+
+
+def _array(table: _Table) -> tuple[str, np.ndarray]:
+    dtype = ir.DataType(table.number(_TYPE, types.Int32Flags)).numpy()
+    shape = [int(n) for n in table.numbers(_DIMS, types.Int64Flags)]
+    raw = table.numbers(_RAW, types.Uint8Flags)
+    return table.text(_NAME), np.frombuffer(raw.tobytes(), dtype).reshape(shape).copy()
+
+
+class _Table:
+    """A table of a FlatBuffer, read by the number of the slot."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def _at(self, slot: int) -> int:
+        offset = int(self._table.Offset(4 + 2 * slot))
+        return offset and offset + int(self._table.Pos)
+
+    def number(self, slot: int, kind: Any) -> Any:
+        at = self._at(slot)
+        return self._table.Get(kind, at) if at else 0
+
+    def text(self, slot: int) -> str:
+        at = self._at(slot)
+        return bytes(self._table.String(at)).decode() if at else ""
+
+    def table(self, slot: int) -> _Table | None:
+        at = self._at(slot)
+        return self._of(self._table.Indirect(at)) if at else None
+
+    def tables(self, slot: int) -> Iterator[_Table]:
+        if at := self._at(slot):
+            start = self._table.Vector(at - self._table.Pos)
+            for i in range(self._table.VectorLen(at - self._table.Pos)):
+                yield self._of(self._table.Indirect(start + 4 * i))
+
+    def numbers(self, slot: int, kind: Any) -> np.ndarray:
+        at = self._at(slot)
+        empty = np.zeros(0, np.uint8)
+        return np.asarray(self._table.GetVectorAsNumpy(kind, at - self._table.Pos)) if at else empty
+
+    def _of(self, position: int) -> _Table:
+        return _Table(flatbuffers.table.Table(self._table.Bytes, position))
+
+
+def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
+    """Write a checkpoint to a file that onnxruntime-training reads."""
+    builder = flatbuffers.Builder(1024)
+    module = _module(builder, checkpoint)
+    groups = _vector(builder, [_written_group(builder, group) for group in checkpoint.optimizer])
+    bag = _bag(builder, checkpoint.properties)
+    builder.StartObject(4)
+    builder.PrependInt32Slot(0, VERSION, 0)
+    for slot, offset in ((_MODULE, module), (_GROUPS, groups), (_PROPERTIES, bag)):
+        builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
+    builder.Finish(builder.EndObject(), file_identifier=IDENTIFIER)
+    Path(path).write_bytes(bytes(builder.Output()))
+
+
+def _module(builder: Any, checkpoint: Checkpoint) -> int:
+    groups = [
+        _vector(builder, [_tensor(builder, name, checkpoint[name], nominal=checkpoint.nominal) for name in names])
+        for names in (checkpoint.trained, checkpoint.frozen)
+    ]
+    builder.StartObject(4)
+    for slot, offset in enumerate(groups):
+        builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
+    builder.PrependBoolSlot(2, checkpoint.nominal, False)
+    return int(builder.EndObject())
+
+
+def _tensor(builder: Any, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
+    content = b"" if nominal else np.ascontiguousarray(array).tobytes()
+    text, raw = builder.CreateString(name), builder.CreateByteVector(content)
+    builder.StartVector(8, array.ndim, 8)
+    for size in reversed(array.shape):
+        builder.PrependInt64(size)
+    dims = builder.EndVector()
+    builder.StartObject(7)
+    for slot, offset in ((_NAME, text), (_DIMS, dims), (_RAW, raw)):
+        builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
+    builder.PrependInt32Slot(_TYPE, ir.DataType.from_numpy(array.dtype).value, 0)
+    builder.PrependInt64Slot(_EXTERNAL, -1, -1)
+    return int(builder.EndObject())
+
+
+def _vector(builder: Any, offsets: Sequence[int]) -> int:
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    return int(builder.EndVector())
+
+
+def _written_group(builder: Any, group: OptimizerGroup) -> int:
+    states = _vector(builder, [_state(builder, name, slots) for name, slots in group.moments.items()])
+    name = builder.CreateString(group.name)
+    builder.StartObject(4)
+    builder.PrependUOffsetTRelativeSlot(0, name, 0)
+    builder.PrependInt64Slot(1, group.step, 0)
+    builder.PrependFloat32Slot(2, group.initial_learning_rate, 0.0)
+    builder.PrependUOffsetTRelativeSlot(3, states, 0)
+    return int(builder.EndObject())
+
+
+def _state(builder: Any, name: str, slots: Mapping[str, np.ndarray]) -> int:
+    moments, text = _vector(builder, [_tensor(builder, n, a) for n, a in slots.items()]), builder.CreateString(name)
+    builder.StartObject(2)
+    builder.PrependUOffsetTRelativeSlot(0, text, 0)
+    builder.PrependUOffsetTRelativeSlot(1, moments, 0)
+    return int(builder.EndObject())
+
+
+def _bag(builder: Any, properties: Mapping[str, int | float | str]) -> int:
+    kinds: list[tuple[type, Callable[[Any], Any]]] = [(int, int), (float, float), (str, builder.CreateString)]
+    groups: list[list[int]] = [[], [], []]
+    for name, value in properties.items():
+        kind = next((i for i, (one, _) in enumerate(kinds) if type(value) is one), None)
+        if kind is None:
+            raise TypeError(f"Properties are int, float or str, got {name}={value!r}.")
+        groups[kind].append(_property(builder, name, kinds[kind][1](value), kind))
+    offsets = [_vector(builder, group) for group in groups]
+    builder.StartObject(3)
+    for slot, offset in enumerate(offsets):
+        builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
+    return int(builder.EndObject())
+
+
+def _property(builder: Any, name: str, value: Any, kind: int) -> int:
+    text = builder.CreateString(name)
+    builder.StartObject(2)
+    builder.PrependUOffsetTRelativeSlot(0, text, 0)
+    prepend = (builder.PrependInt64Slot, builder.PrependFloat32Slot, builder.PrependUOffsetTRelativeSlot)[kind]
+    prepend(1, value, 0)
+    return int(builder.EndObject())

@@ -1,0 +1,198 @@
+"""Blocks whose result is a model with gradients, and the form of it that onnxruntime-training's Module runs.
+
+Trained and frozen parameters are inputs of both models, so that a module shares them between training and evaluation.
+The training model adds its gradients to buffers, ``NAME_grad.accumulation.buffer``, which it resets first where
+``lazy_reset_grad`` says so; its outputs are those of the block, then a flag ``NAME_grad.accumulation.out`` a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import onnx
+import onnx.helper
+import onnx_ir as ir
+
+from ..._gradient.engine import available_engines, choose_engine, differentiate
+from ..._gradient.ort_training.engine import differentiate_as_built
+from ..._gradient.path import path
+from ..._graph.edits import multiply_by_columns
+from ..._graph.shapes import infer_shapes
+from ..._runtime.gradient_builder import optimized_for_training
+from ..._support.refusal import refusing
+from ...exceptions import ModelError, UnsupportedOperatorError
+from . import blocks
+from .accessor import IR_VERSION
+from .forward import set_outputs
+
+RESET = "lazy_reset_grad"
+
+
+class TrainingBlock(blocks.Block):
+    """Base class of blocks that make a model to train: gradients of the first name that ``build`` returns.
+
+    Attributes
+    ----------
+    engine : {"auto", "ort-training", "portable"}
+        The gradient engine. "auto": onnxruntime-training's where it is installed and proven right, else the portable.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> from onnxtrain_sklearn.classic import onnxblock
+    >>> class WithLoss(onnxblock.TrainingBlock):
+    ...     def build(self, name):
+    ...         return onnxblock.loss.MSELoss()(name)
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+    ...     linear (float[N, 2] X) => (float[N, 1] Y) <float[2, 1] W = {1, -2}> { Y = MatMul(X, W) }''')
+    >>> block = WithLoss()
+    >>> block.requires_grad("W")
+    >>> with onnxblock.base(model):
+    ...     loss = block("Y")
+    >>> training, evaluation = block.to_model_proto()
+    >>> [value.name for value in training.graph.input]
+    ['X', 'target', 'W', 'W_grad.accumulation.buffer', 'lazy_reset_grad']
+    >>> [value.name for value in training.graph.output] == [loss, "W_grad.accumulation.out"]
+    True
+    """
+
+    engine = "auto"
+    _models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
+    _parameters: tuple[list[onnx.TensorProto], list[onnx.TensorProto]] | None = None
+
+    @property
+    def _choices(self) -> dict[str, bool]:
+        """Whether a parameter requires a gradient, by name; subclasses need not call the constructor."""
+        found: dict[str, bool] = vars(self).setdefault("_requires_grad", {})
+        return found
+
+    def requires_grad(self, argument_name: str, value: bool = True) -> None:
+        """Say whether gradients are computed of a parameter; without a word it stays a constant of the graph."""
+        self._choices[argument_name] = bool(value)
+
+    def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
+        """Return trained and frozen parameters; RuntimeError where the block has not been called."""
+        if self._parameters is None:
+            raise RuntimeError("The parameters are not known: call the block within `with onnxblock.base(model)`.")
+        return self._parameters
+
+    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """Return the models for training and evaluation; RuntimeError where the block has not been called."""
+        if self._models is None:
+            raise RuntimeError("The models have not been built: call the block within `with onnxblock.base(model)`.")
+        return self._models
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the block on the model, and the gradients of its first output."""
+        output = self.build(*args, **kwargs)
+        model = self.infer_shapes_on_base()
+        names = set_outputs(model, output)
+        wanted, frozen = ({n for n, trained in self._choices.items() if trained is kind} for kind in (True, False))
+        held = list(model.graph.initializer)
+        if unknown := (wanted | frozen) - {tensor.name for tensor in held}:
+            raise ModelError(f"The graph has no initializer {min(unknown)!r}, which requires_grad names.")
+        if not wanted:
+            raise ModelError("No parameter requires a gradient: call requires_grad(name) for those to train.")
+        self._parameters = [t for t in held if t.name in wanted], [t for t in held if t.name in frozen]
+        _initializers_to_inputs(model, wanted | frozen)
+        evaluation = onnx.ModelProto()
+        evaluation.CopyFrom(model)
+        _stop_training_mode(evaluation)
+        training = gradient_model(model, wanted, names, self.engine)
+        accumulate(training, wanted)
+        for proto in (training, evaluation):
+            proto.ir_version = min(proto.ir_version, IR_VERSION)
+        self._models = training, evaluation
+        self.base.CopyFrom(training)
+        return output
+
+
+def _initializers_to_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
+    graph = model.graph
+    moved = [tensor for tensor in graph.initializer if tensor.name in names]
+    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
+    declared = {value.name for value in graph.input}
+    for tensor in moved:
+        if tensor.name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _stop_training_mode(model: onnx.ModelProto) -> None:
+    """Let Dropout and BatchNormalization compute what they do in inference, in place."""
+    for node in model.graph.node:
+        if node.op_type == "Dropout" and len(node.input) > 2:
+            node.input[2] = ""
+        if node.op_type == "BatchNormalization":
+            for attribute in node.attribute:
+                attribute.i = 0 if attribute.name == "training_mode" else attribute.i
+
+
+def gradient_model(
+    model: onnx.ModelProto, wanted: Collection[str], outputs: Sequence[str], engine: str
+) -> onnx.ModelProto:
+    """Return the model with a ``NAME_grad`` for each wanted input behind its outputs, gradients of the first output."""
+    with refusing("The gradients of the graph cannot be built"):
+        source = infer_shapes(ir.from_proto(model))
+        _require_scalar(source.graph, outputs[0])
+        wrt = [v.name or "" for v in source.graph.inputs if v.name in wanted]
+        result = _as_built(source, wrt, outputs[0], choose_engine(engine))
+        if result is None:
+            result = differentiate(source, wrt, outputs[0], engine).model
+        named = {v.name: v for v in result.graph.outputs}
+        result.graph.outputs[:] = [named[name] for name in (*outputs, *(f"{name}_grad" for name in wrt))]
+        return ir.to_proto(result)
+
+
+def _require_scalar(graph: ir.Graph, name: str) -> None:
+    loss = next(v for v in graph.outputs if v.name == name)
+    if loss.shape is not None and len(loss.shape):
+        raise ModelError(
+            f"Gradients are taken of a scalar, but the first output {name!r} has shape {loss.shape}: let the block "
+            f"return the name of a loss."
+        )
+
+
+def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> ir.Model | None:
+    """Return the graph with the nodes of onnxruntime-training's builder, None where these are not proven right."""
+    if engine == "portable" or "ort-training" not in available_engines():
+        return None
+    try:
+        prepared = multiply_by_columns(source.clone())
+        proto = optimized_for_training(ir.to_proto(prepared).SerializeToString(), wrt=wrt)
+        optimized = infer_shapes(ir.from_proto(onnx.load_model_from_string(proto)))
+        output = next(v for v in optimized.graph.outputs if v.name == loss)
+        read = {v for passage in path(optimized.graph, wrt, output) for v in passage.node.inputs if v is not None}
+        if {v.name for v in read}.issuperset(wrt):
+            return differentiate_as_built(optimized, wrt, loss)
+    except UnsupportedOperatorError:
+        pass
+    return None
+
+
+def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:
+    """Let the model add its gradients to buffers, in place; its outputs are flags in their place."""
+    graph, gradients = model.graph, {f"{name}_grad" for name in wanted}
+    outputs = []
+    for i, output in enumerate(graph.output):
+        if output.name not in gradients:
+            outputs.append(output)
+            continue
+        buffer, flag = (f"{output.name}.accumulation.{end}" for end in ("buffer", "out"))
+        inputs, domain = [buffer, output.name, RESET], "com.microsoft"
+        node = onnx.helper.make_node(
+            "InPlaceAccumulatorV2", inputs, [flag], name=f"GradientAccumulator{i}", domain=domain
+        )
+        graph.node.append(node)
+        value = graph.input.add()
+        value.CopyFrom(output)
+        value.name = buffer
+        outputs.append(onnx.helper.make_tensor_value_info(flag, onnx.TensorProto.BOOL, [1]))
+    graph.input.append(onnx.helper.make_tensor_value_info(RESET, onnx.TensorProto.BOOL, [1]))
+    kept = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in outputs]
+    del graph.output[:]
+    graph.output.extend(kept)
+    if not any(one.domain == "com.microsoft" for one in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
