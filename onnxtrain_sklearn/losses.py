@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from numbers import Real
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -416,8 +416,18 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
-def resolve_loss(loss: str | Loss) -> Loss:
+@runtime_checkable
+class LossSource(Protocol):
+    """What becomes a loss when it is given for one: a block of ``onnxtrain_sklearn.classic.onnxblock``."""
+
+    def as_loss(self, widths: tuple[int, ...] = ()) -> Loss:
+        """Return the loss on outputs of a graph that have ``widths`` columns; empty: on one output."""
+
+
+def resolve_loss(loss: str | Loss | LossSource, widths: tuple[int, ...] = ()) -> Loss:
     """Return the loss that a name or an object stands for, its parameters validated."""
+    if isinstance(loss, LossSource) and not isinstance(loss, type):
+        loss = loss.as_loss(widths)
     return resolve("loss", loss, LOSSES, Loss)
 
 

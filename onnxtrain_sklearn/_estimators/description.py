@@ -14,6 +14,7 @@ import onnx_ir as ir
 from .._graph.constants import tensor_of
 from .._graph.trainable import TrainableModel
 from .._training.selection import selected
+from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
 from .model_source import source_of
 from .parameters import Parameters
@@ -150,7 +151,8 @@ def _describe(estimator: Describable) -> Description:
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
-    source, names = selected(source_of(model, estimator.output)[0], estimator.trainable)
+    given, _ = source_of(model, estimator.output, joined=isinstance(estimator.loss, LossSource))
+    source, names = selected(given, estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
     return replace(described, engine=estimator.engine)
 

@@ -13,11 +13,13 @@ from .._fitted.tables import holds_text
 from .._given.ml_files import fitted_file, is_fitted_graph
 from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
+from .._graph.joined_outputs import join_outputs
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
 from ..exceptions import instead_of, nearest
+from ..losses import LossSource
 from ..models import MODELS, ModelSource, resolve_builder
 from .parameters import Parameters
 from .run import Run
@@ -28,11 +30,12 @@ LONGEST_NAME = 40
 
 
 def source_of(
-    model: ModelSource, output: str | None, *, has_text: bool = False
+    model: ModelSource, output: str | None, *, has_text: bool = False, joined: bool = False
 ) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it.
 
-    ``has_text`` says whether the data have columns that are no numbers.
+    ``has_text`` says whether the data have columns that are no numbers, ``joined`` whether the loss is taken on all
+    outputs of the graph side by side.
     """
     if is_estimator(model):
         if output is not None:
@@ -54,7 +57,8 @@ def source_of(
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
-    return replace(trainable_model(whole, output, foreign=True), reference=whole), None
+    whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
+    return replace(trainable_model(whole, output, foreign=True), reference=whole, joined=widths), None
 
 
 def known_source(
@@ -69,5 +73,6 @@ def known_source(
         return None, None
     if is_estimator(estimator.model):
         require_own_kind(estimator)
-    found = source_of(estimator.model, estimator.output, has_text=holds_text(X))
+    joined = isinstance(estimator.loss, LossSource)
+    found = source_of(estimator.model, estimator.output, has_text=holds_text(X), joined=joined)
     return of_kind(found, classifies=is_classifier(estimator))

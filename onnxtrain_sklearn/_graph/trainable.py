@@ -64,6 +64,8 @@ class TrainableModel:
         Whether the link normalizes numbers that may stop being probabilities during training.
     reference : onnx_ir.Model or None
         The graph as given, for comparison before training.
+    joined : tuple of int
+        Columns of each output, where ``output`` is all of them side by side.
     parameters : tuple of str
         Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
@@ -100,6 +102,7 @@ class TrainableModel:
     paired: bool = False
     normalised: bool = False
     reference: ir.Model | None = None
+    joined: tuple[int, ...] = ()
 
     @property
     def activation(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ import onnx.shape_inference
 
 from ...exceptions import nearest
 from .accessor import current
+
+_DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
+"""Further domains of operators, and the version that is imported of each."""
 
 
 class Block(ABC):
@@ -61,11 +65,16 @@ class Block(ABC):
         """Return a copy of the model with the shapes that ONNX infers."""
         return onnx.shape_inference.infer_shapes(self.base)
 
-    def as_loss(self) -> Any:
-        """Return the loss that an estimator makes of this block, which its parameter ``loss`` takes as it is."""
-        from ..block_loss import BlockLoss  # which emits blocks, and so imports this module
+    def as_loss(self, widths: tuple[int, ...] = ()) -> Any:
+        """Return the loss that an estimator makes of this block, given as its parameter ``loss``.
 
-        return BlockLoss(self)
+        Parameters
+        ----------
+        widths : tuple of int
+            Columns of each output of the graph, where it has several.
+        """
+        block_loss = import_module("onnxtrain_sklearn.classic.block_loss")  # which builds blocks: imports this module
+        return block_loss.BlockLoss(self, widths)
 
 
 def emit(
@@ -79,6 +88,8 @@ def emit(
 ) -> str:
     """Append a node to the model; return the name of its first output."""
     accessor = current()
+    if domain and not any(one.domain == domain for one in accessor.model.opset_import):
+        accessor.model.opset_import.append(onnx.helper.make_opsetid(domain, _DOMAINS[domain]))
     names = list(outputs) or [accessor.name(token or f"{op_type.lower()}_output")]
     name = accessor.name(op_type)
     accessor.model.graph.node.append(
@@ -352,8 +363,6 @@ class LabelEncoder(Block):
         self._settings = {name: value for name, value in settings.items() if value is not None}
 
     def build(self, label_encoder_input_name: str) -> str:
-        if not any(one.domain == "ai.onnx.ml" for one in self.base.opset_import):
-            self.base.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
         names, domain = [label_encoder_input_name], "ai.onnx.ml"
         return emit("LabelEncoder", names, "label_encoder.output", domain=domain, **self._settings)
 

@@ -17,7 +17,9 @@ import onnx_ir as ir
 from ..._gradient.engine import available_engines, choose_engine, differentiate
 from ..._gradient.ort_training.engine import differentiate_as_built
 from ..._gradient.path import path
+from ..._graph.builder import GraphBuilder
 from ..._graph.edits import multiply_by_columns
+from ..._graph.queries import dims
 from ..._graph.shapes import infer_shapes
 from ..._runtime.gradient_builder import optimized_for_training
 from ..._support.refusal import refusing
@@ -136,23 +138,34 @@ def gradient_model(
     """Return the model with a ``NAME_grad`` for each wanted input behind its outputs, gradients of the first output."""
     with refusing("The gradients of the graph cannot be built"):
         source = infer_shapes(ir.from_proto(model))
-        _require_scalar(source.graph, outputs[0])
+        _require_one_element(source.graph, outputs[0])
         wrt = [v.name or "" for v in source.graph.inputs if v.name in wanted]
         result = _as_built(source, wrt, outputs[0], choose_engine(engine))
         if result is None:
-            result = differentiate(source, wrt, outputs[0], engine).model
+            result = differentiate(source, wrt, _scalar(source.graph, outputs[0]), engine).model
         named = {v.name: v for v in result.graph.outputs}
         result.graph.outputs[:] = [named[name] for name in (*outputs, *(f"{name}_grad" for name in wrt))]
         return ir.to_proto(result)
 
 
-def _require_scalar(graph: ir.Graph, name: str) -> None:
+def _require_one_element(graph: ir.Graph, name: str) -> None:
     loss = next(v for v in graph.outputs if v.name == name)
-    if loss.shape is not None and len(loss.shape):
+    if any(size != 1 for size in dims(loss) or ()):
         raise ModelError(
             f"Gradients are taken of a scalar, but the first output {name!r} has shape {loss.shape}: let the block "
             f"return the name of a loss."
         )
+
+
+def _scalar(graph: ir.Graph, name: str) -> str:
+    """Return the name of the loss as a scalar, an output of the graph: blocks may give a vector of one element."""
+    loss = next(v for v in graph.outputs if v.name == name)
+    if dims(loss) == []:
+        return name
+    scalar = GraphBuilder(graph, prefix="loss").ReduceSum(loss, keepdims=False)
+    scalar.type, scalar.shape = loss.type, ir.Shape([])
+    graph.outputs.append(scalar)
+    return scalar.name or ""
 
 
 def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> ir.Model | None:
