@@ -26,6 +26,7 @@ from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import ClassWeight, MatrixLike
+from .._training.history import Epoch
 from ..losses import Loss
 from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule
@@ -108,6 +109,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         n_iter_no_change: float = 10,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
+        callbacks: Sequence[Callable[[Epoch], object]] | None = None,
         warm_start: bool = False,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | int = 0,

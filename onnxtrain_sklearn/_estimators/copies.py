@@ -42,9 +42,12 @@ class Copied(BaseEstimator):
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; one that was fitted where there was more goes on with what there is here."""
-        given = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        super().__setstate__({**given, **state})  # earlier versions had fewer parameters
+        """Restore a copy; one that was fitted where there was more goes on with what there is here.
+
+        Parameters that came later than a pickle get their defaults.
+        """
+        given = inspect.signature(type(self)).parameters.items()
+        super().__setstate__({name: p.default for name, p in given if p.default is not p.empty} | state)
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])

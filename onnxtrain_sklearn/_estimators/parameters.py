@@ -7,7 +7,7 @@ checked where it is looked up, as names of losses, engines and devices are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from textwrap import fill, indent
@@ -16,7 +16,19 @@ from typing import ClassVar
 import numpy as np
 
 from .._optimizers.lbfgs import BaseOptimizer
-from .._support.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Instance, OneOf, Range, Rule, check_parameters
+from .._support.rules import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Functions,
+    Instance,
+    OneOf,
+    Range,
+    Rule,
+    check_parameters,
+)
+from .._training.history import Epoch
 from .._training.parameters import Trainable
 from ..losses import Loss
 from ..models import MODELS, ModelSource
@@ -111,6 +123,10 @@ best."""),
     "validation_fraction": Parameter("float", """
 Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),
+    "callbacks": Parameter("list of callables or None", """
+Functions that are called after each epoch, of ``fit`` and of ``partial_fit``. Each gets an object with ``number``,
+``loss``, ``validation_score`` and ``learning_rate`` of the epoch. Training ends where one returns True.""",
+        (Functions(), None)),
     "warm_start": _switch("""
 Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
 ``model`` and ``output`` must be what they were at the first."""),
@@ -194,6 +210,7 @@ class Parameters:
     n_iter_no_change: float
     early_stopping: bool
     validation_fraction: float
+    callbacks: Sequence[Callable[[Epoch], object]] | None
     warm_start: bool
     random_state: int | np.random.RandomState | None
     verbose: bool | int

@@ -21,6 +21,7 @@ from .._data.targets import (
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import MatrixLike
+from .._training.history import Epoch
 from ..losses import Loss
 from ..models import ModelSource
 from ..schedules import Schedule
@@ -86,6 +87,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         n_iter_no_change: float = 10,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
+        callbacks: Sequence[Callable[[Epoch], object]] | None = None,
         warm_start: bool = False,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | int = 0,

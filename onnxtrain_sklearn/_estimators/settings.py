@@ -85,6 +85,7 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
         n_iter_no_change=float(estimator.n_iter_no_change),
         early_stopping=bool(estimator.early_stopping),
         verbose=bool(estimator.verbose),
+        callbacks=tuple(estimator.callbacks or ()),
     )
 
 

@@ -92,7 +92,20 @@ class Sizes:
         return "an int >= 1 or a sequence of them"
 
 
-Rule: TypeAlias = "Range | OneOf | Instance | Sizes | type[bool] | None"
+class Functions:
+    """A list or tuple of callables; a class is taken for an instance that was forgotten."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is such a list."""
+        if not isinstance(value, list | tuple):
+            return False
+        return all(callable(one) and not isinstance(one, type) for one in value)
+
+    def __str__(self) -> str:
+        return "a list of callables"
+
+
+Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Functions | type[bool] | None"
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 COUNT = Range(Integral, 1)

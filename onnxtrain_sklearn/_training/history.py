@@ -54,6 +54,28 @@ class Curve:
         self.__dict__.update(state)
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What callbacks are called with after an epoch.
+
+    Attributes
+    ----------
+    number : int
+        Epochs trained, over all calls.
+    loss : float
+        Mean loss of the epoch, the penalty included.
+    validation_score : float or None
+        Score on the validation data after the epoch; None without such data.
+    learning_rate : float or None
+        Learning rate of the last step; None for L-BFGS.
+    """
+
+    number: int
+    loss: float
+    validation_score: float | None
+    learning_rate: float | None
+
+
 @dataclass
 class History:
     """What happened in training so far.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from .._data.batches import Batches
 from ..exceptions import DivergenceError, warn
 from ..schedules import Schedule
-from .history import History
+from .history import Epoch, History
 from .step import Step
 
 
@@ -32,6 +32,7 @@ class TrainerSettings:
     n_iter_no_change: float
     early_stopping: bool
     verbose: bool
+    callbacks: Sequence[Callable[[Epoch], object]] = ()
 
 
 NEGLIGIBLE_FACTOR = 1e-3
@@ -161,8 +162,7 @@ class Trainer:
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended before."""
         for _ in range(self._settings.max_iter):
-            self._record(self._epoch())
-            if self._idle() and self._plateau():
+            if self._record(self._epoch()) or (self._idle() and self._plateau()):
                 return True
         return False
 
@@ -201,13 +201,17 @@ class Trainer:
             self._history.loss_curve,
         )
 
-    def _record(self, loss: float) -> None:
+    def _record(self, loss: float) -> bool:
+        """Record an epoch and call the callbacks; return whether one of them ends training."""
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
         self._history.add_epoch(loss, score, rows=self._batches.n_rows, tol=self._settings.tol, parameters=self._buffer)
         if self._settings.verbose:
             self._report()
+        epoch = Epoch(self._history.progress.epoch, loss, score, self._rate)
+        answers = [callback(epoch) for callback in self._settings.callbacks]
+        return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     def _idle(self) -> bool:
         return self._history.idle_epochs > self._settings.n_iter_no_change
