@@ -108,6 +108,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool = False,
+        scoring: str | Callable[..., float] | None = None,
         validation_fraction: float = 0.1,
         callbacks: Sequence[Callable[[Epoch], object]] | None = None,
         warm_start: bool = False,

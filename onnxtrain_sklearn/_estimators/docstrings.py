@@ -60,7 +60,7 @@ loss_curve_ : list of float
 best_loss_ : float or None
     Least loss of an epoch; None with early stopping.
 validation_scores_ : list of float or None
-    {score} on the validation data after each epoch, of the latest 100,000.
+    {score}, or the score that ``scoring`` names, on the validation data after each epoch, of the latest 100,000.
 best_validation_score_ : float or None
     Best of these scores.
 engine_, device_ : str

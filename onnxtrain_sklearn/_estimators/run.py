@@ -148,9 +148,9 @@ class Run:
         """Return the graph that predicts, with the current weights."""
         return to_proto(inference_model(self.deployed, self.weights(), self.head, form=options))
 
-    def live_predictor(self) -> Predictor:
+    def live_predictor(self, *, with_scores: bool = False) -> Predictor:
         """Return a session that reads the parameters while they are trained."""
-        graph = inference_model(self.model, self.frozen, self.head)
+        graph = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
 
 

@@ -150,7 +150,7 @@ class Session:
         limit = batch_limit(estimator.batch_size, settings.optimizer)
         shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
         batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
-        validate = validation_score(estimator, run, examples, held_out, self.call.validation)
+        validate = validation_score(estimator, run, examples, held_out, self.call)
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
         return new_trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)

@@ -10,9 +10,9 @@ import numpy as np
 
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
-from .._support.typing import Validation
-from .examples import Examples, validation_examples
+from .examples import Call, Examples, validation_examples
 from .run import Run
+from .scoring import rows_of, scorer_of
 
 
 def validation_score(
@@ -20,24 +20,29 @@ def validation_score(
     run: Run,
     examples: Examples,
     held_out: np.ndarray | None,
-    given: Validation | None,
+    call: Call,
 ) -> Callable[[], float] | None:
     """Return the function that scores the parameters as they are; None where there are no validation data.
 
-    ``given`` are X, y and weights of the user; else the rows ``held_out`` of ``examples`` are scored.
+    Validation data of the call are scored; else the rows ``held_out`` of ``examples``.
     """
+    given = call.validation
     if given is not None:
         with faults_of_validation_data():
             examples = validation_examples(estimator, run, *given)
         require_scorable(examples.targets, examples.weights)
         held_out = np.arange(len(examples))
     if held_out is None:
+        _require_no_scoring(estimator, call)
         return None
     rows, targets = held_out, examples.targets
     held = Targets(targets.values[rows], targets.task, targets.n_outputs, targets.classes)
     weights = None if examples.weights is None else examples.weights[rows]
-    predictor = run.live_predictor()
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
+    if estimator.scoring is not None:
+        X, y = given[:2] if given is not None else (rows_of(call.X, rows), rows_of(call.y, rows))
+        return scorer_of(estimator, run, (X, y, weights), live, rows)
+    predictor = run.live_predictor()
 
     def score() -> float:
         predicted = predictor.run(live, rows)
@@ -46,3 +51,11 @@ def validation_score(
         return value
 
     return score
+
+
+def _require_no_scoring(estimator: Any, call: Call) -> None:
+    """Raise where a scorer is set that nothing would be scored by."""
+    if estimator.scoring is not None and not call.one_pass:
+        raise ValueError(
+            f"scoring={estimator.scoring!r} needs validation data: set early_stopping=True, or give X_val and y_val."
+        )

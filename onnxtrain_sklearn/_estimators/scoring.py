@@ -1,0 +1,108 @@
+"""Validation scores by scikit-learn's scorers, of the parameters while they are trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import check_scoring, get_scorer_names
+
+from .._fitted import sklearn_private
+from .._support.typing import MatrixLike
+from ..exceptions import nearest
+from .run import Columns, Run
+
+
+def scorer_of(
+    estimator: Any, run: Run, data: tuple[MatrixLike, Any, np.ndarray | None], live: Columns, rows: np.ndarray
+) -> Callable[[], float]:
+    """Return the function that scores the parameters as they are by ``scoring`` of the estimator.
+
+    Parameters
+    ----------
+    estimator : BaseOrtGradient
+    run : Run
+    data : tuple of X, y and weights
+        The validation data as the user gives them.
+    live : mapping of str to Column
+        The data that the rows come from, as inputs of the graph that is trained.
+    rows : ndarray of int
+        The validation rows among them.
+    """
+    X, y, weights = data
+    scorer = _scorer(estimator)
+    predictions = LivePredictions(run, X, live, rows)
+    twin = _twin(estimator, run, predictions)
+    more = {} if weights is None else {"sample_weight": weights}
+
+    def score() -> float:
+        predictions.forget()
+        if not predictions.finite():
+            return math.nan
+        value: object = scorer(twin, X, y, **more)
+        if not isinstance(value, Real) or math.isnan(value):
+            raise ValueError(
+                f"scoring={estimator.scoring!r} must give a number for the validation data, got {value!r}."
+            )
+        return float(value)
+
+    return score
+
+
+def _scorer(estimator: Any) -> Callable[..., float]:
+    scoring, names = estimator.scoring, get_scorer_names()
+    if not callable(scoring) and scoring not in names:
+        raise ValueError(
+            f"scoring must be the name of a scorer of scikit-learn (sklearn.metrics.get_scorer_names()), a function or "
+            f"None, got {scoring!r}.{nearest(str(scoring), names)}"
+        )
+    scorer: Callable[..., float] = check_scoring(estimator, scoring)
+    return scorer
+
+
+def rows_of(data: Any, rows: np.ndarray) -> Any:
+    """Return some rows of data in the form that they have."""
+    if isinstance(data, Mapping):
+        return {name: sklearn_private._safe_indexing(part, rows) for name, part in data.items()}
+    return sklearn_private._safe_indexing(data, rows)
+
+
+class LivePredictions:
+    """What the parameters predict for the validation rows, computed once a score."""
+
+    def __init__(self, run: Run, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
+        self._run, self._X, self._live, self._rows = run, X, live, rows
+        self._predictors = {False: run.live_predictor()}
+        self._found: dict[tuple[int, bool], np.ndarray] = {}
+
+    def forget(self) -> None:
+        """Compute anew, as the parameters have changed."""
+        self._found.clear()
+
+    def finite(self) -> bool:
+        """Whether the model predicts numbers."""
+        scores = self(self._X, -1, with_scores=True)
+        return bool(np.isfinite(scores).all())
+
+    def __call__(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
+        """Return an output of the graph; takes the place of the estimator's own method while it is trained."""
+        if X is not self._X:
+            raise ValueError("A scorer can predict the validation data only, as they are given to it.")
+        if (output, with_scores) not in self._found:
+            if with_scores not in self._predictors:
+                self._predictors[with_scores] = self._run.live_predictor(with_scores=with_scores)
+            predictor = self._predictors[with_scores]
+            self._found[output, with_scores] = predictor.run(self._live, self._rows, output)
+        return self._found[output, with_scores]
+
+
+def _twin(estimator: Any, run: Run, predictions: LivePredictions) -> Any:
+    """Return the estimator as it would be were it fitted now, predicting from the parameters that are trained."""
+    twin = object.__new__(type(estimator))
+    vars(twin).update(vars(estimator))
+    twin._publish(run)
+    twin._predict = predictions
+    return twin
