@@ -31,8 +31,8 @@ ROOMS = (
     {"_training", "_fitted"},
     {"_inference"},
     {"_given"},
-    {"_estimators"},
     {"classic"},
+    {"_estimators"},
     {"__main__"},
 )
 

@@ -27,6 +27,7 @@ from .coefficients import LinearCoefficients
 from .components import resolved
 from .copies import Copied
 from .description import Describable
+from .device_training import DeviceTraining
 from .examples import Call
 from .graph_inputs import graph_inputs, require_numbers
 from .parameters import Parameters
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, Parameters, BaseEstimator, ABC):
+class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTraining, Parameters, BaseEstimator, ABC):
     """What the classifier and the regressor share."""
 
     _run: Run

@@ -59,7 +59,7 @@ def choose_head(
     rng: np.random.RandomState,
 ) -> HeadChoice:
     """Return the head for the loss and the targets, and the settings of the step."""
-    loss, optimizer = _loss_of(estimator, fitted, source), resolve_optimizer(estimator.optimizer)
+    loss, optimizer = loss_of(estimator, fitted, source), resolve_optimizer(estimator.optimizer)
     loss.check_targets(examples.targets.values)
     device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
     own = None
@@ -92,7 +92,7 @@ def choose_head(
     return HeadChoice(source, seen, head, settings, own)
 
 
-def _loss_of(estimator: Any, fitted: FittedModel | None, source: TrainableModel) -> Loss:
+def loss_of(estimator: Any, fitted: FittedModel | None, source: TrainableModel) -> Loss:
     """Return the loss; for a fitted model the default stands for the loss that the model minimizes."""
     follows = isinstance(estimator.loss, str) and estimator.loss == estimator._default_loss
     return resolve_loss(fitted.loss if follows and fitted is not None else estimator.loss, source.joined)

@@ -91,7 +91,7 @@ def _mean_loss(
             op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, n_classes=classes
         )
     if settings.task == "multiclass":
-        y = _one_hot(op, y, settings.n_outputs, op.dtype)
+        y = one_hot(op, y, settings.n_outputs, op.dtype)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, settings.loss, **parts, link=settings.link, groups=settings.groups)
 
@@ -147,7 +147,8 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
     return op.Reshape(scores, [batch, n_outputs])
 
 
-def _one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
+def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
+    """Return a column for each class, 1 where ``y`` (N,) is its index, else 0."""
     classes = np.arange(n_classes, dtype=np.int64)
     return op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype)
 
