@@ -123,7 +123,7 @@ def gradient_graph(
         Name of the output that is differentiated, a scalar; None: the first output.
     engine : {"auto", "ort-training", "portable"}, default="auto"
         The engine that differentiates. "auto": onnxruntime-training's where it is installed and proven right for every
-        operator on the way, else the portable one.
+        operator between the names and the output, else the portable one.
 
     Returns
     -------
@@ -137,8 +137,8 @@ def gradient_graph(
     ModelError
         A name is not in the graph, is not of floating-point type, or ``of`` is no scalar.
     UnsupportedOperatorError
-        An operator on the way has no proven gradient in the engine, or its opset none: "ort-training" takes 11 to 21,
-        "portable" 11 to 26.
+        An operator between the names and the output has no proven gradient in the engine, or the engine does not take
+        the opset: "ort-training" takes 11 to 21, "portable" 11 to 26.
 
     Examples
     --------

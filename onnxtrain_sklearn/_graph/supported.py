@@ -38,7 +38,7 @@ class Known(Generic[T_co]):
         Supported names, separated by spaces; ``mode=linear|cubic`` lists the supported values of a string.
     inputs, outputs : int
         Number of supported inputs and outputs, counted from the first, including optional ones.
-    slopes : int
+    cotangents : int
         Number of outputs, counted from the first, whose cotangents are propagated.
     """
 
@@ -46,7 +46,7 @@ class Known(Generic[T_co]):
     attributes: str = ""
     inputs: int = 1
     outputs: int = 1
-    slopes: int = 1
+    cotangents: int = 1
 
     @cached_property
     def values(self) -> dict[str, frozenset[str]]:
@@ -68,7 +68,7 @@ class Known(Generic[T_co]):
 
     def missing(self, node: ir.Node, outputs: Iterable[int]) -> str | None:
         """Return why the cotangents of ``outputs`` cannot be propagated, None if they can."""
-        further = [i for i in sorted(outputs) if i >= self.slopes]
+        further = [i for i in sorted(outputs) if i >= self.cotangents]
         return f"the gradient through its output {_formal(node, further[0], 'outputs')} is missing" if further else None
 
     def _honors(self, attribute: ir.Attr) -> bool:

@@ -118,12 +118,12 @@ def penalty_graph(size: int, dtype: DType, settings: StepSettings) -> ir.Model:
     value.name, value.dtype, value.shape = PENALTY, kind, ir.Shape([])
     graph.outputs.append(value)
     model = differentiate(ir.Model(graph, ir_version=8), ["weights"], PENALTY, settings.engine).model
-    slope = next(v for v in model.graph.outputs if v.name == "weights_grad")
+    penalty_gradient = next(v for v in model.graph.outputs if v.name == "weights_grad")
     gradients = ir.val("gradients", kind, (size,))
     model.graph.inputs.append(gradients)
-    total = GraphBuilder(model.graph, dtype=kind, prefix="penalty").Add(gradients, slope)
+    total = GraphBuilder(model.graph, dtype=kind, prefix="penalty").Add(gradients, penalty_gradient)
     total.name, total.dtype, total.shape = "new_gradients", kind, ir.Shape([size])
-    model.graph.outputs.remove(slope)
+    model.graph.outputs.remove(penalty_gradient)
     model.graph.outputs.append(total)
     return model
 

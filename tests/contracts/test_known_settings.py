@@ -116,7 +116,7 @@ def test_what_is_declared_is_in_the_standard(name, known):
     assert known.values.keys() <= {a for s in own for a in s.attributes}
     assert known.inputs <= max(s.max_input for s in own) or known.inputs == ANY
     assert known.outputs <= max(s.max_output for s in own) or known.outputs == ANY
-    assert known.slopes <= known.outputs
+    assert known.cotangents <= known.outputs
 
 
 @pytest.mark.parametrize(("name", "known"), KNOWN)

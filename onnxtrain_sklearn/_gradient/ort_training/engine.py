@@ -279,7 +279,7 @@ PROVEN: dict[str, Proven] = {
         "axis num_outputs split",
         inputs=2,
         outputs=ANY,
-        slopes=ANY,
+        cotangents=ANY,
     ),
     "Tile": Known((), inputs=2),
     "TopK": Known((), "axis largest sorted", inputs=2, outputs=2),

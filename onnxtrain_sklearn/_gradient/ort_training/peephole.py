@@ -20,12 +20,12 @@ Form = Callable[[GraphBuilder, ir.Node], "ir.Value | None"]
 
 
 def _relu_gradient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """ReluGrad branches on every element (104 µs); a mask does not (24 µs). The slope at 0 is 0 in both."""
-    slope, x = node.inputs
-    assert slope is not None
+    """ReluGrad branches on every element (104 µs); a mask does not (24 µs). The cotangent at 0 is 0 in both."""
+    cotangent, x = node.inputs
+    assert cotangent is not None
     assert x is not None
-    dtype = x.dtype or slope.dtype or op.dtype
-    return op.Mul(slope, op.Cast(op.Greater(x, np.zeros((), dtype.numpy())), to=dtype))
+    dtype = x.dtype or cotangent.dtype or op.dtype
+    return op.Mul(cotangent, op.Cast(op.Greater(x, np.zeros((), dtype.numpy())), to=dtype))
 
 
 def _column_sums(op: GraphBuilder, node: ir.Node) -> ir.Value | None:

@@ -1,7 +1,7 @@
 """What a gradient rule reads and emits with, and what several rules need.
 
-A rule is a function of a :class:`Reverse`, one node on the way back, that returns one thunk per input, in their order:
-the gradient of the scalar with respect to that input, of its shape and type. Only the thunks of wanted inputs are
+A rule is a function of a :class:`Reverse`, one node in the reverse pass. It returns one thunk per input, in their
+order: the cotangent of that input, of its shape and type. Only the thunks of wanted inputs are
 called. A thunk that returns None says that the gradient is zero; None in place of a thunk, or too few of them, that
 there is no rule for that input. Emitted operators are ONNX's own, of the opset of the graph. The tables hold each rule
 in a :class:`~onnxtrain_sklearn._graph.supported.Known`, beside the attributes, inputs and outputs that it honors.
@@ -23,7 +23,7 @@ from ...exceptions import UnsupportedOperatorError
 from ..path import Passage
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
-Slopes: TypeAlias = "dict[ir.Value, list[ir.Value]]"
+Cotangents: TypeAlias = "dict[ir.Value, list[ir.Value]]"
 Rule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
 
 Lowering: TypeAlias = "Known[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
@@ -43,14 +43,14 @@ REMEDY = "Freeze the parameters before it, or put other operators in its place."
 
 @dataclass(frozen=True)
 class Reverse:
-    """One node on the way back.
+    """One node in the reverse pass.
 
     Attributes
     ----------
     op : GraphBuilder
         Emits; Python floats become constants of the type of the node's first float output.
     node : onnx_ir.Node
-    slopes : tuple of (value or None)
+    cotangents : tuple of (value or None)
         Gradient with respect to each output, of its shape; None where it is zero.
     wanted : frozenset of int
         Positions of the inputs that a gradient is needed for.
@@ -58,15 +58,15 @@ class Reverse:
 
     op: GraphBuilder
     node: ir.Node
-    slopes: tuple[ir.Value | None, ...]
+    cotangents: tuple[ir.Value | None, ...]
     wanted: frozenset[int]
 
     @property
     def g(self) -> ir.Value:
         """The gradient with respect to the first output."""
-        slope = self.slopes[0]
-        assert slope is not None
-        return slope
+        cotangent = self.cotangents[0]
+        assert cotangent is not None
+        return cotangent
 
     @property
     def y(self) -> ir.Value:
@@ -252,17 +252,19 @@ def flat_index(op: GraphBuilder, value: ir.Value) -> ir.Value:
     return op.Reshape(op.Range(np.array(0), size, np.array(1)), shape_of(op, value))
 
 
-def scatter_flat(r: Reverse, slope: ir.Value, index: ir.Value, like: ir.Value, *, repeats: bool) -> ir.Value:
-    """Add the elements of ``slope`` up at the positions ``index`` of zeros of the shape of ``like``."""
+def scatter_flat(r: Reverse, cotangent: ir.Value, index: ir.Value, like: ir.Value, *, repeats: bool) -> ir.Value:
+    """Add the elements of ``cotangent`` up at the positions ``index`` of zeros of the shape of ``like``."""
     op = r.op
     zeros = op.ConstantOfShape(op.Unsqueeze(op.Size(like), axes=[0]), value=ir.tensor([0], dtype=op.dtype))
-    added = scatter_add(r, zeros, op.Reshape(index, [-1]), op.Reshape(slope, [-1]), 0, repeats=repeats)
+    added = scatter_add(r, zeros, op.Reshape(index, [-1]), op.Reshape(cotangent, [-1]), 0, repeats=repeats)
     return reshape_to(op, added, like)
 
 
-def scatter_add(r: Reverse, zeros: ir.Value, index: ir.Value, slope: ir.Value, axis: int, *, repeats: bool) -> ir.Value:
-    """Add ``slope`` to ``zeros`` at ``index``; where an index can be repeated the operator must add up itself."""
+def scatter_add(
+    r: Reverse, zeros: ir.Value, index: ir.Value, cotangent: ir.Value, axis: int, *, repeats: bool
+) -> ir.Value:
+    """Add ``cotangent`` to ``zeros`` at ``index``; where an index can be repeated the operator must add up itself."""
     if not repeats:
-        return r.op.ScatterElements(zeros, index, slope, axis=axis)
+        return r.op.ScatterElements(zeros, index, cotangent, axis=axis)
     r.need_opset(16, "its gradient, which adds up,")
-    return r.op.ScatterElements(zeros, index, slope, axis=axis, reduction="add")
+    return r.op.ScatterElements(zeros, index, cotangent, axis=axis, reduction="add")

@@ -1,10 +1,10 @@
 """Gradients through If, Loop and Scan: the same reverse pass, inside their bodies.
 
-The gradient of an If is an If: each branch computes its values again and goes back through them. The gradient of a
-Loop or Scan is a Scan over the iterations, last first: it reads the state that each began with, which the forward node
-writes down from now on, computes the iteration again and goes back through it. Its own states are the slopes of the
-states and the sums of the gradients of what the body reads from outside. Sizes may be symbolic, the number of
-iterations too.
+The gradient of an If is an If: each branch computes its values again and differentiates them. The gradient of a Loop or
+Scan is a Scan over the iterations in reverse order. It reads the state at the start of each iteration, which the
+forward node records, computes the iteration again and differentiates it. Its own states are the cotangents of the
+states and the sums of the gradients of values that the body reads from outside. Sizes and the number of iterations may
+be symbolic.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..._graph.edits import copy_type
 from ..._graph.queries import constant, dims, is_float, kind, operand, reads
 from ..._graph.supported import ANY, Known
 from ..path import Passage, dependent, passages
-from .context import Slopes, unsupported, zeros_like
+from .context import Cotangents, unsupported, zeros_like
 
-Backward: TypeAlias = Callable[[GraphBuilder, Sequence[Passage], Slopes], Slopes]
-"""Go back through passages from the slopes of some values; the slopes that meet at the others are returned."""
+Backward: TypeAlias = Callable[[GraphBuilder, Sequence[Passage], Cotangents], Cotangents]
+"""Differentiate passages in reverse order, given cotangents of some values; return those of the others."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A control-flow node on the way back: ``slopes`` of its outputs, ``sources`` that a gradient is needed for."""
+    """A control-flow node: ``cotangents`` of its outputs, ``sources`` that a gradient is needed for."""
 
     op: GraphBuilder
     node: ir.Node
-    slopes: tuple[ir.Value | None, ...]
+    cotangents: tuple[ir.Value | None, ...]
     sources: frozenset[ir.Value]
     backward: Backward
 
@@ -72,16 +72,16 @@ class _Body:
         self.graph.inputs.append(value)
         return value
 
-    def gradients(self, seeds: Slopes, sources: Sequence[ir.Value]) -> list[ir.Value]:
-        """Return the gradients of ``sources`` from the slopes of values of the body, zeros where there are none."""
+    def gradients(self, seeds: Cotangents, sources: Sequence[ir.Value]) -> list[ir.Value]:
+        """Return the gradients of ``sources`` from the cotangents of values of the body, zeros where there are none."""
         steps = passages(self.graph, set(sources), set(seeds))
-        slopes = self._flow.backward(self.op, steps, {value: list(parts) for value, parts in seeds.items()})
-        return [self._total(slopes.get(x, []), x) for x in sources]
+        cotangents = self._flow.backward(self.op, steps, {value: list(parts) for value, parts in seeds.items()})
+        return [self._total(cotangents.get(x, []), x) for x in sources]
 
-    def _total(self, slopes: list[ir.Value], x: ir.Value) -> ir.Value:
-        if not slopes:
+    def _total(self, cotangents: list[ir.Value], x: ir.Value) -> ir.Value:
+        if not cotangents:
             return zeros_like(self.op, x)
-        return slopes[0] if len(slopes) == 1 else copy_type(self.op.Sum(*slopes), x)
+        return cotangents[0] if len(cotangents) == 1 else copy_type(self.op.Sum(*cotangents), x)
 
     def end_with(self, results: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
         """Let the body return ``results`` only, of the types of ``like``, and compute no more than that."""
@@ -128,16 +128,16 @@ def _rename(graph: ir.Graph, op: GraphBuilder) -> None:
 def _if(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     sources = flow.captured("then_branch", "else_branch")
     branches: dict[str, Any] = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
-    slopes = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
-    return [(x, copy_type(slope, x)) for x, slope in zip(sources, slopes, strict=True)]
+    cotangents = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
+    return [(x, copy_type(cotangent, x)) for x, cotangent in zip(sources, cotangents, strict=True)]
 
 
 def _branch(flow: Flow, name: str, sources: Sequence[ir.Value]) -> ir.Graph:
     body = _Body(flow, name)
-    seeds: Slopes = {}
-    for y, slope in zip(body.graph.outputs, flow.slopes, strict=True):
-        if slope is not None:
-            seeds.setdefault(y, []).append(slope)
+    seeds: Cotangents = {}
+    for y, cotangent in zip(body.graph.outputs, flow.cotangents, strict=True):
+        if cotangent is not None:
+            seeds.setdefault(y, []).append(cotangent)
     body.end_with(body.gradients(seeds, sources), sources)
     return body.graph
 
@@ -211,24 +211,24 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     captured = flow.captured(frame.body)
     carried, sliced = _sources(flow, frame, captured)
     body.graph.inputs.clear()
-    seeds: Slopes = {}
-    states = [body.input("slope", inputs[s[2]]) for s in carried]
+    seeds: Cotangents = {}
+    states = [body.input("cotangent", inputs[s[2]]) for s in carried]
     for state, value in zip(carried, states, strict=True):
         seeds.setdefault(outputs[state[3]], []).append(value)
     sums = [body.input("sum", x) for x in captured]
     scans: list[_Scanned] = []
     for position, result, axis, backwards in frame.stacked:
-        slope = flow.slopes[result]
-        if slope is not None:
+        cotangent = flow.cotangents[result]
+        if cotangent is not None:
             seeds.setdefault(outputs[position], []).append(body.input("slice", outputs[position]))
-            scans.append(_Scanned(slope, axis, backwards))
+            scans.append(_Scanned(cotangent, axis, backwards))
     wanted = [*(inputs[s[2]] for s in carried), *captured, *(inputs[i] for i in sliced)]
-    slopes = body.gradients(seeds, wanted)
+    cotangents = body.gradients(seeds, wanted)
     first, last = len(carried), len(carried) + len(captured)
-    totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, slopes[first:last], strict=True)]
-    body.end_with([*slopes[:first], *totals, *slopes[last:]], wanted)
+    totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, cotangents[first:last], strict=True)]
+    body.end_with([*cotangents[:first], *totals, *cotangents[last:]], wanted)
     scans += _read_again(flow, frame, body, inputs, must=not scans)
-    starts = [_final_slope(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
+    starts = [_final_cotangent(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
     settings = {
         "body": body.graph,
         "num_scan_inputs": len(scans),
@@ -239,8 +239,8 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     results = _scan_back(flow, starts, [scan.value for scan in scans], settings)
     sources = [_present(flow.node.inputs[s[0]]) for s in carried] + captured
     sources += [frame.scanned[i].value for i in sliced]
-    pairs = [(x, copy_type(slope, x)) for x, slope in zip(sources, results, strict=True)]
-    return [(x, slope) for x, slope in pairs if x in flow.sources]
+    pairs = [(x, copy_type(cotangent, x)) for x, cotangent in zip(sources, results, strict=True)]
+    return [(x, cotangent) for x, cotangent in pairs if x in flow.sources]
 
 
 def _scan_back(
@@ -281,7 +281,7 @@ def _ways_out(scanned: Sequence[_Scanned]) -> dict[str, Any]:
 def _sources(
     flow: Flow, frame: _Frame, captured: Sequence[ir.Value]
 ) -> tuple[list[tuple[int, int, int, int]], list[int]]:
-    """Return the states whose slopes are carried back, and the positions of the slices that have a gradient.
+    """Return the states whose cotangents are carried back, and the positions of the slices that have a gradient.
 
     A state that depends on a source in one iteration is itself a source in the next one.
     """
@@ -297,9 +297,9 @@ def _sources(
         carried = more
 
 
-def _final_slope(flow: Flow, output: int) -> ir.Value:
-    slope = flow.slopes[output]
-    return zeros_like(flow.op, flow.node.outputs[output]) if slope is None else slope
+def _final_cotangent(flow: Flow, output: int) -> ir.Value:
+    cotangent = flow.cotangents[output]
+    return zeros_like(flow.op, flow.node.outputs[output]) if cotangent is None else cotangent
 
 
 def _read_again(flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool) -> list[_Scanned]:
@@ -353,7 +353,7 @@ def _loop(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
 _SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 
 RULES: dict[str, Rule] = {
-    "If": Known(_if, "else_branch then_branch", outputs=ANY, slopes=ANY),
-    "Loop": Known(_loop, "body", inputs=ANY, outputs=ANY, slopes=ANY),
-    "Scan": Known(_scan, _SCAN, inputs=ANY, outputs=ANY, slopes=ANY),
+    "If": Known(_if, "else_branch then_branch", outputs=ANY, cotangents=ANY),
+    "Loop": Known(_loop, "body", inputs=ANY, outputs=ANY, cotangents=ANY),
+    "Scan": Known(_scan, _SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
 }

@@ -1,9 +1,10 @@
-"""The engine "portable": a reverse pass of our own that writes plain ONNX operators, for any onnxruntime.
+"""The engine "portable": reverse-mode differentiation into plain ONNX operators, for any onnxruntime.
 
-The nodes between the wanted names and the output are visited backwards; the rule of each operator, in :data:`RULES`,
-emits the gradients of its inputs from those of its outputs, and the gradients that meet at a value are summed. A slope
-has the shape and type of its value, always, so that a rule knows all shapes without inference. An operator without a
-rule, or a setting that its rule does not cover, is refused: nothing is differentiated from hope.
+The nodes between the wanted names and the output are visited in reverse order. The rule of each operator, in
+:data:`RULES`, emits the cotangents of its inputs from those of its outputs: the gradients of the scalar with respect to
+these values. The cotangents of a value that several nodes read are summed. A cotangent always has the shape and type of
+its value, so that a rule knows all shapes without inference. An operator without a rule, or a setting that its rule
+does not cover, is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..._support.refusal import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError
 from ..path import Passage, path
 from . import control_flow
-from .context import NewerOpsetNeeded, Reverse, Rule, Slopes, require, require_types, unsupported, zeros_like
+from .context import Cotangents, NewerOpsetNeeded, Reverse, Rule, require, require_types, unsupported, zeros_like
 from .lowering.registry import expand
 from .rules import (
     convolution,
@@ -91,12 +92,12 @@ def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     forward = set(graph)
     op = GraphBuilder(graph, prefix="gradient", shared=True)
     one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
-    slopes = _backward(op, path(graph, wrt, output), {output: [one]})
+    cotangents = _backward(op, path(graph, wrt, output), {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
-    results = [_total(op, slopes.get(sources[name], [])) for name in wrt]
+    results = [_total(op, cotangents.get(sources[name], [])) for name in wrt]
     apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
-    for name, slope in zip(wrt, results, strict=True):
-        _add_output(apart, sources[name], slope)
+    for name, cotangent in zip(wrt, results, strict=True):
+        _add_output(apart, sources[name], cotangent)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward])
     for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
@@ -113,16 +114,16 @@ def _require_opset(graph: ir.Graph) -> None:
         )
 
 
-def _backward(op: GraphBuilder, steps: Sequence[Passage], slopes: Slopes) -> Slopes:
-    """Go back through ``steps``; return the slopes that meet at the values before them."""
+def _backward(op: GraphBuilder, steps: Sequence[Passage], cotangents: Cotangents) -> Cotangents:
+    """Differentiate ``steps`` in reverse order; return the cotangents of the values before them."""
     for step in reversed(steps):
-        totals = tuple(_total(op, slopes.pop(v, [])) for v in step.node.outputs)
+        totals = tuple(_total(op, cotangents.pop(v, [])) for v in step.node.outputs)
         if any(total is not None for total in totals):
             with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
                 found = _gradients(op, step, totals)
-            for x, slope in found:
-                slopes.setdefault(x, []).append(slope)
-    return slopes
+            for x, cotangent in found:
+                cotangents.setdefault(x, []).append(cotangent)
+    return cotangents
 
 
 def _gradients(
@@ -146,30 +147,30 @@ def _gradients(
         x, thunk = node.inputs[i], thunks[i] if i < len(thunks) else None
         if thunk is None:
             raise unsupported(node, f"the gradient of its input {i} is missing")
-        slope = thunk()
-        if x is not None and slope is not None:
-            pairs.append((x, _typed(slope, x)))
+        cotangent = thunk()
+        if x is not None and cotangent is not None:
+            pairs.append((x, _typed(cotangent, x)))
     return pairs
 
 
-def _typed(slope: ir.Value, x: ir.Value) -> ir.Value:
-    if slope.producer() is not None and slope.shape is None:
-        copy_type(slope, x)
-    return slope
+def _typed(cotangent: ir.Value, x: ir.Value) -> ir.Value:
+    if cotangent.producer() is not None and cotangent.shape is None:
+        copy_type(cotangent, x)
+    return cotangent
 
 
-def _total(op: GraphBuilder, slopes: Sequence[ir.Value]) -> ir.Value | None:
-    if len(slopes) < 2:
-        return slopes[0] if slopes else None
-    total = op.Add(*slopes) if len(slopes) == 2 else op.Sum(*slopes)
-    return _typed(total, slopes[0])
+def _total(op: GraphBuilder, cotangents: Sequence[ir.Value]) -> ir.Value | None:
+    if len(cotangents) < 2:
+        return cotangents[0] if cotangents else None
+    total = op.Add(*cotangents) if len(cotangents) == 2 else op.Sum(*cotangents)
+    return _typed(total, cotangents[0])
 
 
-def _add_output(op: GraphBuilder, source: ir.Value, slope: ir.Value | None) -> None:
+def _add_output(op: GraphBuilder, source: ir.Value, cotangent: ir.Value | None) -> None:
     """Name the gradient; what is a constant, or another value of the graph too, gets a node of its own."""
-    if slope is None:
-        slope = zeros_like(op, source)
-    if slope.producer() is None or slope.is_graph_output():
-        slope = op.Identity(slope)
-    copy_type(slope, source).name = f"{source.name}_grad"
-    op.graph.outputs.append(slope)
+    if cotangent is None:
+        cotangent = zeros_like(op, source)
+    if cotangent.producer() is None or cotangent.is_graph_output():
+        cotangent = op.Identity(cotangent)
+    copy_type(cotangent, source).name = f"{source.name}_grad"
+    op.graph.outputs.append(cotangent)

@@ -1,7 +1,7 @@
-"""Nodes on the way that other operators express, put into these: what has no rule of its own may consist of what has.
+"""Lowering: replaces operators without a gradient rule by operators that have one.
 
-Recurrences become a Scan over their steps, attention its products, and what reads a sequence reads the tensors that the
-sequence was made of. The graph computes what it did before. Nothing is differentiated here.
+Recurrences become a Scan over their steps, attention becomes its products, and nodes that read a sequence read the
+tensors that the sequence consists of. The graph computes the same values as before. Nothing is differentiated here.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _conv(r: Reverse) -> Sequence[Thunk]:
 
 
 def _spread(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
-    """Add what each window's slope gives to the elements it has read."""
+    """Add what each window's cotangent gives to the elements it has read."""
     op, unread = r.op, _unread(r.x(), r.y, w)
     even = w.begin == w.end and unread is not None and not any(unread)
     pads = w.begin + w.end if even else None
@@ -122,12 +122,12 @@ def _joined(op: GraphBuilder, lead: list[int], sizes: Operand) -> Operand:
 
 
 def _kernel(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
-    """Correlate input and slopes over the batch: channels take the place of rows, and strides that of dilations."""
+    """Correlate input and cotangents over the batch: channels take the place of rows, and strides that of dilations."""
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
-    slopes = op.Transpose(g, perm=[1, 0, *spatial])
+    cotangents = op.Transpose(g, perm=[1, 0, *spatial])
     rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)
     result = op.Conv(
-        rows, slopes, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
+        rows, cotangents, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
     )
     unread = _unread(x, g, w)
     if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
@@ -192,7 +192,7 @@ def _by_rows(r: Reverse) -> ir.Value:
 
 
 def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
-    """One operator puts the slopes back, where no place is named twice."""
+    """One operator puts the cotangents back, where no place is named twice."""
     shape = shape_of(r.op, r.x())
     return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
 
@@ -227,14 +227,14 @@ def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
 
 def _lp_pool(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
-    return [lambda: _lp_slope(r, lambda share: _spread_alike(r, share, w))]
+    return [lambda: _lp_cotangent(r, lambda share: _spread_alike(r, share, w))]
 
 
 def _global_lp_pool(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: _lp_slope(r, lambda share: share)]
+    return [lambda: _lp_cotangent(r, lambda share: share)]
 
 
-def _lp_slope(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
+def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
     """``g sign(x) (|x| / y)**(p - 1)``; a norm of 0 has the gradient 0."""
     op, p = r.op, r.attribute("p", 2)
     if p == 1:
@@ -245,7 +245,7 @@ def _lp_slope(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
 
 
 def _col2im(r: Reverse) -> Sequence[Thunk | None]:
-    """Blocks are read from the slope by a convolution with one kernel for each element of a block."""
+    """Blocks are read from the cotangent by a convolution with one kernel for each element of a block."""
     op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
     w, elements = _windows(r, list(block)), int(np.prod(block))
     kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)

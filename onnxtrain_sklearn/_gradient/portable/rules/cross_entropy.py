@@ -17,10 +17,10 @@ def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     op, x = r.op, r.x()
     _require_labels(r)
     if cross_entropy and _plain_mean(r):
-        return [lambda: _mean_slope(r)]
+        return [lambda: _mean_cotangent(r)]
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
     chosen = _chosen(r)
-    g, total = _slope(r, chosen)
+    g, total = _cotangent(r, chosen)
     return (
         lambda: _scores(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
         None,
@@ -53,13 +53,13 @@ def _plain_mean(r: Reverse) -> bool:
     return (
         simple
         and not r.has(2)
-        and r.slopes[1:] in ((), (None,))
+        and r.cotangents[1:] in ((), (None,))
         and fixed(dims(r.x(1)))
         and len(dims(r.x()) or ()) == 2
     )
 
 
-def _mean_slope(r: Reverse) -> ir.Value:
+def _mean_cotangent(r: Reverse) -> ir.Value:
     """Probabilities less the one of the class, over the number of rows."""
     op, rows = r.op, (dims(r.x(1)) or [1])[0]
     excess = op.Sub(op.Softmax(r.x(), axis=1), _chosen(r))
@@ -87,18 +87,18 @@ def _target(r: Reverse) -> ir.Value:
     return r.op.Unsqueeze(r.x(1), axes=[1])
 
 
-def _slope(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the slope of each row's weighted loss, to be broadcast, and what the mean divides by."""
-    op, g, reduction = r.op, r.slopes[0], r.attribute("reduction", "mean")
+def _cotangent(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return the cotangent of each row's weighted loss, to be broadcast, and what the mean divides by."""
+    op, g, reduction = r.op, r.cotangents[0], r.attribute("reduction", "mean")
     total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
     if g is None or reduction == "sum":
         return g, total
     return (op.Div(g, total), total) if total is not None else (op.Unsqueeze(g, axes=[1]), total)
 
 
-def _scores(r: Reverse, log_p: ir.Value, slope: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
-    op, slopes = r.op, [s for s in (slope, *r.slopes[1:]) if s is not None]
-    total = slopes[0] if len(slopes) == 1 else op.Add(*slopes)
+def _scores(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
+    op, cotangents = r.op, [s for s in (cotangent, *r.cotangents[1:]) if s is not None]
+    total = cotangents[0] if len(cotangents) == 1 else op.Add(*cotangents)
     if not cross_entropy:
         return total
     return op.Sub(total, op.Mul(op.Exp(log_p), op.ReduceSum(total, axes=[1], keepdims=True)))
@@ -121,5 +121,5 @@ _SETTINGS = "ignore_index reduction=mean|none|sum"
 
 RULES: dict[str, Rule] = {
     "NegativeLogLikelihoodLoss": Known(partial(_loss, False), _SETTINGS, inputs=3),
-    "SoftmaxCrossEntropyLoss": Known(partial(_loss, True), _SETTINGS, inputs=3, outputs=2, slopes=2),
+    "SoftmaxCrossEntropyLoss": Known(partial(_loss, True), _SETTINGS, inputs=3, outputs=2, cotangents=2),
 }

@@ -1,7 +1,7 @@
 """Operators that work element by element, broadcasting their operands.
 
-:data:`SLOPES` has the operators of one operand: ``g`` times the derivative, from the input ``x`` and the output ``y``.
-Where a function has a kink the derivative is one of a side, or 0; that of ``Relu`` and ``Abs`` is 0.
+:data:`COTANGENTS` has the operators of one operand: ``g`` times the derivative, from the input ``x`` and the output
+``y``. Where a function has a kink, the derivative is that of one side, or 0; for ``Relu`` and ``Abs`` it is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Known
 from ..context import Reverse, Rule, Thunk, mask
 
-Slope = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
+Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 
 
 def _mish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -81,8 +81,8 @@ def _cast(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     return g if x.dtype is y.dtype else op.Cast(g, to=x.dtype)
 
 
-# The arguments are: the node, the builder, the slope of the output, the input, the output.
-SLOPES: dict[str, Slope] = {
+# The arguments are: the node, the builder, the cotangent of the output, the input, the output.
+COTANGENTS: dict[str, Cotangent] = {
     "Abs": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "Acos": lambda r, op, g, x, y: op.Neg(op.Div(g, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))),
     "Acosh": lambda r, op, g, x, y: op.Div(g, op.Sqrt(op.Sub(op.Mul(x, x), 1.0))),
@@ -128,8 +128,8 @@ SLOPES: dict[str, Slope] = {
 }
 
 
-def _unary(slope: Slope, r: Reverse) -> Sequence[Thunk]:
-    return [lambda: slope(r, r.op, r.g, r.x(), r.y)]
+def _unary(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
+    return [lambda: cotangent(r, r.op, r.g, r.x(), r.y)]
 
 
 def _cast_like(r: Reverse) -> Sequence[Thunk]:
@@ -161,10 +161,10 @@ def _pow(r: Reverse) -> Sequence[Thunk]:
     """The exponent may be of another type, even an integer; x**0 has the derivative 0 at x = 0 too."""
     op, x, base_type = r.op, r.x(0), r.x(0).dtype
     exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
-    return lambda: r.sum_to(op.Mul(r.g, _power_slope(r, exponent)), 0), lambda: _exponent_slope(r, exponent, x)
+    return lambda: r.sum_to(op.Mul(r.g, _power_cotangent(r, exponent)), 0), lambda: _exponent_cotangent(r, exponent, x)
 
 
-def _power_slope(r: Reverse, exponent: ir.Value) -> ir.Value:
+def _power_cotangent(r: Reverse, exponent: ir.Value) -> ir.Value:
     op, x, fixed = r.op, r.x(0), constant(r.x(1))
     if fixed is not None and fixed.size == 1 and fixed.item() == 2:
         return op.Mul(x, 2.0)
@@ -175,13 +175,13 @@ def _power_slope(r: Reverse, exponent: ir.Value) -> ir.Value:
     return op.Where(constant_power, 0.0, op.Mul(lower, exponent))
 
 
-def _exponent_slope(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value:
+def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value:
     """``y log x``; for x = 0 and a positive exponent that is 0, though log 0 is infinite."""
     op = r.op
     log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
-    slope = r.sum_to(op.Mul(r.g, op.Mul(r.y, log)), 1)
+    cotangent = r.sum_to(op.Mul(r.g, op.Mul(r.y, log)), 1)
     kind = r.x(1).dtype
-    return slope if kind is x.dtype or kind is None else op.Cast(slope, to=kind)
+    return cotangent if kind is x.dtype or kind is None else op.Cast(cotangent, to=kind)
 
 
 def _mod(r: Reverse) -> Sequence[Thunk]:
@@ -279,7 +279,7 @@ SETTINGS = {
 """The attributes of the operators of one operand; those that are not here have none."""
 
 RULES: dict[str, Rule] = {
-    **{name: Known(partial(_unary, slope), SETTINGS.get(name, "")) for name, slope in SLOPES.items()},
+    **{name: Known(partial(_unary, cotangent), SETTINGS.get(name, "")) for name, cotangent in COTANGENTS.items()},
     "Add": Known(_add, inputs=2),
     "CastLike": Known(_cast_like, inputs=2),
     "Clip": Known(_clip, inputs=3),

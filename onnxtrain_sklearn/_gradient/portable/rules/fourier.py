@@ -1,8 +1,8 @@
-"""Fourier transforms. They are linear, and the transform the other way leads a slope back.
+"""Fourier transforms. They are linear; the adjoint is the transform in the other direction.
 
-With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: the slope of what went through
-``F`` goes through ``conj(F)``, and the other way round. Values that the transform cut off have the slope zero, zeros
-that it added are cut off again, and a real input takes the real part.
+With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: the cotangent of the input of
+``F`` is ``conj(F)`` times that of its output, and vice versa. Values that the transform cut off have the cotangent
+zero, padding that it added is cut off again, and the cotangent of a real input is the real part.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def _transform(r: Reverse, value: ir.Value, axis: int, **settings: int) -> ir.Va
     return r.op.DFT(value, None, np.array(axis), **settings)
 
 
-def _back(r: Reverse, slope: ir.Value, axis: int, length: int) -> ir.Value:
-    """Return the complex slope of what was transformed; bins that were left out have the slope zero."""
+def _back(r: Reverse, cotangent: ir.Value, axis: int, length: int) -> ir.Value:
+    """Return the complex cotangent of what was transformed; bins that were left out have the cotangent zero."""
     inverse = r.attribute("inverse", 0)
     if r.attribute("onesided", 0):
-        slope = _resized(r, slope, axis, length // 2 + 1, length)
-    return r.op.Mul(_transform(r, slope, axis, inverse=1 - inverse), 1 / length if inverse else float(length))
+        cotangent = _resized(r, cotangent, axis, length // 2 + 1, length)
+    return r.op.Mul(_transform(r, cotangent, axis, inverse=1 - inverse), 1 / length if inverse else float(length))
 
 
 def _like_input(r: Reverse, value: ir.Value) -> ir.Value:
@@ -77,7 +77,7 @@ def _resized(r: Reverse, value: ir.Value, axis: int, size: int, wanted: int) -> 
 
 
 def _stft(r: Reverse) -> Sequence[Thunk | None]:
-    """Frames that overlap add their slopes up."""
+    """Frames that overlap add their cotangents up."""
     if "onesided" not in r.node.attributes:
         r.refuse("shape inference takes its attribute onesided for 0 where it is left out, and runtimes for 1; give it")
     op, shape, bins = r.op, dims(r.x()) or [None] * 3, dims(r.y) or [None] * 4
@@ -89,8 +89,8 @@ def _stft(r: Reverse) -> Sequence[Thunk | None]:
     frames = _like_input(r, _back(r, r.g, 2, length))
 
     def of_signal() -> ir.Value:
-        slopes = op.Mul(frames, op.Reshape(r.x(2), [-1, 1])) if r.has(2) else frames
-        flat = op.Reshape(slopes, [0, places.size, -1])
+        cotangents = op.Mul(frames, op.Reshape(r.x(2), [-1, 1])) if r.has(2) else frames
+        flat = op.Reshape(cotangents, [0, places.size, -1])
         index = op.Expand(places.reshape(1, -1, 1), op.Shape(flat))
         return scatter_add(r, zeros_like(op, r.x()), index, flat, 1, repeats=True)
 

@@ -1,8 +1,8 @@
 """Operators that read an image between its pixels, at places that are values of the graph.
 
 Along each axis a place is read from a few pixels, the taps, with weights that are polynomials of the fraction of the
-place, so that a sample is the sum of the pixels under the products of these weights. The slope of a sample spreads to
-the pixels by the same weights, and to the place by the derivatives of the polynomials.
+place: a sample is the sum of the pixels times the products of these weights. The cotangent of a sample is distributed
+to the pixels by the same weights, and to the place by the derivatives of the polynomials.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
 
 @dataclass(frozen=True)
 class Samples:
-    """Places in images: ``pixels`` is (images, channels, pixels), slopes of samples are (images, channels, places)."""
+    """Places in images: ``pixels`` is (images, channels, pixels), cotangents of samples (images, channels, places)."""
 
     r: Reverse
     pixels: ir.Value
@@ -105,14 +105,14 @@ class Samples:
         return op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(self._weights(), axes=[1])), axes=[3], keepdims=False)
 
     def to_pixels(self, g: ir.Value) -> ir.Value:
-        """Return the slope of the pixels."""
+        """Return the cotangent of the pixels."""
         op = self.r.op
         spread = op.Mul(op.Unsqueeze(g, axes=[3]), op.Unsqueeze(self._weights(), axes=[1]))
         flat = op.Reshape(spread, [0, 0, -1])
         return scatter_add(self.r, zeros_like(op, self.pixels), self._index(), flat, 2, repeats=True)
 
     def to_places(self, g: ir.Value) -> list[ir.Value]:
-        """Return the slope of the places along each axis, (images, places)."""
+        """Return the cotangent of the places along each axis, (images, places)."""
         op = self.r.op
         shared = op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(g, axes=[3])), axes=[1], keepdims=False)
         weights = [[t.slope if i == j else t.weight for j, t in enumerate(self.taps)] for i in range(len(self.taps))]
@@ -141,8 +141,10 @@ def _grid_sample(r: Reverse) -> Sequence[Thunk]:
     samples, g = Samples(r, op.Reshape(r.x(), [0, 0, -1]), sizes, taps), op.Reshape(r.g, [0, 0, -1])
 
     def of_grid() -> ir.Value:
-        slopes = [op.Unsqueeze(op.Mul(s, unit), axes=[2]) for s, unit in zip(samples.to_places(g), units, strict=True)]
-        return reshape_to(op, op.Concat(*slopes[::-1], axis=2), r.x(1))
+        cotangents = [
+            op.Unsqueeze(op.Mul(s, unit), axes=[2]) for s, unit in zip(samples.to_places(g), units, strict=True)
+        ]
+        return reshape_to(op, op.Concat(*cotangents[::-1], axis=2), r.x(1))
 
     return lambda: reshape_to(op, samples.to_pixels(g), r.x()), lambda: None if mode == "nearest" else of_grid()
 
@@ -168,8 +170,8 @@ def _deform_conv(r: Reverse) -> Sequence[Thunk]:
         return reshape_to(op, op.Einsum(g, read, equation="ngop,ngcp->goc"), r.x(1))
 
     def of_offset() -> ir.Value:
-        slopes = [op.Reshape(s, [-1, elements, 1, steps]) for s in samples.to_places(op.Mul(columns, factor))]
-        return reshape_to(op, op.Concat(*slopes, axis=2), r.x(2))
+        cotangents = [op.Reshape(s, [-1, elements, 1, steps]) for s in samples.to_places(op.Mul(columns, factor))]
+        return reshape_to(op, op.Concat(*cotangents, axis=2), r.x(2))
 
     return (
         lambda: reshape_to(op, samples.to_pixels(op.Mul(columns, factor)), r.x()),
@@ -287,9 +289,10 @@ def _roi_align(r: Reverse) -> Sequence[Thunk | None]:
         of_rows = op.Einsum(r.g, columns.weight, read, equation="rcpq,rqw,rchw->rph")
         of_columns = op.Einsum(r.g, rows.weight, read, equation="rcpq,rph,rchw->rqw")
         starts, ends = [], []
-        for slope, bins, start, end in ((of_columns, columns, x1, x2), (of_rows, rows, y1, y2)):
+        for cotangent, bins, start, end in ((of_columns, columns, x1, x2), (of_rows, rows, y1, y2)):
             of_start, of_length = (
-                op.ReduceSum(op.Mul(slope, by), axes=[1, 2], keepdims=True) for by in (bins.of_start, bins.of_length)
+                op.ReduceSum(op.Mul(cotangent, by), axes=[1, 2], keepdims=True)
+                for by in (bins.of_start, bins.of_length)
             )
             if not shifted:
                 of_length = op.Mul(of_length, mask(op, op.Greater(op.Sub(end, start), 1.0)))

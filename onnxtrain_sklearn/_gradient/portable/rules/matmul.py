@@ -91,12 +91,12 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
 
 
 def _einsum(r: Reverse) -> Sequence[Thunk]:
-    """The slope takes the place of the operand, and the operand's indices that of the output."""
+    """The cotangent takes the place of the operand, and the operand's indices that of the output."""
     terms, output = _letters(r)
     for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
         if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
             r.refuse(f"the sizes of the index {letter!r} differ, which only an ellipsis may")
-    return [partial(_einsum_slope, r, terms, output, i) for i in range(len(terms))]
+    return [partial(_einsum_cotangent, r, terms, output, i) for i in range(len(terms))]
 
 
 def _letters(r: Reverse) -> tuple[list[str], str]:
@@ -116,7 +116,7 @@ def _letters(r: Reverse) -> tuple[list[str], str]:
     return terms, output.replace("...", names)
 
 
-def _einsum_slope(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
+def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
     """The second letter of a diagonal becomes another one, tied to the first by the identity matrix."""
     x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
@@ -152,13 +152,13 @@ def _fitted(
     op, shape = r.op, dims(x) or [None] * len(term)
     kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
     lost = [axis for axis in range(len(term)) if axis not in kept]
-    slope = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
-    slope = op.Unsqueeze(slope, axes=lost) if lost else slope
+    cotangent = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
+    cotangent = op.Unsqueeze(cotangent, axes=lost) if lost else cotangent
     have = [1 if axis in lost else sizes[letter] for axis, letter in enumerate(term)]
     if have == shape and None not in shape:
-        return slope
+        return cotangent
     wide = [n if m in (1, n) or isinstance(n, int) else None for n, m in zip(shape, have, strict=True)]
-    return sum_to(r, op.Expand(slope, shape_of(op, x)), wide, x)
+    return sum_to(r, op.Expand(cotangent, shape_of(op, x)), wide, x)
 
 
 def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:

@@ -1,7 +1,7 @@
 """Normalizations: the value less its mean, over its deviation, scaled and shifted.
 
 With ``z`` the normalized value, ``1/s`` the deviation's reciprocal and means over the normalized axes, the gradient of
-``z`` times a slope ``h`` is ``(h - mean(h) - z mean(h z)) / s``.
+``z`` times a cotangent ``h`` is ``(h - mean(h) - z mean(h z)) / s``.
 """
 
 from __future__ import annotations
@@ -51,25 +51,29 @@ def _size(r: Reverse, axes: list[int]) -> Operand:
 
 
 def _further(r: Reverse, index: int) -> ir.Value | None:
-    """Return the slope of a statistic, which may be of another type, in the type of the value."""
-    slope = r.slopes[index] if index < len(r.slopes) else None
-    return slope if slope is None or r.node.outputs[index].dtype is r.op.dtype else r.op.Cast(slope, to=r.op.dtype)
+    """Return the cotangent of a statistic, which may be of another type, in the type of the value."""
+    cotangent = r.cotangents[index] if index < len(r.cotangents) else None
+    return (
+        cotangent
+        if cotangent is None or r.node.outputs[index].dtype is r.op.dtype
+        else r.op.Cast(cotangent, to=r.op.dtype)
+    )
 
 
 def _layer_normalization(r: Reverse) -> Sequence[Thunk]:
     """The further outputs are the mean and the deviation's reciprocal."""
-    op, rank, g = r.op, r.rank(), r.slopes[0]
+    op, rank, g = r.op, r.rank(), r.cotangents[0]
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     z, inverse = _layer_statistics(r, axes)
 
     def of_value() -> ir.Value:
-        slopes = [] if g is None else [_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
+        cotangents = [] if g is None else [_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
         of_mean, of_inverse = _further(r, 1), _further(r, 2)
         if of_mean is not None:
-            slopes.append(op.Expand(op.Div(of_mean, _size(r, axes)), shape_of(op, r.x())))
+            cotangents.append(op.Expand(op.Div(of_mean, _size(r, axes)), shape_of(op, r.x())))
         if of_inverse is not None:
-            slopes.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _size(r, axes))))
-        return slopes[0] if len(slopes) == 1 else op.Sum(*slopes)
+            cotangents.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _size(r, axes))))
+        return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
 
     return (
         of_value,
@@ -87,7 +91,7 @@ def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
 
 
 def _rms_normalization(r: Reverse) -> Sequence[Thunk]:
-    """There is no mean to subtract, neither from the value nor from its slope."""
+    """There is no mean to subtract, neither from the value nor from its cotangent."""
     op, x, rank = r.op, r.x(), r.rank()
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     inverse = op.Reciprocal(op.Sqrt(op.Add(_mean(op, op.Mul(x, x), axes), r.attribute("epsilon", EPSILON))))
@@ -127,26 +131,26 @@ def _batch_normalization(r: Reverse) -> Sequence[Thunk]:
 
 def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
     """The running statistics, the further outputs, go a step from the ones that come in to those of the batch."""
-    op, g, axes, old = r.op, r.slopes[0], [0, *range(2, r.rank())], r.attribute("momentum", 0.9)
-    if any(slope is not None for slope in r.slopes[3:]):
+    op, g, axes, old = r.op, r.cotangents[0], [0, *range(2, r.rank())], r.attribute("momentum", 0.9)
+    if any(cotangent is not None for cotangent in r.cotangents[3:]):
         r.refuse("runtimes disagree on what its saved statistics are")
     of_mean, of_variance = _further(r, 1), _further(r, 2)
     z, inverse = _standardize(r, r.x(), axes)
 
-    def of_old(slope: ir.Value | None, index: int) -> ir.Value | None:
-        if slope is not None and r.x(index).producer() is not None:
+    def of_old(cotangent: ir.Value | None, index: int) -> ir.Value | None:
+        if cotangent is not None and r.x(index).producer() is not None:
             r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
-        return None if slope is None else op.Mul(slope, old)
+        return None if cotangent is None else op.Mul(cotangent, old)
 
     def of_value() -> ir.Value:
-        slopes = [] if g is None else [_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
+        cotangents = [] if g is None else [_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
         if of_mean is not None:
             share = op.Div(op.Mul(of_mean, 1 - old), _size(r, axes))
-            slopes.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
+            cotangents.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
         if of_variance is not None:
             share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _size(r, axes))
-            slopes.append(op.Mul(_moments(r, r.x(), axes)[0], _channels(r, share)))
-        return slopes[0] if len(slopes) == 1 else op.Sum(*slopes)
+            cotangents.append(op.Mul(_moments(r, r.x(), axes)[0], _channels(r, share)))
+        return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
 
     return (
         of_value,
@@ -194,8 +198,8 @@ def _lp_normalization(r: Reverse) -> Sequence[Thunk]:
     norm = op.emit(f"ReduceL{p}", x, axes=axes, keepdims=1)[0]
     along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
     direction = r.y if p == 2 else op.Sign(x)
-    slope = op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)
-    return [lambda: op.Where(op.Equal(norm, 0.0), 0.0, slope)]
+    cotangent = op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)
+    return [lambda: op.Where(op.Equal(norm, 0.0), 0.0, cotangent)]
 
 
 def _mean_variance_normalization(r: Reverse) -> Sequence[Thunk]:
@@ -208,7 +212,7 @@ def _mean_variance_normalization(r: Reverse) -> Sequence[Thunk]:
 
 
 def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
-    """``x s**-beta``: a band matrix sums the squares, and what they are slopes of, over the neighbouring channels."""
+    """``x s**-beta``: a band matrix sums the squares, and their cotangents, over the neighboring channels."""
     op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
     alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
     if not isinstance(shape[1], int):
@@ -224,11 +228,13 @@ def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, Rule] = {
-    "BatchNormalization": Known(_batch_normalization, "epsilon momentum training_mode", inputs=5, outputs=5, slopes=5),
+    "BatchNormalization": Known(
+        _batch_normalization, "epsilon momentum training_mode", inputs=5, outputs=5, cotangents=5
+    ),
     "GroupNormalization": Known(_group_normalization, "epsilon num_groups", inputs=3),
     "InstanceNormalization": Known(_instance_normalization, "epsilon", inputs=3),
     "LRN": Known(_local_response_normalization, "alpha beta bias size"),
-    "LayerNormalization": Known(_layer_normalization, "axis epsilon", inputs=3, outputs=3, slopes=3),
+    "LayerNormalization": Known(_layer_normalization, "axis epsilon", inputs=3, outputs=3, cotangents=3),
     "LpNormalization": Known(_lp_normalization, "axis p"),
     "MeanVarianceNormalization": Known(_mean_variance_normalization, "axes"),
     "RMSNormalization": Known(_rms_normalization, "axis epsilon", inputs=2),

@@ -34,19 +34,19 @@ def _dequantize(r: Reverse) -> Sequence[Thunk | None]:
     axis, block = r.attribute("axis", 1), r.attribute("block_size", 0)
 
     def of_scale() -> ir.Value:
-        slope = op.Mul(r.g, r.again(r.x(), filled_like(op, scale, 1), *zero))
+        cotangent = op.Mul(r.g, r.again(r.x(), filled_like(op, scale, 1), *zero))
         if block:
-            return _block_sums(r, slope, axis % r.rank(), block)
+            return _block_sums(r, cotangent, axis % r.rank(), block)
         if r.rank(scale) == 0 or r.rank() == 0:
-            return reshape_to(op, op.ReduceSum(slope, keepdims=False), scale)
+            return reshape_to(op, op.ReduceSum(cotangent, keepdims=False), scale)
         others = [i for i in range(r.rank()) if i != axis % r.rank()]
-        sums = op.ReduceSum(slope, axes=others, keepdims=False) if others else slope
+        sums = op.ReduceSum(cotangent, axes=others, keepdims=False) if others else cotangent
         return sum_to(r, sums, [(dims(r.x()) or [])[axis % r.rank()]], scale)
 
     return None, of_scale, None
 
 
-def _block_sums(r: Reverse, slope: ir.Value, axis: int, block: int) -> ir.Value:
+def _block_sums(r: Reverse, cotangent: ir.Value, axis: int, block: int) -> ir.Value:
     """The last block may be short."""
     op, shape, blocks = r.op, dims(r.x()) or [], (dims(r.x(1)) or [None] * r.rank())[axis]
     after = shape[axis + 1 :]
@@ -54,14 +54,14 @@ def _block_sums(r: Reverse, slope: ir.Value, axis: int, block: int) -> ir.Value:
         r.refuse("the sizes from its axis on must be fixed")
     ends = np.zeros((2, len(shape)), np.int64)
     ends[1, axis] = int(str(blocks)) * block - int(str(shape[axis]))
-    parts = op.Reshape(op.Pad(slope, ends.ravel()), [*[0] * axis, blocks, block, *after])
+    parts = op.Reshape(op.Pad(cotangent, ends.ravel()), [*[0] * axis, blocks, block, *after])
     return op.ReduceSum(parts, axes=[axis + 1], keepdims=False)
 
 
 def _dynamic_quantize(r: Reverse) -> Sequence[Thunk]:
     """The scale, the second output, is the distance of the extremes, of which 0 is always one, over 255."""
     op, x = r.op, r.x()
-    g = op.Div(r.slopes[1], 255.0)
+    g = op.Div(r.cotangents[1], 255.0)
 
     def at(extreme: ir.Value, beyond: ir.Value) -> ir.Value:
         hits = mask(op, op.And(op.Equal(x, extreme), beyond))
@@ -74,7 +74,7 @@ def _dynamic_quantize(r: Reverse) -> Sequence[Thunk]:
 RULES: dict[str, Rule] = {
     "Bernoulli": Known(_nothing, "dtype seed"),
     "DequantizeLinear": Known(_dequantize, "axis block_size", inputs=3),
-    "DynamicQuantizeLinear": Known(_dynamic_quantize, outputs=3, slopes=2),
+    "DynamicQuantizeLinear": Known(_dynamic_quantize, outputs=3, cotangents=2),
     "EyeLike": Known(_nothing, "dtype k"),
     "MelWeightMatrix": Known(_nothing, "output_datatype", inputs=5),
     "RandomNormalLike": Known(_nothing, "dtype mean scale seed"),

@@ -39,7 +39,7 @@ def _reduction(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
 
 
 def _spread(r: Reverse, g: ir.Value) -> ir.Value:
-    """Broadcast the slope of a reduction to the shape of its input."""
+    """Broadcast the cotangent of a reduction to the shape of its input."""
     same = dims(r.y) is not None and dims(r.y) == dims(r.x()) and None not in (dims(r.y) or [])
     return g if same else r.op.Expand(g, shape_of(r.op, r.x()))
 
@@ -80,7 +80,7 @@ def _l2(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> 
     return op.Mul(g, op.Div(x, op.Where(op.Equal(y, 0.0), 1.0, y)))
 
 
-# The arguments are: the node, the builder, the slope of the output, the input, the output; slope and output with axes.
+# Arguments: the node, the builder, the cotangent of the output, the input, the output. Cotangent and output keep axes.
 REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "ReduceL2": _l2,

@@ -20,16 +20,16 @@ def _resize(r: Reverse) -> Sequence[Thunk]:
 
 
 def _resized_back(r: Reverse) -> ir.Value:
-    op, slope, rank = r.op, r.g, r.rank()
+    op, cotangent, rank = r.op, r.g, r.rank()
     listed = [axis % rank for axis in r.attribute("axes", range(rank))]
     for place, axis in enumerate(listed):
         if _keeps(r, place, axis):
             continue
         weights = op.Transpose(_weights(r, place, axis, len(listed)), perm=[1, 0])
         last = [*(i for i in range(rank) if i != axis), axis]
-        moved = op.MatMul(slope if axis == rank - 1 else op.Transpose(slope, perm=last), weights)
-        slope = moved if axis == rank - 1 else op.Transpose(moved, perm=np.argsort(last).tolist())
-    return slope
+        moved = op.MatMul(cotangent if axis == rank - 1 else op.Transpose(cotangent, perm=last), weights)
+        cotangent = moved if axis == rank - 1 else op.Transpose(moved, perm=np.argsort(last).tolist())
+    return cotangent
 
 
 def _crops(r: Reverse) -> bool:

@@ -67,10 +67,11 @@ def _offsets(r: Reverse, parts: Sequence[ir.Value | None], axis: int) -> list[Op
 def _split(r: Reverse) -> Sequence[Thunk]:
     """Parts that the loss does not depend on have the gradient zero."""
     op = r.op
-    slopes = [
-        zeros_like(op, part) if slope is None else slope for slope, part in zip(r.slopes, r.node.outputs, strict=True)
+    cotangents = [
+        zeros_like(op, part) if cotangent is None else cotangent
+        for cotangent, part in zip(r.cotangents, r.node.outputs, strict=True)
     ]
-    return [lambda: op.Concat(*slopes, axis=r.attribute("axis", 0)) if len(slopes) > 1 else slopes[0]]
+    return [lambda: op.Concat(*cotangents, axis=r.attribute("axis", 0)) if len(cotangents) > 1 else cotangents[0]]
 
 
 def _slice(r: Reverse) -> Sequence[Thunk]:
@@ -110,10 +111,10 @@ def _pad(r: Reverse) -> Sequence[Thunk | None]:
     known = constant(pads)
     back = np.negative(known) if known is not None else op.Neg(pads)
     inner = op.Pad(r.g, back, None, *axes)
-    return lambda: inner, None, lambda: _padding_slope(r, inner)
+    return lambda: inner, None, lambda: _padding_cotangent(r, inner)
 
 
-def _padding_slope(r: Reverse, inner: ir.Value) -> ir.Value:
+def _padding_cotangent(r: Reverse, inner: ir.Value) -> ir.Value:
     op = r.op
     rim = op.Sub(op.ReduceSum(r.g, keepdims=False), op.ReduceSum(inner, keepdims=False))
     return reshape_to(op, rim, r.x(2))
@@ -161,7 +162,7 @@ RULES: dict[str, Rule] = {
     "ReverseSequence": Known(_reverse_sequence, "batch_axis time_axis", inputs=2),
     "Slice": Known(_slice, inputs=5),
     "SpaceToDepth": Known(_space_to_depth, "blocksize"),
-    "Split": Known(_split, "axis num_outputs split", inputs=2, outputs=ANY, slopes=ANY),
+    "Split": Known(_split, "axis num_outputs split", inputs=2, outputs=ANY, cotangents=ANY),
     "Squeeze": Known(_reshape, "axes", inputs=2),
     "Tile": Known(_tile, inputs=2),
     "Transpose": Known(_transpose, "perm"),
