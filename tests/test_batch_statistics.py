@@ -24,7 +24,9 @@ X = (rng.normal(size=(23, 3)) * [1, 2, 3] + [0, 1, -2]).astype(np.float32)
 y = (X[:, 0] - 0.5 * X[:, 1] + 0.1 * rng.normal(size=23)).astype(np.float32)
 
 
-def graph(body="B, m1, v1 = BN (X, s, b, m, v) Y = MatMul(B, W)", kind="float", opset=18, weights="", mode=1):
+def normalizing_graph(
+    body="B, m1, v1 = BN (X, s, b, m, v) Y = MatMul(B, W)", kind="float", opset=18, weights="", mode=1
+):
     body = body.replace("BN", f"BatchNormalization <training_mode = {mode}, momentum = {MOMENTUM}>")
     return onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": {opset}]> net ({kind}[N, 3] X) => ({kind}[N, 1] Y)
@@ -50,28 +52,28 @@ def plain_sgd(sizes, rate, X=X, y=y):
     return w
 
 
-def regressor(model=None, **settings):
+def normalized_regressor(model=None, **settings):
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.05, "batch_size": 10, "shuffle": False, "max_iter": 1}
-    return OrtGradientRegressor(graph() if model is None else model, **defaults | settings)
+    return OrtGradientRegressor(normalizing_graph() if model is None else model, **defaults | settings)
 
 
 @pytest.mark.parametrize("opset", [14, 15, 18, 21])
 @pytest.mark.parametrize(("batch", "sizes"), [(10, [10, 10, 3]), (23, [23]), (22, [22, 1]), (200, [23])])
 def test_a_pass_is_what_the_formulas_say(batch, sizes, opset):
-    fitted = regressor(graph(opset=opset), batch_size=batch).fit(X, y)
+    fitted = normalized_regressor(normalizing_graph(opset=opset), batch_size=batch).fit(X, y)
     assert fitted.engine_ == "portable"
     for name, expected in plain_sgd(sizes, 0.05).items():
         assert_allclose(fitted.weights_[name], expected, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_doubles_follow_the_formulas_to_more_digits():
-    fitted = regressor(graph(kind="double")).fit(X.astype(np.float64), y.astype(np.float64))
+    fitted = normalized_regressor(normalizing_graph(kind="double")).fit(X.astype(np.float64), y.astype(np.float64))
     for name, expected in plain_sgd([10, 10, 3], 0.05).items():
         assert_allclose(fitted.weights_[name], expected, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 def test_predictions_use_the_running_statistics_row_by_row():
-    fitted = regressor(max_iter=5).fit(X, y)
+    fitted = normalized_regressor(max_iter=5).fit(X, y)
     w = fitted.weights_
     expected = ((X - w["m"]) / np.sqrt(w["v"] + EPSILON) * w["s"] + w["b"]) @ w["W"]
     assert_allclose(fitted.predict(X), expected.ravel(), rtol=1e-4, atol=1e-5)
@@ -84,7 +86,7 @@ def test_predictions_use_the_running_statistics_row_by_row():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_go_on_exactly(how):
-    straight = regressor(shuffle=True, random_state=0, optimizer="adam").partial_fit(X, y)
+    straight = normalized_regressor(shuffle=True, random_state=0, optimizer="adam").partial_fit(X, y)
     twin = how(straight)
     for rows in (23, 7, 12, 23):
         straight.partial_fit(X[:rows], y[:rows])
@@ -95,7 +97,7 @@ def test_copies_go_on_exactly(how):
 
 
 def test_equal_rows_count_in_the_statistics():
-    fitted = regressor(batch_size=23).fit(np.r_[X[:20], X[[0, 0, 0]]], np.r_[y[:20], y[[0, 0, 0]]])
+    fitted = normalized_regressor(batch_size=23).fit(np.r_[X[:20], X[[0, 0, 0]]], np.r_[y[:20], y[[0, 0, 0]]])
     expected = plain_sgd([23], 0.05, np.r_[X[:20], X[[0, 0, 0]]], np.r_[y[:20], y[[0, 0, 0]]])
     for name in expected:
         assert_allclose(fitted.weights_[name], expected[name], rtol=2e-5, atol=2e-6)
@@ -103,33 +105,35 @@ def test_equal_rows_count_in_the_statistics():
 
 def test_rows_of_weight_zero_count_for_nothing():
     weights = np.r_[np.ones(20), np.zeros(3)]
-    fitted, plain = regressor().fit(X, y, weights), regressor().fit(X[:20], y[:20])
+    fitted, plain = normalized_regressor().fit(X, y, weights), normalized_regressor().fit(X[:20], y[:20])
     for name, array in plain.weights_.items():
         assert_array_equal(fitted.weights_[name], array)
 
 
 def test_statistics_stay_where_scale_and_shift_are_frozen():
-    fitted = regressor(trainable=["W"], engine="auto", max_iter=3).fit(X, y)
+    fitted = normalized_regressor(trainable=["W"], engine="auto", max_iter=3).fit(X, y)
     for name, value in (("m", 0.0), ("v", 1.0)):
         assert_array_equal(fitted.weights_[name], np.full(3, value))
-    still = regressor(graph("B = BN (X, s, b, m, v) Y = MatMul(B, W)", mode=0), trainable=["W"], max_iter=3).fit(X, y)
+    still = normalized_regressor(
+        normalizing_graph("B = BN (X, s, b, m, v) Y = MatMul(B, W)", mode=0), trainable=["W"], max_iter=3
+    ).fit(X, y)
     assert_allclose(fitted.weights_["W"], still.weights_["W"], rtol=1e-6)
     thawed = fitted.set_params(trainable="all").partial_fit(X, y)
     assert (thawed.weights_["m"] != 0).all()
 
 
 def test_the_best_weights_come_back_with_their_statistics():
-    fitted = regressor(early_stopping=True, max_iter=60, learning_rate_init=0.2, n_iter_no_change=60)
+    fitted = normalized_regressor(early_stopping=True, max_iter=60, learning_rate_init=0.2, n_iter_no_change=60)
     fitted.fit(X, y, X_val=X[:9], y_val=-y[:9])  # gets worse and worse
     best = int(np.argmax(fitted.validation_scores_)) + 1
     assert best < 60
-    short = regressor(max_iter=best, learning_rate_init=0.2).fit(X, y)
+    short = normalized_regressor(max_iter=best, learning_rate_init=0.2).fit(X, y)
     for name, array in short.weights_.items():
         assert_array_equal(fitted.weights_[name], array)
 
 
 def test_divergence_takes_the_statistics_back_too():
-    fitted = regressor().partial_fit(X, y)
+    fitted = normalized_regressor().partial_fit(X, y)
     before = fitted.weights_
     with pytest.raises(DivergenceError):
         fitted.set_params(learning_rate_init=1e30).partial_fit(X, y)
@@ -138,7 +142,7 @@ def test_divergence_takes_the_statistics_back_too():
 
 
 def test_lbfgs_moves_them_too():
-    fitted = regressor(optimizer=LBFGS(), max_iter=50).fit(X, y)
+    fitted = normalized_regressor(optimizer=LBFGS(), max_iter=50).fit(X, y)
     assert_allclose(fitted.weights_["m"], X.mean(0), rtol=0.1)  # by a fifth of what is left in each evaluation
     assert fitted.score(X, y) > 0.9
 
@@ -146,7 +150,7 @@ def test_lbfgs_moves_them_too():
 def test_statistics_that_an_exporter_merged_are_told_apart():
     body = """B, m1, v1 = BN (X, s, b, m, v) P = Mul(B, B) C, m2, v2 = BN (P, s, b, m, v)
     Y = MatMul(C, W)"""
-    fitted = regressor(graph(body), batch_size=23, max_iter=40).fit(X, y)
+    fitted = normalized_regressor(normalizing_graph(body), batch_size=23, max_iter=40).fit(X, y)
     assert_allclose(fitted.weights_["m"], X.mean(0), rtol=1e-3, atol=1e-3)
     own = [name for name in fitted.weights_ if name.startswith("m/")]
     assert len(own) == 1
@@ -171,7 +175,7 @@ def test_statistics_that_an_exporter_merged_are_told_apart():
 )
 def test_what_cannot_be_trained_is_refused(body, opset, weights, reason):
     with pytest.raises(UnsupportedOperatorError, match=rf"\(BatchNormalization\) is in training .*{reason}.*eval\("):
-        regressor(graph(body, opset=opset, weights=weights)).fit(X, y)
+        normalized_regressor(normalizing_graph(body, opset=opset, weights=weights)).fit(X, y)
 
 
 @pytest.mark.parametrize(

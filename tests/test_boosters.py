@@ -54,12 +54,12 @@ EACH = pytest.mark.parametrize("name", FILES)
 STILL = {"optimizer": "sgd", "learning_rate_init": 1e-30, "max_iter": 1}
 
 
-def given(name, **parameters):
+def given_booster(name, **parameters):
     kind = OrtGradientRegressor if FILES[name] is DIABETES else OrtGradientClassifier
     return kind(DATA / f"{name}.onnx", **{"max_iter": 20, "learning_rate_init": 0.01, "random_state": 0, **parameters})
 
 
-def run(model, X):
+def run_booster(model, X):
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"X": X})
     last = outputs[-1]
@@ -82,8 +82,8 @@ def test_some_files_import_no_default_opset():
 @ENGINES
 def test_training_starts_from_the_file(name, engine):
     X, y = FILES[name]
-    labels, numbers = run((DATA / f"{name}.onnx").read_bytes(), X)
-    start = given(name, engine=engine, **STILL).fit(X, y)
+    labels, numbers = run_booster((DATA / f"{name}.onnx").read_bytes(), X)
+    start = given_booster(name, engine=engine, **STILL).fit(X, y)
     if FILES[name] is DIABETES:
         assert_allclose(start.predict(X), numbers.ravel(), rtol=1e-5)
         return
@@ -96,20 +96,20 @@ def test_training_starts_from_the_file(name, engine):
 @ENGINES
 def test_leaves_are_trained(name, engine):
     X, y = FILES[name]
-    trained = given(name, engine=engine).fit(X, y)
+    trained = given_booster(name, engine=engine).fit(X, y)
     assert list(trained.weights_) == ["trees.leaf_values"]
     assert trained.loss_curve_[-1] < 0.9 * trained.loss_curve_[0]
     exported = trained.to_onnx()
     onnx.checker.check_model(exported, full_check=True)
     predicted = trained.predict(X) if FILES[name] is DIABETES else trained.predict_proba(X)
-    assert_allclose(run(exported.SerializeToString(), X)[1].ravel(), predicted.ravel(), rtol=1e-5, atol=1e-6)
+    assert_allclose(run_booster(exported.SerializeToString(), X)[1].ravel(), predicted.ravel(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["lightgbm_poisson", "xgboost_poisson"])
 def test_the_loss_looks_behind_the_exponential(name):
     X, y = DIABETES
-    start = given(name, loss="poisson", **STILL).fit(X, y)
-    expected = run((DATA / f"{name}.onnx").read_bytes(), X)[1].ravel()
+    start = given_booster(name, loss="poisson", **STILL).fit(X, y)
+    expected = run_booster((DATA / f"{name}.onnx").read_bytes(), X)[1].ravel()
     assert_allclose(start.predict(X), expected, rtol=1e-5)
     assert_allclose(start.loss_, np.mean(expected - y * np.log(expected)), rtol=1e-4)
 
@@ -121,8 +121,8 @@ def test_the_loss_looks_behind_the_exponential(name):
 )
 def test_training_on_shifted_data_improves_what_was_held_out(name, X, y):
     half = len(X) // 2
-    before = given(name, **STILL).fit(X[:half], y[:half]).score(X[half:], y[half:])
-    after = given(name, max_iter=200, tol=0).fit(X[:half], y[:half]).score(X[half:], y[half:])
+    before = given_booster(name, **STILL).fit(X[:half], y[:half]).score(X[half:], y[half:])
+    after = given_booster(name, max_iter=200, tol=0).fit(X[:half], y[:half]).score(X[half:], y[half:])
     assert before + 0.02 < after
 
 

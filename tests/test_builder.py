@@ -25,7 +25,7 @@ def builder(opset=18, dtype=ir.DataType.FLOAT, **options):
     return GraphBuilder(graph, **options), x
 
 
-def evaluate(op, value, x=X):
+def evaluate_built(op, value, x=X):
     """The value that ``value`` takes; the graph must be valid."""
     op.shape(value)
     op.graph.outputs.append(value)
@@ -64,14 +64,14 @@ FORMS = {
 def test_one_form_for_every_opset(form, opset):
     emit, reference = FORMS[form]
     op, x = builder(opset)
-    np.testing.assert_allclose(evaluate(op, emit(op, x)), reference(X), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(evaluate_built(op, emit(op, x)), reference(X), rtol=1e-6, atol=1e-6)
 
 
 def test_numbers_take_the_type_of_the_builder():
     op, x = builder(dtype=ir.DataType.DOUBLE)
     assert op.value(0.5).dtype is ir.DataType.FLOAT
     double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE)
-    result = evaluate(double, double.Add(double.Mul(x, 0.1), 1), X.astype(np.float64))
+    result = evaluate_built(double, double.Add(double.Mul(x, 0.1), 1), X.astype(np.float64))
     assert result.dtype == np.float64
     np.testing.assert_array_equal(result, X.astype(np.float64) * 0.1 + 1)
 
@@ -113,7 +113,7 @@ def test_constants_as_nodes_or_initializers(nodes):
     kinds = [node.op_type for node in op.graph]
     assert kinds == (["Constant", "Mul", "Add"] if nodes else ["Mul", "Add"])
     assert len(op.graph.initializers) == (0 if nodes else 1)
-    np.testing.assert_array_equal(evaluate(op, result), X * 2 + 2)
+    np.testing.assert_array_equal(evaluate_built(op, result), X * 2 + 2)
 
 
 def test_parameters_keep_their_names_and_are_never_shared():

@@ -39,7 +39,7 @@ TARGETS = {
 }
 
 
-def estimator(model, target, **parameters):
+def linear_estimator(model, target, **parameters):
     make = OrtGradientRegressor if target in ("number", "numbers", "counts") else OrtGradientClassifier
     return make(model, **{"max_iter": 3, "learning_rate_init": 0.05, "random_state": 0} | parameters)
 
@@ -59,7 +59,7 @@ def hold(fitted, shape):
 )
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_built_linear_model(target, shape, bias, engine):
-    fitted = estimator(Linear(fit_intercept=bias), target, engine=engine).fit(X, TARGETS[target])
+    fitted = linear_estimator(Linear(fit_intercept=bias), target, engine=engine).fit(X, TARGETS[target])
     hold(fitted, shape)
     assert np.any(fitted.intercept_) == bias
 
@@ -75,18 +75,18 @@ MODELS = [
 @pytest.mark.parametrize(("model", "target"), MODELS, ids=[f"{type(m).__name__}-{t}" for m, t in MODELS])
 def test_a_fitted_linear_model(model, target):
     model.fit(X, TARGETS[target])
-    start = estimator(model, target, learning_rate_init=0.0).fit(X, TARGETS[target])
+    start = linear_estimator(model, target, learning_rate_init=0.0).fit(X, TARGETS[target])
     shape = np.shape(model.coef_) if target.startswith("number") else np.atleast_2d(model.coef_).shape
     assert_allclose(start.coef_, model.coef_.reshape(shape), rtol=1e-5)
     assert_allclose(start.intercept_, np.reshape(model.intercept_, shape[:-1]), rtol=1e-5, atol=1e-7)
-    trained = estimator(model, target).fit(X, TARGETS[target])
+    trained = linear_estimator(model, target).fit(X, TARGETS[target])
     hold(trained, shape)
     assert_allclose(trained.coef_, trained.to_sklearn().coef_.reshape(shape), rtol=1e-5)
 
 
 def test_behind_an_exponential_they_are_of_its_argument():
     model = PoissonRegressor(alpha=0.1).fit(X, TARGETS["counts"])
-    trained = estimator(model, "counts").fit(X, TARGETS["counts"])
+    trained = linear_estimator(model, "counts").fit(X, TARGETS["counts"])
     assert_allclose(trained.predict(X), np.exp(X @ trained.coef_ + trained.intercept_), rtol=1e-4)
 
 
@@ -101,7 +101,7 @@ GRAPHS = {
 }
 
 
-def graph(body: str, columns: int = 3) -> onnx.ModelProto:
+def linear_graph(body: str, columns: int = 3) -> onnx.ModelProto:
     text = f'<ir_version: 8, opset_import: ["": 18]> net (float[N,5] X) => (float[N,{columns}] z) {{ {body} }}'
     model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(0)
@@ -114,17 +114,17 @@ def graph(body: str, columns: int = 3) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_given_graph_of_one_layer(kind):
-    hold(estimator(graph(GRAPHS[kind]), "three").fit(X, TARGETS["three"]), (3, 5))
+    hold(linear_estimator(linear_graph(GRAPHS[kind]), "three").fit(X, TARGETS["three"]), (3, 5))
 
 
 def test_two_scores_for_two_classes_are_one_decision():
-    hold(estimator(graph(GRAPHS["gemm"], 2), "two").fit(X, TARGETS["two"]), (1, 5))
+    hold(linear_estimator(linear_graph(GRAPHS["gemm"], 2), "two").fit(X, TARGETS["two"]), (1, 5))
 
 
 OTHERS = {
     "layers": (MLP((3,)), "two"),
-    "two products": (graph("h = MatMul (X, U) z = Gemm (h, W, b)"), "three"),
-    "scaled": (graph("h = Mul (X, s) z = Gemm (h, W, b)"), "three"),
+    "two products": (linear_graph("h = MatMul (X, U) z = Gemm (h, W, b)"), "three"),
+    "scaled": (linear_graph("h = Mul (X, s) z = Gemm (h, W, b)"), "three"),
     "scaler": (make_pipeline(StandardScaler(), LogisticRegression()), "two"),
     "forest": (RandomForestClassifier(3, random_state=0), "two"),
     "kernel": (SVC(), "three"),
@@ -136,10 +136,10 @@ def test_other_graphs_have_none(kind):
     model, target = OTHERS[kind]
     if hasattr(model, "predict"):
         model.fit(X, TARGETS[target])
-    fitted = estimator(model, target).fit(X, TARGETS[target])
+    fitted = linear_estimator(model, target).fit(X, TARGETS[target])
     for name in ("coef_", "intercept_", "feature_importances_"):
         assert not hasattr(fitted, name)
-        assert not hasattr(estimator(Linear(), target), name)
+        assert not hasattr(linear_estimator(Linear(), target), name)
     with pytest.raises(AttributeError, match="has no coef_: it was trained on a graph that is not one linear layer"):
         _ = fitted.coef_
 
@@ -147,7 +147,7 @@ def test_other_graphs_have_none(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["two", "three", "number"])
 def test_features_are_selected(target):
-    y, made = TARGETS[target], estimator(Linear(), target, optimizer="lbfgs", max_iter=100)
+    y, made = TARGETS[target], linear_estimator(Linear(), target, optimizer="lbfgs", max_iter=100)
     for selector in (RFE(made, n_features_to_select=2), RFECV(made, cv=2, min_features_to_select=2)):
         assert {0, 3} <= set(selector.fit(X, y).get_support(indices=True))
     chosen = SelectFromModel(made, max_features=2).fit(X, y)
@@ -158,7 +158,7 @@ def test_features_are_selected(target):
 
 def test_features_are_selected_by_a_fitted_model():
     model = LogisticRegression().fit(X, TARGETS["two"])
-    tuned = estimator(model, "two")
+    tuned = linear_estimator(model, "two")
     assert_array_equal(SelectFromModel(tuned, max_features=2).fit(X, TARGETS["two"]).get_support(indices=True), [0, 3])
     prefit = SelectFromModel(tuned.fit(X, TARGETS["two"]), prefit=True, max_features=2).fit(X)
     assert prefit.transform(X).shape == (80, 2)

@@ -19,7 +19,7 @@ from onnxtrain_sklearn._graph.trainable import TensorSpec
 FLOAT = np.dtype(np.float32)
 
 
-def numbers(n=12, k=6, seed=0):
+def whole_numbers(n=12, k=6, seed=0):
     return np.random.default_rng(seed).integers(-5, 6, size=(n, k)).astype(np.float64)
 
 
@@ -52,10 +52,10 @@ FORMS = {
 def column(request, tmp_path):
     """A column over numbers() in every form."""
     if request.param in FORMS:
-        return Column(FORMS[request.param](numbers()), FLOAT)
+        return Column(FORMS[request.param](whole_numbers()), FLOAT)
     if request.param == "strided memmap":
-        return Column(mapped(tmp_path, np.repeat(numbers(), 2, axis=1))[:, ::2], FLOAT)
-    return Column(mapped(tmp_path, numbers().astype(np.float32 if "32" in request.param else np.float64)), FLOAT)
+        return Column(mapped(tmp_path, np.repeat(whole_numbers(), 2, axis=1))[:, ::2], FLOAT)
+    return Column(mapped(tmp_path, whole_numbers().astype(np.float32 if "32" in request.param else np.float64)), FLOAT)
 
 
 ROWS = np.array([3, 0, 11, 3, 5])
@@ -64,9 +64,9 @@ ROWS = np.array([3, 0, 11, 3, 5])
 def test_every_form_gives_the_same_rows(column):
     buffer = np.full((5, 6), np.nan, np.float32)
     column.take(ROWS, buffer)
-    np.testing.assert_array_equal(buffer, numbers()[ROWS])
+    np.testing.assert_array_equal(buffer, whole_numbers()[ROWS])
     dense = column.rows(ROWS)
-    np.testing.assert_array_equal(dense, numbers()[ROWS])
+    np.testing.assert_array_equal(dense, whole_numbers()[ROWS])
     assert dense.dtype == np.float32
     assert dense.flags.c_contiguous
     assert (len(column), column.shape) == (12, (12, 6))
@@ -75,7 +75,7 @@ def test_every_form_gives_the_same_rows(column):
 def test_other_type(column):
     double = column.of_type(np.dtype(np.float64))
     assert double.rows(ROWS).dtype == np.float64
-    np.testing.assert_array_equal(double.rows(ROWS), numbers()[ROWS])
+    np.testing.assert_array_equal(double.rows(ROWS), whole_numbers()[ROWS])
     assert double.of_type(np.dtype(np.float64)) is double
 
 
@@ -83,10 +83,10 @@ def test_other_type(column):
 @pytest.mark.parametrize("form", FORMS)
 def test_large_data_give_the_same_rows(form, limit, monkeypatch):
     monkeypatch.setattr(_data, "COPY_LIMIT", limit)
-    column = Column(FORMS[form](numbers()), FLOAT)
+    column = Column(FORMS[form](whole_numbers()), FLOAT)
     buffer = np.zeros((5, 6), np.float32)
     column.take(ROWS, buffer)
-    np.testing.assert_array_equal(buffer, numbers()[ROWS])
+    np.testing.assert_array_equal(buffer, whole_numbers()[ROWS])
 
 
 def test_rows_of_any_shape():
@@ -163,7 +163,7 @@ def test_fit_and_predict_go_by_the_batch(kind, tmp_path):
 @pytest.mark.parametrize("form", ["float64", "fortran", "csr_array"])
 def test_numbers_too_large_for_the_graph(form, limit, monkeypatch):
     monkeypatch.setattr(_data, "COPY_LIMIT", limit)
-    data = numbers()
+    data = whole_numbers()
     data[3, 2] = 1e39
     make = {"fortran": np.asfortranarray}.get(form, FORMS[form])
     with pytest.raises(ValueError, match="a value too large for float32, the type of the graph's input"):

@@ -18,7 +18,7 @@ X = np.random.RandomState(0).normal(size=(40, 3)).astype(np.float32)
 TWO = (X[:, 0] > 0).astype(int)
 
 
-def graph(tail="Y = Sigmoid(Z)"):
+def described_graph(tail="Y = Sigmoid(Z)"):
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] Y)
         <float[3, 4] A = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}}, float[4] b = {{1, 2, 3, 4}},
          float[4, 1] C = {{1, 2, 3, 4}}, float val_3 = {{2}}>
@@ -32,7 +32,7 @@ def statuses(description):
 
 @pytest.mark.parametrize("fitted", [False, True])
 def test_of_a_given_graph(fitted):
-    classifier = OrtGradientClassifier(graph(), trainable=["A", "C"], max_iter=1, engine="portable")
+    classifier = OrtGradientClassifier(described_graph(), trainable=["A", "C"], max_iter=1, engine="portable")
     described = (classifier.fit(X, TWO) if fitted else classifier).describe()
     constants = {"val_3": "constant", "low": "constant"}
     assert statuses(described) == {"A": "trained", "b": "frozen", "C": "trained"} | constants
@@ -53,7 +53,7 @@ def test_of_a_given_graph(fitted):
 
 
 def test_describing_leaves_the_estimator_as_it_is():
-    given = graph()
+    given = described_graph()
     before, regressor = given.SerializeToString(), OrtGradientRegressor(given)
     parameters = regressor.get_params()
     regressor.describe()
@@ -92,7 +92,7 @@ def test_statistics_that_move_and_statistics_that_stay():
 
 
 def test_verbose_prints_it_once(capsys):
-    regressor = OrtGradientRegressor(graph("Y = Identity(Z)"), verbose=1, max_iter=1)
+    regressor = OrtGradientRegressor(described_graph("Y = Identity(Z)"), verbose=1, max_iter=1)
     regressor.fit(X, X[:, 0])
     text = str(regressor.describe())
     assert text in capsys.readouterr().out

@@ -65,14 +65,14 @@ def own_memory(monkeypatch):
     monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
 
 
-def classifier(**settings):
+def device_step_classifier(**settings):
     defaults = {"learning_rate_init": 0.02, "max_iter": 4, "batch_size": 16, "random_state": 0, "engine": "portable"}
     if "trainable" in settings:
         defaults["model"] = MLP((6,)).build(5, 3, 0)
     return OrtGradientClassifier(**{"model": MLP((6,))} | defaults | settings)
 
 
-def assert_same(a, b, rtol=1e-5, atol=1e-6):
+def assert_same_training(a, b, rtol=1e-5, atol=1e-6):
     assert_allclose(a.loss_curve_, b.loss_curve_, rtol=1e-5)
     for name, array in a.weights_.items():
         assert_allclose(array, b.weights_[name], rtol=rtol, atol=atol, err_msg=name)
@@ -82,13 +82,13 @@ def assert_same(a, b, rtol=1e-5, atol=1e-6):
 @pytest.mark.parametrize("limit", [2**31, 0], ids=["resident", "minibatches uploaded"])
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_the_host(name, limit, monkeypatch):
-    host = classifier(**CASES[name]).fit(X, y, WEIGHTS)
+    host = device_step_classifier(**CASES[name]).fit(X, y, WEIGHTS)
     monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     monkeypatch.setattr(_device_step, "RESIDENT_LIMIT", limit)
-    device = classifier(**CASES[name]).fit(X, y, WEIGHTS)
+    device = device_step_classifier(**CASES[name]).fit(X, y, WEIGHTS)
     assert isinstance(device._run.step, DeviceStep)
     assert isinstance(host._run.step, HostStep)
-    assert_same(device, host)
+    assert_same_training(device, host)
     host_state, device_state = host._run.state, device._run.state
     assert (host_state.t, host_state.draws) == (device_state.t, device_state.draws)
     for slot, vector in host_state.slots.items():
@@ -99,9 +99,9 @@ def test_data_are_uploaded_once(own_memory, monkeypatch):
     uploaded = []
     write = DeviceArray.write
     monkeypatch.setattr(DeviceArray, "write", lambda self, a: (uploaded.append(a.nbytes), write(self, a))[1])
-    classifier(max_iter=1).fit(X, y)
+    device_step_classifier(max_iter=1).fit(X, y)
     once, uploaded[:] = uploaded.count(X.nbytes), []
-    classifier(max_iter=7).fit(X, y)
+    device_step_classifier(max_iter=7).fit(X, y)
     assert once == uploaded.count(X.nbytes) == 1
 
 
@@ -109,14 +109,14 @@ def test_the_host_reads_once_an_epoch(own_memory, monkeypatch):
     reads = []
     read = DeviceArray.read
     monkeypatch.setattr(DeviceArray, "read", lambda self: (reads.append(self.shape), read(self))[1])
-    classifier(max_iter=5, batch_size=4, optimizer="sgd").fit(X, y)
+    device_step_classifier(max_iter=5, batch_size=4, optimizer="sgd").fit(X, y)
     assert reads.count((14,)) == 10  # losses and penalties of the steps of an epoch
     assert len(reads) == 15  # and the weights
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory, monkeypatch):
-    device = classifier(optimizer="adam").partial_fit(X, y, classes=[0, 1, 2])
+    device = device_step_classifier(optimizer="adam").partial_fit(X, y, classes=[0, 1, 2])
     twin, third = how(device), how(device)
     device.partial_fit(X[:30], y[:30])
     twin.partial_fit(X[:30], y[:30])
@@ -125,7 +125,7 @@ def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory
     monkeypatch.delitem(devices.OWN_MEMORY, "CPUExecutionProvider")
     third.partial_fit(X[:30], y[:30])
     assert isinstance(third._run.step, HostStep)
-    assert_same(third, device)
+    assert_same_training(third, device)
 
 
 def test_several_inputs_sparse_rows_and_doubles(monkeypatch):
@@ -144,11 +144,11 @@ def test_several_inputs_sparse_rows_and_doubles(monkeypatch):
     hosts = {name: trained(name) for name in inputs}
     monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     for name, host in hosts.items():
-        assert_same(trained(name), host)
+        assert_same_training(trained(name), host)
 
 
 def test_divergence_takes_back_weights_and_state(own_memory):
-    fitted = classifier(optimizer="adam").partial_fit(X, y, classes=[0, 1, 2])
+    fitted = device_step_classifier(optimizer="adam").partial_fit(X, y, classes=[0, 1, 2])
     before = fitted.weights_
     with pytest.raises(DivergenceError):
         fitted.set_params(learning_rate_init=1e38, alpha=1.0).partial_fit(X, y)
@@ -168,19 +168,19 @@ def test_an_interruption_keeps_the_weights_reached(own_memory, monkeypatch):
         return run(self, **changed)
 
     monkeypatch.setattr(Binding, "run", interrupted)
-    fitted = classifier(batch_size=4)
+    fitted = device_step_classifier(batch_size=4)
     start = {t.name: onnx.numpy_helper.to_array(t) for t in MLP((6,)).build(5, 3, 0).graph.initializer}
     with pytest.warns(UserWarning, match="interrupted"):
         fitted.fit(X, y)
     assert fitted.n_iter_ == 1
     monkeypatch.undo()
-    one = classifier(batch_size=4, max_iter=1).fit(X, y)
+    one = device_step_classifier(batch_size=4, max_iter=1).fit(X, y)
     assert start.keys() == one.weights_.keys()
     assert any((fitted.weights_[name] != one.weights_[name]).any() for name in one.weights_)
 
 
 def test_lbfgs_trains_with_the_step_of_the_host(own_memory):
-    fitted = classifier(optimizer=LBFGS(), max_iter=30).fit(X, y)
+    fitted = device_step_classifier(optimizer=LBFGS(), max_iter=30).fit(X, y)
     assert isinstance(fitted._run.step, HostStep)
     assert fitted.loss_ < fitted.loss_curve_[0] / 2
 

@@ -37,7 +37,7 @@ def provider(request):
     return PROVIDERS[request.param]
 
 
-def classifier(**settings):
+def device_classifier(**settings):
     return OrtGradientClassifier(
         **{"model": MLP((24,)), "max_iter": 5, "batch_size": 64, "random_state": 0, "engine": "portable"} | settings
     )
@@ -46,7 +46,7 @@ def classifier(**settings):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_training_ends_as_on_the_cpu(settings, provider):
     where, tolerance = provider
-    host, other = classifier(**settings).fit(X, y), classifier(**settings, **where).fit(X, y)
+    host, other = device_classifier(**settings).fit(X, y), device_classifier(**settings, **where).fit(X, y)
     assert other.device_ == where.get("device", "cpu")
     assert_allclose(other.loss_curve_, host.loss_curve_, rtol=tolerance)
     for name, array in host.weights_.items():
@@ -65,7 +65,7 @@ def test_regression_and_validation(provider):
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_go_on_there(how, provider):
-    fitted = classifier(**provider[0]).partial_fit(X, y, classes=np.arange(10))
+    fitted = device_classifier(**provider[0]).partial_fit(X, y, classes=np.arange(10))
     twin = how(fitted)
     assert_array_equal(twin.predict_proba(X), fitted.predict_proba(X))
     assert_allclose(twin.partial_fit(X, y).predict_proba(X), fitted.partial_fit(X, y).predict_proba(X), atol=1e-6)
@@ -73,7 +73,7 @@ def test_copies_go_on_there(how, provider):
 
 def test_the_exported_graph_runs_on_the_cpu(provider):
     where, tolerance = provider
-    fitted = classifier(**where).fit(X, y)
+    fitted = device_classifier(**where).fit(X, y)
     session = onnxruntime.InferenceSession(fitted.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
     probabilities = session.run(["probabilities"], {session.get_inputs()[0].name: X})[0]
     assert_allclose(probabilities, fitted.predict_proba(X), rtol=0, atol=10 * tolerance)

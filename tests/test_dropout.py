@@ -26,7 +26,7 @@ def exposed(body, opset=18, kind="float", outputs="y", weights="float r = {0.25}
     return model, expose_dropout(infer_shapes(model))
 
 
-def run(model, inputs, draw=0, seed=1, mode=True, kind=np.float32):
+def run_dropout(model, inputs, draw=0, seed=1, mode=True, kind=np.float32):
     numbers = UniformNumbers(inputs, seed)
     numbers.draw(draw)
     session = onnxruntime.InferenceSession(to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
@@ -38,7 +38,7 @@ def run(model, inputs, draw=0, seed=1, mode=True, kind=np.float32):
 @pytest.mark.parametrize(("node", "ratio"), [("Dropout(x, r, yes)", 0.25), ("Dropout(x, , yes)", 0.5)])
 def test_a_share_is_dropped_and_the_rest_scaled(node, ratio, opset):
     model, inputs = exposed(f"y, m = {node}", opset, outputs="ym")
-    y, kept = run(model, inputs)
+    y, kept = run_dropout(model, inputs)
     np.testing.assert_allclose(y, np.where(kept, 3 / (1 - ratio), 0), rtol=1e-6)
     assert abs(1 - kept.mean() - ratio) < 4 * np.sqrt(ratio * (1 - ratio) / 1200)
     assert "Dropout" not in {node.op_type for node in model.graph}
@@ -46,7 +46,7 @@ def test_a_share_is_dropped_and_the_rest_scaled(node, ratio, opset):
 
 def test_each_draw_and_seed_has_masks_of_its_own_and_each_node_too():
     model, inputs = exposed("y = Dropout(x, r, yes) z = Dropout(x, r, yes)", outputs="yz")
-    kept = [run(model, inputs, draw, seed) for draw, seed in [(0, 1), (1, 1), (0, 2), (0, 1)]]
+    kept = [run_dropout(model, inputs, draw, seed) for draw, seed in [(0, 1), (1, 1), (0, 2), (0, 1)]]
     masks = [tuple(a.ravel()) for pair in kept[:3] for a in pair]
     assert len(set(masks)) == 6
     np.testing.assert_array_equal(kept[0], kept[3])
@@ -54,8 +54,8 @@ def test_each_draw_and_seed_has_masks_of_its_own_and_each_node_too():
 
 def test_doubles_are_dropped_like_floats():
     model, inputs = exposed("y = Dropout(x, r, yes)", kind="double")
-    single = run(*exposed("y = Dropout(x, r, yes)"))[0]
-    y = run(model, inputs, kind=np.float64)[0]
+    single = run_dropout(*exposed("y = Dropout(x, r, yes)"))[0]
+    y = run_dropout(model, inputs, kind=np.float64)[0]
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, single, rtol=1e-6)
 
@@ -63,7 +63,7 @@ def test_doubles_are_dropped_like_floats():
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_mode_may_be_computed(mode):
     model, inputs = exposed("t = Not(mode) u = Not(t) y, m = Dropout(x, r, u)", outputs="ym")
-    y, kept = run(model, inputs, mode=mode)
+    y, kept = run_dropout(model, inputs, mode=mode)
     assert kept.all() != mode
     np.testing.assert_allclose(y, np.where(kept, 4 if mode else 3, 0), rtol=1e-6)
 

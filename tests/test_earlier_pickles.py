@@ -50,7 +50,7 @@ CASES = {
 }
 
 
-def read(name: str) -> bytes:
+def read_pickle(name: str) -> bytes:
     return gzip.decompress((FOLDER / f"{name}.pickle.gz").read_bytes())
 
 
@@ -76,7 +76,7 @@ def require_expected(estimator, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_pickle_predicts_and_trains_on(name):
-    require_expected(pickle.loads(read(name)), name)
+    require_expected(pickle.loads(read_pickle(name)), name)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_other_files_predict_and_train_on(load):
 
 @pytest.mark.parametrize("name", CASES)
 def test_pickled_again_it_trains_on_with_equal_bits(name):
-    estimator = pickle.loads(read(name))
+    estimator = pickle.loads(read_pickle(name))
     twin = pickle.loads(pickle.dumps(estimator))
     for each in (estimator, twin):
         train_on(each, *CASES[name])
@@ -97,14 +97,14 @@ def test_pickled_again_it_trains_on_with_equal_bits(name):
 
 
 def test_a_fitted_pipeline_comes_back_from_an_earlier_pickle():
-    estimator = pickle.loads(read("pipeline"))
+    estimator = pickle.loads(read_pickle("pipeline"))
     tuned = estimator.to_sklearn(X)
     assert_allclose(tuned.predict_proba(X), estimator.predict_proba(X), rtol=1e-4)
     assert (tuned[-1].coef_ != estimator.model[-1].coef_).all()
 
 
 def test_containers_of_data_load():
-    loaded = pickle.loads(read("inputs"))
+    loaded = pickle.loads(read_pickle("inputs"))
     assert isinstance(loaded, Inputs)
     assert_array_equal(loaded["a"], X[:2])
 
@@ -112,13 +112,13 @@ def test_containers_of_data_load():
 # -- pickles of now ---------------------------------------------------------------------------------------------------
 
 
-def table():
+def stored_table():
     columns = make_column_transformer((StandardScaler(), list("abcd")), (OneHotEncoder(), ["word"]))
     return make_pipeline(columns, LogisticRegression()).fit(FRAME, Y)
 
 
 def ml_file() -> onnx.ModelProto:
-    return pickle.loads(read("ml_file")).model
+    return pickle.loads(read_pickle("ml_file")).model
 
 
 MADE = {
@@ -126,7 +126,7 @@ MADE = {
     "regressor": lambda: OrtGradientRegressor(Linear(), max_iter=2).fit(X, X[:, 0]),
     "graph": lambda: OrtGradientRegressor(Linear().build(4, 1, 0), max_iter=2).fit(X, X[:, 0]),
     "pipeline": lambda: OrtGradientClassifier(make_pipeline(LogisticRegression()).fit(X, Y), max_iter=2).fit(X, Y),
-    "table": lambda: OrtGradientClassifier(table(), max_iter=2).fit(FRAME, Y),
+    "table": lambda: OrtGradientClassifier(stored_table(), max_iter=2).fit(FRAME, Y),
     "ml_file": lambda: OrtGradientClassifier(ml_file(), max_iter=2).fit(X, Y),
     "several labels": lambda: OrtGradientClassifier(max_iter=2).fit(X, WORDS[np.c_[:40, 39:-1:-1].clip(0)]),
     "data": lambda: Inputs({"a": X}),

@@ -28,11 +28,11 @@ def op(model):
     return GraphBuilder(model.graph, prefix="new", constant_nodes=True)
 
 
-def value(model, name):
+def edited_value(model, name):
     return next(v for node in model.graph for v in node.outputs if v.name == name)
 
 
-def run(model):
+def run_edited(model):
     model.graph.sort()
     proto = to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
@@ -45,95 +45,95 @@ def run(model):
 
 class TestReplaceValue:
     def test_takes_the_place_and_the_name(self, model, op):
-        old = value(model, "A")
-        new = edits.replace_value(op, old, op.Add(value(model, "H"), 1.0))
+        old = edited_value(model, "A")
+        new = edits.replace_value(op, old, op.Add(edited_value(model, "H"), 1.0))
         assert new.name == "A"
         assert old.name != "A"
-        np.testing.assert_allclose(run(model)["Y"], np.exp([[2.0, 5.0]]), rtol=1e-6)
+        np.testing.assert_allclose(run_edited(model)["Y"], np.exp([[2.0, 5.0]]), rtol=1e-6)
 
     def test_output_that_is_emitted_needs_no_identity(self, model, op):
-        edits.replace_value(op, value(model, "Y"), op.Abs(value(model, "A")))
-        assert list(run(model)) == ["Y", "H"]
+        edits.replace_value(op, edited_value(model, "Y"), op.Abs(edited_value(model, "A")))
+        assert list(run_edited(model)) == ["Y", "H"]
         assert "Identity" not in {node.op_type for node in model.graph}
 
     def test_output_that_others_know_keeps_both_names(self, model, op):
-        edits.replace_value(op, value(model, "Y"), value(model, "H"))
-        found = run(model)
+        edits.replace_value(op, edited_value(model, "Y"), edited_value(model, "H"))
+        found = run_edited(model)
         np.testing.assert_array_equal(found["Y"], [[1, 4]])
         np.testing.assert_array_equal(found["H"], [[1, 4]])
 
     def test_one_value_for_two_outputs(self, model, op):
         new = op.Sqrt(model.graph.inputs[0])
-        edits.replace_value(op, value(model, "Y"), new)
-        edits.replace_value(op, value(model, "H"), new)
-        found = run(model)
+        edits.replace_value(op, edited_value(model, "Y"), new)
+        edits.replace_value(op, edited_value(model, "H"), new)
+        found = run_edited(model)
         np.testing.assert_array_equal(found["Y"], found["H"])
 
     def test_one_value_that_others_know_for_two_outputs(self, model):
         op = GraphBuilder(model.graph, prefix="new", constant_nodes=True, shared=True)
         for name in ("Y", "H"):
-            edits.replace_value(op, value(model, name), model.graph.inputs[0])
-        found = run(model)
+            edits.replace_value(op, edited_value(model, name), model.graph.inputs[0])
+        found = run_edited(model)
         np.testing.assert_array_equal(found["Y"], [[1, 2]])
         np.testing.assert_array_equal(found["H"], [[1, 2]])
 
     def test_an_output_keeps_its_name_where_it_replaces_another_value(self, model, op):
         new = op.Sqrt(model.graph.inputs[0])
-        edits.replace_value(op, value(model, "Y"), new)
-        edits.replace_value(op, value(model, "D"), new)
-        assert list(run(model)) == ["Y", "H"]
+        edits.replace_value(op, edited_value(model, "Y"), new)
+        edits.replace_value(op, edited_value(model, "D"), new)
+        assert list(run_edited(model)) == ["Y", "H"]
 
     @pytest.mark.parametrize("typed", [True, False])
     def test_missing_shape_is_that_of_the_old_value(self, model, op, typed):
-        old = value(model, "H")
+        old = edited_value(model, "H")
         new = edits.replace_value(op, old, op.Neg(model.graph.inputs[0]), typed=typed)
         assert (new.shape is None) == (not typed)
 
 
 def test_replace_node_leaves_out_what_is_omitted(model, op):
-    node = ir.node("Dropout", [value(model, "A")], name="drop", num_outputs=2)
+    node = ir.node("Dropout", [edited_value(model, "A")], name="drop", num_outputs=2)
     node.outputs[0].name, node.outputs[1].name = "kept", ""
     model.graph.append(node)
-    edits.replace_node(op, node, [op.Neg(value(model, "A")), op.Not(op.IsNaN(value(model, "A")))])
+    edits.replace_node(op, node, [op.Neg(edited_value(model, "A")), op.Not(op.IsNaN(edited_value(model, "A")))])
     assert node not in model.graph
     assert all(v.name for n in model.graph for v in n.outputs)
 
 
 def test_bypass(model):
-    node = value(model, "A").producer()
-    edits.bypass(node, value(model, "H"))
-    np.testing.assert_allclose(run(model)["Y"], np.exp([[1.0, 4.0]]), rtol=1e-6)
+    node = edited_value(model, "A").producer()
+    edits.bypass(node, edited_value(model, "H"))
+    np.testing.assert_allclose(run_edited(model)["Y"], np.exp([[1.0, 4.0]]), rtol=1e-6)
 
 
 def test_insert_behind_an_output_that_others_read(model, op):
-    edits.insert_behind(op, value(model, "H"), lambda v: op.Mul(v, 2.0))
-    found = run(model)
+    edits.insert_behind(op, edited_value(model, "H"), lambda v: op.Mul(v, 2.0))
+    found = run_edited(model)
     np.testing.assert_array_equal(found["H"], [[2, 8]])
     np.testing.assert_allclose(found["Y"], np.exp([[-2.0, -8.0]]), rtol=1e-6)
 
 
 def test_hold_as_constant(model, op):
-    before = run(model)["Y"]
+    before = run_edited(model)["Y"]
     edits.hold_as_constant(op, model.graph.initializers["W"])
     assert not model.graph.initializers
-    np.testing.assert_array_equal(run(model)["Y"], before)
+    np.testing.assert_array_equal(run_edited(model)["Y"], before)
 
 
 @pytest.mark.parametrize(("inputs", "left"), [(False, ["X", "Z"]), (True, ["X"])])
 def test_keep_outputs(model, inputs, left):
-    edits.keep_outputs(model, [value(model, "H")], inputs=inputs)
+    edits.keep_outputs(model, [edited_value(model, "H")], inputs=inputs)
     assert [node.op_type for node in model.graph] == ["Mul"]
     assert [v.name for v in model.graph.inputs] == left
-    assert list(run(model)) == ["H"]
+    assert list(run_edited(model)) == ["H"]
 
 
 def test_append_output(model, op):
-    edits.append_output(model.graph, op.Neg(value(model, "H")), "minus", value(model, "H"))
-    np.testing.assert_array_equal(run(model)["minus"], [[-1, -4]])
+    edits.append_output(model.graph, op.Neg(edited_value(model, "H")), "minus", edited_value(model, "H"))
+    np.testing.assert_array_equal(run_edited(model)["minus"], [[-1, -4]])
 
 
 def test_remove_unread(model):
-    last, first = value(model, "D").producer(), value(model, "A").producer()
+    last, first = edited_value(model, "D").producer(), edited_value(model, "A").producer()
     edits.remove_unread(model.graph, [first, last])
     assert last not in model.graph
     assert first in model.graph
@@ -143,11 +143,11 @@ def test_append_copy_of_a_body_that_returns_an_input(model, op):
     p, q = (ir.val(name, ir.DataType.FLOAT, ("N", 2)) for name in "pq")
     body = ir.Graph([p, q], [], nodes=[ir.node("Sub", [q, p], name="A")], name="body")
     body.outputs.extend([body[0].outputs[0], p])
-    x, h = model.graph.inputs[0], value(model, "H")
+    x, h = model.graph.inputs[0], edited_value(model, "H")
     difference, same = edits.append_copy(op, body, [x, h])
     assert same is x
-    edits.replace_value(op, value(model, "Y"), difference)
-    np.testing.assert_array_equal(run(model)["Y"], [[0, 2]])
+    edits.replace_value(op, edited_value(model, "Y"), difference)
+    np.testing.assert_array_equal(run_edited(model)["Y"], [[0, 2]])
 
 
 class TestNames:

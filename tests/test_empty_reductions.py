@@ -21,7 +21,7 @@ AXES = {"none": "(x)", "an initializer": "(x, a)", "a constant": "(x, c)", "left
 X = np.array([[0.5, 1.5, -2.0], [3.0, -0.3, 0.7]], np.float32)
 
 
-def graph(node, result="float loss", end="loss = ReduceSum <keepdims = 0> (w)"):
+def reducing_graph(node, result="float loss", end="loss = ReduceSum <keepdims = 0> (w)"):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> net (float[2,3] x, float[2,3] v) => ({result}) '
         f"{{ c = Constant <value_ints: ints = []> () {node} w = Mul(y, v) {end} }}"
@@ -35,7 +35,7 @@ def graph(node, result="float loss", end="loss = ReduceSum <keepdims = 0> (w)"):
 @pytest.mark.parametrize("operator", ELEMENTWISE)
 def test_value_and_gradient_are_those_of_single_elements(operator, axes, engine):
     x, v = np.abs(X) if operator == "ReduceLogSum" else X, np.arange(6, dtype=np.float32).reshape(2, 3)
-    model = graph(f"y = {operator} <keepdims = 0, noop_with_empty_axes = 1> {axes}")
+    model = reducing_graph(f"y = {operator} <keepdims = 0, noop_with_empty_axes = 1> {axes}")
     loss, slope = session(gradient_graph(model, wrt="x", engine=engine)).run(["loss", "x_grad"], {"x": x, "v": v})
     assert_allclose(loss, ReferenceEvaluator(model).run(["loss"], {"x": x, "v": v})[0], rtol=1e-5)
     assert_allclose(slope, v * SLOPES.get(operator, np.ones_like)(x), rtol=1e-5)
@@ -47,7 +47,7 @@ def test_value_and_gradient_are_those_of_single_elements(operator, axes, engine)
      "y = ReduceSum (x, a)"],
 )  # fmt: skip
 def test_reductions_over_axes_stay(node):
-    model = graph(node)
+    model = reducing_graph(node)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "b"))
     assert [n.op_type for n in checked(model).graph.node] == [n.op_type for n in model.graph.node]
 
@@ -55,7 +55,7 @@ def test_reductions_over_axes_stay(node):
 def test_those_in_branches_too():
     branches = "<then_branch = t () => (float[2,3] p) { p = ReduceSumSquare <noop_with_empty_axes = 1> (x, c) }, "
     branches += "else_branch = e () => (float[2,3] q) { q = Neg(x) }>"
-    model = graph(f"b = Constant <value = bool {{1}}> () y = If (b) {branches}")
+    model = reducing_graph(f"b = Constant <value = bool {{1}}> () y = If (b) {branches}")
     feeds = {"x": X, "v": np.ones_like(X)}
     slope = session(gradient_graph(model, wrt="x", engine="portable")).run(["x_grad"], feeds)[0]
     assert_allclose(slope, 2 * X, rtol=1e-6)

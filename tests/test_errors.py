@@ -15,13 +15,13 @@ from onnxtrain_sklearn import MLP, SGD, AdamW, Linear
 from onnxtrain_sklearn.exceptions import DeviceError, ModelError, UnsupportedOperatorError
 from onnxtrain_sklearn.losses import Focal, Hinge
 from onnxtrain_sklearn.schedules import Cosine, StepDecay
-from tests.helpers.refusals import WEIGHTS, X, assert_unchanged_by, fresh, graph, y
+from tests.helpers.refusals import WEIGHTS, X, assert_unchanged_by, fresh, parsed, y
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 FIXED = "a = Gemm(X, W, b) z = Reshape(a, shape)"
 CUBE = "by = Constant <value_ints = [-1, 2, 2]> () a = MatMul(X, W) z = Reshape(a, by)"
-LINEAR = graph("z = Gemm(X, W, b)")
-FOREIGN = graph("p = Constant <value_ints = [0, 0, 0, 0]> () a = Gemm(X, W, b) z = com.microsoft.Pad(a, p)")
+LINEAR = parsed("z = Gemm(X, W, b)")
+FOREIGN = parsed("p = Constant <value_ints = [0, 0, 0, 0]> () a = Gemm(X, W, b) z = com.microsoft.Pad(a, p)")
 FOREIGN.opset_import.add(domain="com.microsoft", version=1)
 
 PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -30,7 +30,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "truncated": ({"model": LINEAR.SerializeToString()[:-30]}, ModelError, "truncated"),
     "empty": ({"model": b""}, ModelError, "empty"),
     "no file": ({"model": "there/is/none.onnx"}, ModelError, "no file 'there/is/none.onnx'"),
-    "no parameter": ({"model": graph("z = Neg(X)", "float[N,4] z")}, ModelError, "no parameter to train"),
+    "no parameter": ({"model": parsed("z = Neg(X)", "float[N,4] z")}, ModelError, "no parameter to train"),
     "output": ({"model": LINEAR, "output": "Z"}, ModelError, "output='Z' is no output of the graph.*Valid names: 'z'"),
     "operator": (
         {"model": FOREIGN},
@@ -38,32 +38,32 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"\(com.microsoft.Pad\) cannot be differentiated.*Freeze the parameters before",
     ),
     "rows": (
-        {"model": graph(FIXED, "float[M,3] z", shape=np.array([1, -1]), **WEIGHTS)},
+        {"model": parsed(FIXED, "float[M,3] z", shape=np.array([1, -1]), **WEIGHTS)},
         ModelError,
         "gives 1 output rows for 13 input rows.*dynamic batch axis",
     ),
     "rows fixed inside": (
-        {"model": graph(FIXED, "float[8,1] z", shape=np.array([8, 1]), **WEIGHTS)},
+        {"model": parsed(FIXED, "float[8,1] z", shape=np.array([8, 1]), **WEIGHTS)},
         ModelError,
         "does not run on the data.*constant shape in a Reshape.*dynamic batch axis",
     ),
     "one number": (
-        {"model": graph("a = Gemm(X, W, b) z = ReduceMean <keepdims = 0> (a)", "float z")},
+        {"model": parsed("a = Gemm(X, W, b) z = ReduceMean <keepdims = 0> (a)", "float z")},
         ModelError,
         "a single number for 13 input rows",
     ),
     "rank": (
-        {"model": graph(CUBE, "float[N,2,2] z", W=np.ones((4, 4)))},
+        {"model": parsed(CUBE, "float[N,2,2] z", W=np.ones((4, 4)))},
         ModelError,
         r"shape \('n', 2, 2\); it must be \(n,\), \(n, 1\) or \(n, k\)",
     ),
     "columns": (
-        {"model": graph("z = MatMul(X, W)", "float[N,3] z", W=np.ones((4, 3)))},
+        {"model": parsed("z = MatMul(X, W)", "float[N,3] z", W=np.ones((4, 3)))},
         ValueError,
         r"output has 3 column\(s\), but y has 2 classes",
     ),
     "several inputs": (
-        {"model": graph("a = Add(X, V) z = Gemm(a, W, b)", inputs="float[N,4] X, float[N,4] V")},
+        {"model": parsed("a = Add(X, V) z = Gemm(a, W, b)", inputs="float[N,4] X, float[N,4] V")},
         TypeError,
         "2 inputs: 'X', 'V'. Give X as a dict of arrays by input name, .* got ndarray",
     ),

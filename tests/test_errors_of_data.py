@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from onnxtrain_sklearn import LBFGS, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import Huber, Quantile
-from tests.helpers.refusals import X, assert_unchanged_by, fresh, graph, y
+from tests.helpers.refusals import X, assert_unchanged_by, fresh, parsed, y
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -185,7 +185,7 @@ def test_later_targets_are_of_the_kind_of_the_first():
             assert_unchanged_by(estimator, call, ValueError, f"does not hold {message}")
 
 
-INPUTS = graph(
+INPUTS = parsed(
     "p = MatMul(X, W) e = Gather(b, kind) s = Add(p, e) z = Identity(s)", inputs="float[N,4] X, int64[N,1] kind"
 )
 

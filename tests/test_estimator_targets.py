@@ -12,24 +12,24 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import Linear, OrtGradientRegressor
-from tests.helpers.estimators import blobs, classifier, regressor
+from tests.helpers.estimators import scaled_blobs, small_classifier, small_regressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
 @pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda y: y.astype(object), lambda y: y.astype(np.int64)])
 def test_kinds_of_numbers_to_predict(kind):
-    X, y = blobs()
-    assert_allclose(regressor().fit(X, kind(y)).predict(X), regressor().fit(X, y).predict(X), rtol=1e-6)
+    X, y = scaled_blobs()
+    assert_allclose(small_regressor().fit(X, kind(y)).predict(X), small_regressor().fit(X, y).predict(X), rtol=1e-6)
 
 
 def test_a_column_of_targets_is_taken_with_a_warning_and_trained_rightly():
     X, y = make_regression(100, 4, noise=1, random_state=0)
     X, y = scale(X), scale(y)
-    flat = regressor().fit(X, y)
+    flat = small_regressor().fit(X, y)
     for column in (y[:, None], pd.DataFrame({"y": y})):
         with pytest.warns(DataConversionWarning):
-            fitted = regressor().fit(X, column)
+            fitted = small_regressor().fit(X, column)
         assert_array_equal(fitted.predict(X), flat.predict(X))
     assert flat.score(X, y) > 0.98
 
@@ -37,30 +37,30 @@ def test_a_column_of_targets_is_taken_with_a_warning_and_trained_rightly():
 def test_several_outputs_are_several_regressions():
     X, Y = make_regression(200, 4, n_targets=3, random_state=0)
     X, Y = scale(X), scale(Y)
-    together = regressor(optimizer="lbfgs", tol=1e-6, max_iter=100).fit(X, Y)
+    together = small_regressor(optimizer="lbfgs", tol=1e-6, max_iter=100).fit(X, Y)
     assert together.predict(X).shape == (200, 3)
     assert together.score(X, Y) > 0.999
     for k in range(3):
-        alone = regressor(optimizer="lbfgs", tol=1e-6, max_iter=100).fit(X, Y[:, k])
+        alone = small_regressor(optimizer="lbfgs", tol=1e-6, max_iter=100).fit(X, Y[:, k])
         assert_allclose(together.predict(X)[:, k], alone.predict(X), atol=2e-3)
 
 
 def test_the_loss_of_several_outputs_is_their_mean():
     X, Y = make_regression(50, 4, n_targets=3, random_state=0)
-    fitted = regressor(learning_rate_init=0, max_iter=1, batch_size=50, target_scaling=None).fit(X, Y)
+    fitted = small_regressor(learning_rate_init=0, max_iter=1, batch_size=50, target_scaling=None).fit(X, Y)
     assert_allclose(fitted.loss_, np.mean((fitted.predict(X) - Y) ** 2), rtol=1e-5)
 
 
 def test_predictions_follow_the_type_of_X():
-    X, y = blobs()
-    fitted = regressor().fit(X, y)
+    X, y = scaled_blobs()
+    fitted = small_regressor().fit(X, y)
     assert fitted.predict(X).dtype == np.float64
     assert fitted.predict(X.astype(np.float32)).dtype == np.float32
     assert_array_equal(fitted.predict(X), fitted.predict(X.astype(np.float32)))
 
 
 def test_a_constant_target_is_learnt():
-    X = blobs()[0]
+    X = scaled_blobs()[0]
     fitted = OrtGradientRegressor(Linear(), optimizer="lbfgs", random_state=0).fit(X, np.full(90, 3.5))
     assert_allclose(fitted.predict(X), 3.5, atol=1e-3)
 
@@ -79,14 +79,14 @@ LABELS = {
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_of_any_type_come_back(kind):
-    X, y = blobs()
+    X, y = scaled_blobs()
     labels = LABELS[kind]
-    fitted = classifier().fit(X, labels[y])
+    fitted = small_classifier().fit(X, labels[y])
     assert fitted.classes_.tolist() == sorted(labels.tolist())
     assert fitted.classes_.dtype == fitted.predict(X).dtype == labels.dtype
     order = np.argsort(labels.tolist()) if labels.dtype == object else np.argsort(labels)
     assert np.mean(fitted.predict(X) == labels[y]) == fitted.score(X, labels[y]) > 0.9
-    indices = classifier().fit(X, np.argsort(order)[y])
+    indices = small_classifier().fit(X, np.argsort(order)[y])
     assert_array_equal(indices.predict_proba(X), fitted.predict_proba(X))
 
 
@@ -94,22 +94,22 @@ def test_labels_of_any_type_come_back(kind):
     "make", [list, pd.Series, lambda y: pd.Series(y, dtype="category"), lambda y: y.astype(object)]
 )
 def test_containers_of_labels(make):
-    X, y = blobs()
+    X, y = scaled_blobs()
     names = np.array(["a", "b"])[y]
-    assert_array_equal(classifier().fit(X, make(names)).predict(X), classifier().fit(X, names).predict(X))
+    assert_array_equal(small_classifier().fit(X, make(names)).predict(X), small_classifier().fit(X, names).predict(X))
 
 
 def test_a_column_of_labels_is_taken_with_a_warning():
-    X, y = blobs()
+    X, y = scaled_blobs()
     with pytest.warns(DataConversionWarning):
-        fitted = classifier().fit(X, y[:, None])
-    assert_array_equal(fitted.predict(X), classifier().fit(X, y).predict(X))
+        fitted = small_classifier().fit(X, y[:, None])
+    assert_array_equal(fitted.predict(X), small_classifier().fit(X, y).predict(X))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_probabilities_and_decisions_agree_with_labels(classes):
-    X, y = blobs(classes=classes)
-    fitted = classifier().fit(X, y)
+    X, y = scaled_blobs(classes=classes)
+    fitted = small_classifier().fit(X, y)
     p, scores = fitted.predict_proba(X), fitted.decision_function(X)
     assert p.shape == (90, classes)
     assert p.dtype == np.float64
@@ -127,9 +127,9 @@ def test_probabilities_and_decisions_agree_with_labels(classes):
 
 @pytest.mark.parametrize("make", [np.array, sp.csr_matrix, pd.DataFrame, lambda Y: Y.tolist(), lambda Y: Y == 1])
 def test_several_labels_a_row(make):
-    X, y = blobs(classes=3)
+    X, y = scaled_blobs(classes=3)
     Y = np.c_[y == 0, y == 1, y >= 1].astype(int)
-    fitted = classifier().fit(X, make(Y))
+    fitted = small_classifier().fit(X, make(Y))
     prediction = fitted.predict(X)
     assert_array_equal(fitted.classes_, [0, 1, 2])
     assert prediction.shape == (90, 3)
@@ -141,23 +141,23 @@ def test_several_labels_a_row(make):
 
 
 def test_two_labels_a_row_are_not_taken_for_two_classes():
-    X, y = blobs()
-    fitted = classifier().fit(X, np.c_[y, y])
+    X, y = scaled_blobs()
+    fitted = small_classifier().fit(X, np.c_[y, y])
     assert fitted.decision_function(X).shape == (90, 2)
     assert fitted.predict_proba(X)[:, 0].min() < 0.2
     assert_array_equal(fitted.predict(X)[:, 0], fitted.predict(X)[:, 1])
 
 
 def test_early_stopping_scores_several_labels_by_the_share_of_right_rows():
-    X, y = blobs(classes=3)
+    X, y = scaled_blobs(classes=3)
     Y = np.c_[y == 0, y == 1, y >= 1].astype(int)
-    fitted = classifier(max_iter=5).fit(X, Y, X_val=X, y_val=Y)
+    fitted = small_classifier(max_iter=5).fit(X, Y, X_val=X, y_val=Y)
     assert_allclose(fitted.validation_scores_[-1], np.mean((fitted.predict(X) == Y).all(axis=1)))
 
 
 def test_partial_fit_knows_labels_that_have_not_come_yet():
-    X, y = blobs(classes=3)
-    fitted = classifier().partial_fit(X[y < 2], y[y < 2], classes=[2, 0, 1])
+    X, y = scaled_blobs(classes=3)
+    fitted = small_classifier().partial_fit(X[y < 2], y[y < 2], classes=[2, 0, 1])
     assert_array_equal(fitted.classes_, [0, 1, 2])
     for _ in range(20):
         fitted.partial_fit(X, y)
@@ -166,9 +166,9 @@ def test_partial_fit_knows_labels_that_have_not_come_yet():
 
 
 def test_balanced_class_weights_of_several_labels():
-    X, y = blobs()
+    X, y = scaled_blobs()
     Y = np.c_[y, np.arange(90) % 3 == 0].astype(int)
-    fitted = classifier(class_weight="balanced", learning_rate_init=0, max_iter=1, batch_size=90).fit(X, Y)
+    fitted = small_classifier(class_weight="balanced", learning_rate_init=0, max_iter=1, batch_size=90).fit(X, Y)
     weights = np.ones(90)
     for column in Y.T:
         weights *= (90 / 2 / np.bincount(column))[column]

@@ -18,7 +18,7 @@ from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradie
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.models import GraphModel
-from tests.helpers.estimators import blobs, classifier, regressor
+from tests.helpers.estimators import scaled_blobs, small_classifier, small_regressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -56,11 +56,11 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_X_trains_to_the_same_bits(kind, tmp_path):
-    X, y = blobs()
+    X, y = scaled_blobs()
     X = np.round(X, 2).astype(np.float32).astype(np.float64)
     X[np.abs(X) < 0.5] = 0
-    reference, other = classifier().fit(X, y), KINDS[kind](X, tmp_path)
-    fitted = classifier().fit(other, y)
+    reference, other = small_classifier().fit(X, y), KINDS[kind](X, tmp_path)
+    fitted = small_classifier().fit(other, y)
     for name, array in reference.weights_.items():
         assert_array_equal(array, fitted.weights_[name])
     assert_array_equal(reference.decision_function(X), fitted.decision_function(other))
@@ -69,9 +69,9 @@ def test_every_kind_of_X_trains_to_the_same_bits(kind, tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, bool, np.float16, np.int32])
 def test_numbers_of_every_type(dtype):
-    X, y = blobs()
+    X, y = scaled_blobs()
     X = (np.abs(X) * 10).astype(dtype)
-    a, b = classifier().fit(X, y), classifier().fit(X.astype(np.float32), y)
+    a, b = small_classifier().fit(X, y), small_classifier().fit(X.astype(np.float32), y)
     assert_array_equal(a.decision_function(X), b.decision_function(X.astype(np.float32)))
 
 
@@ -89,11 +89,11 @@ def test_a_sparse_matrix_is_never_made_dense_as_a_whole(monkeypatch):
 
 
 def test_names_of_the_columns_are_kept_and_held_to():
-    X, y = blobs()
+    X, y = scaled_blobs()
     frame = pd.DataFrame(X, columns=list("abcde"))
-    fitted = classifier().fit(frame, y)
+    fitted = small_classifier().fit(frame, y)
     assert fitted.feature_names_in_.tolist() == list("abcde")
-    assert_array_equal(fitted.predict(frame), classifier().fit(X, y).predict(X))
+    assert_array_equal(fitted.predict(frame), small_classifier().fit(X, y).predict(X))
     with pytest.raises(ValueError, match="same order"):
         fitted.predict(frame[list("edcba")])
     with pytest.raises(ValueError, match="unseen at fit time"):
@@ -107,42 +107,42 @@ def test_names_of_the_columns_are_kept_and_held_to():
 
 
 def test_columns_numbered_by_pandas_are_no_names():
-    X, y = blobs()
-    fitted = classifier().fit(pd.DataFrame(X), y)
+    X, y = scaled_blobs()
+    fitted = small_classifier().fit(pd.DataFrame(X), y)
     assert not hasattr(fitted, "feature_names_in_")
     fitted.predict(X)
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_tiny_data(n):
-    X, y = blobs(50)
-    assert regressor(max_iter=3).fit(X[:n], y[:n]).predict(X[:n]).shape == (n,)
-    assert classifier(max_iter=3).partial_fit(X[:n], y[:n], classes=[0, 1]).predict(X[:n]).shape == (n,)
+    X, y = scaled_blobs(50)
+    assert small_regressor(max_iter=3).fit(X[:n], y[:n]).predict(X[:n]).shape == (n,)
+    assert small_classifier(max_iter=3).partial_fit(X[:n], y[:n], classes=[0, 1]).predict(X[:n]).shape == (n,)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 89, 90, 5000, "auto"])
 def test_every_row_is_seen_once_an_epoch_at_any_batch_size(batch_size):
-    X, y = blobs()
+    X, y = scaled_blobs()
     settings = {"optimizer": "sgd", "learning_rate_init": 0, "max_iter": 1, "target_scaling": None}
-    fitted = regressor(batch_size=batch_size, **settings).fit(X, y)
+    fitted = small_regressor(batch_size=batch_size, **settings).fit(X, y)
     w, b = fitted.weights_["weight"], fitted.weights_["bias"]
     assert_allclose(fitted.loss_, np.mean((X @ w + b - y[:, None]) ** 2), rtol=1e-5)
     assert fitted.t_ == 90
 
 
 def test_one_feature_and_a_thousand_outputs():
-    X, y = blobs()
-    assert classifier().fit(X[:, :1], y).predict(X[:, :1]).shape == (90,)
+    X, y = scaled_blobs()
+    assert small_classifier().fit(X[:, :1], y).predict(X[:, :1]).shape == (90,)
     Y = np.random.RandomState(0).normal(size=(90, 1000))
-    fitted = regressor(max_iter=2).fit(X, Y)
+    fitted = small_regressor(max_iter=2).fit(X, Y)
     assert fitted.predict(X).shape == (90, 1000)
     assert fitted.n_outputs_ == 1000
 
 
 def test_numpy_scalars_as_parameters():
-    X, y = blobs()
-    plain = classifier(batch_size=16, learning_rate_init=0.5, alpha=0.25, max_iter=3, tol=0.125).fit(X, y)
-    numpy = classifier(
+    X, y = scaled_blobs()
+    plain = small_classifier(batch_size=16, learning_rate_init=0.5, alpha=0.25, max_iter=3, tol=0.125).fit(X, y)
+    numpy = small_classifier(
         batch_size=np.int64(16), learning_rate_init=np.float32(0.5), alpha=np.float16(0.25), max_iter=np.int8(3),
         tol=np.float32(0.125), n_iter_no_change=np.uint8(10), max_grad_norm=np.float64(1e6), random_state=np.int64(0),
     ).fit(X, y)  # fmt: skip
@@ -151,14 +151,14 @@ def test_numpy_scalars_as_parameters():
 
 @pytest.mark.parametrize("task", ["regression", "outputs", "binary", "multiclass", "multilabel", "strings"])
 def test_the_exported_graph_predicts_the_same_bits(task):
-    X, y = blobs(classes=3 if task == "multiclass" else 2)
+    X, y = scaled_blobs(classes=3 if task == "multiclass" else 2)
     targets = {"outputs": np.c_[y, 1.0 - y], "multilabel": np.c_[y, y, 1 - y], "strings": np.array(list("abc"))[y]}
-    make = regressor if task in ("regression", "outputs") else classifier
+    make = small_regressor if task in ("regression", "outputs") else small_classifier
     fitted = make().fit(X, targets.get(task, y))
     X = X.astype(np.float32)
     outputs = run_onnx(fitted, X)
     assert_array_equal(fitted.predict(X), outputs[0].reshape(fitted.predict(X).shape))
-    if make is classifier:
+    if make is small_classifier:
         assert_array_equal(fitted.predict_proba(X), outputs[1])
         assert [output.name for output in fitted.to_onnx().graph.output] == ["label", "probabilities"]
     onnx.checker.check_model(fitted.to_onnx(), full_check=True)
@@ -166,20 +166,20 @@ def test_the_exported_graph_predicts_the_same_bits(task):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_exported_graph_of_every_loss_predicts_the_same_bits(name):
-    X, y = blobs()
-    make = regressor if "regression" in LOSSES[name].tasks else classifier
+    X, y = scaled_blobs()
+    make = small_regressor if "regression" in LOSSES[name].tasks else small_classifier
     fitted = make(loss=name, max_iter=2).fit(X, y + 1)
     X = X.astype(np.float32)
     outputs = run_onnx(fitted, X)
     assert_array_equal(fitted.predict(X), outputs[0].reshape(-1))
-    if make is classifier:
+    if make is small_classifier:
         second = fitted.predict_proba(X) if hasattr(fitted, "predict_proba") else fitted.decision_function(X)
         assert_array_equal(second, outputs[1].reshape(second.shape))
 
 
 def test_fitted_attributes():
-    X, y = blobs()
-    fitted = classifier(max_iter=3, batch_size=30).fit(X, y)
+    X, y = scaled_blobs()
+    fitted = small_classifier(max_iter=3, batch_size=30).fit(X, y)
     assert (fitted.n_features_in_, fitted.n_outputs_, fitted.n_iter_, fitted.t_) == (5, 1, 3, 270)
     assert fitted.loss_ == fitted.loss_curve_[-1]
     assert fitted.best_loss_ == min(fitted.loss_curve_)
@@ -195,24 +195,24 @@ def test_fitted_attributes():
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function", "score"])
 def test_nothing_works_before_fit(method):
-    X, y = blobs()
+    X, y = scaled_blobs()
     with pytest.raises(NotFittedError):
-        getattr(classifier(), method)(*([X, y] if method == "score" else [X]))
-    assert not hasattr(classifier(), "model_")
-    assert not hasattr(classifier(), "weights_")
+        getattr(small_classifier(), method)(*([X, y] if method == "score" else [X]))
+    assert not hasattr(small_classifier(), "model_")
+    assert not hasattr(small_classifier(), "weights_")
     with pytest.raises(NotFittedError):
-        classifier().to_onnx()
+        small_classifier().to_onnx()
 
 
 def test_without_probabilities_there_is_no_method_for_them():
-    assert hasattr(classifier(), "predict_proba")
-    assert not hasattr(classifier(loss="hinge"), "predict_proba")
-    assert not hasattr(classifier(loss=losses.SquaredHinge()), "predict_proba")
-    assert hasattr(classifier(loss=losses.Focal(1.0)), "predict_proba")
-    fitted = classifier(max_iter=1).fit(*blobs())
+    assert hasattr(small_classifier(), "predict_proba")
+    assert not hasattr(small_classifier(loss="hinge"), "predict_proba")
+    assert not hasattr(small_classifier(loss=losses.SquaredHinge()), "predict_proba")
+    assert hasattr(small_classifier(loss=losses.Focal(1.0)), "predict_proba")
+    fitted = small_classifier(max_iter=1).fit(*scaled_blobs())
     assert hasattr(fitted.set_params(loss="hinge"), "predict_proba")  # what was trained counts
     with pytest.raises(AttributeError, match="predict_proba"):
-        _ = classifier(loss="hinge").predict_proba
+        _ = small_classifier(loss="hinge").predict_proba
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_without_probabilities_there_is_no_method_for_them():
     [("huber", False), ("poisson", True), ("gamma", True), (losses.Gamma(), True), ("unknown", False), (3, False)],
 )
 def test_tags_tell_of_targets_that_must_not_be_negative(loss, positive):
-    assert get_tags(regressor(loss=loss)).target_tags.positive_only is positive
+    assert get_tags(small_regressor(loss=loss)).target_tags.positive_only is positive
 
 
 def test_parameters_are_stored_as_they_were_given():
@@ -233,7 +233,7 @@ def test_parameters_are_stored_as_they_were_given():
 
 
 def test_fit_changes_no_parameter_and_no_argument():
-    X, y = blobs()
+    X, y = scaled_blobs()
     graph = MLP((3,)).build(5, 1, 0)
     before, data = graph.SerializeToString(), X.copy()
     estimator = OrtGradientClassifier(graph, optimizer=SGD(momentum=0.9), max_iter=3)
@@ -263,7 +263,7 @@ class TwoLayers(GraphModel):
 
 
 def test_a_builder_of_ones_own():
-    X, y = blobs(classes=3)
+    X, y = scaled_blobs(classes=3)
     fitted = OrtGradientClassifier(TwoLayers(6), learning_rate_init=0.05, max_iter=40, random_state=0).fit(X, y)
     assert fitted.score(X, y) > 0.9
     assert fitted.weights_["U"].shape == (5, 6)
@@ -273,7 +273,7 @@ def test_a_builder_of_ones_own():
 
 
 def test_nothing_is_warned_of_in_a_plain_fit():
-    X, y = blobs()
+    X, y = scaled_blobs()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         OrtGradientClassifier(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict_proba(X)

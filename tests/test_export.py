@@ -40,21 +40,21 @@ FORMS = {
 }
 
 
-def quietly(estimator, y):
+def fit_quietly(estimator, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return estimator.fit(X, y)
 
 
 @cache
-def fitted(target, loss="log_loss", columns=None):
+def fitted_for_export(target, loss="log_loss", columns=None):
     """A classifier; ``columns`` asks for a graph with so many scores."""
     model = MLP((4,)) if columns is None else MLP((4,)).build(3, columns, 0)
     classifier = OrtGradientClassifier(model, loss=loss, max_iter=3, learning_rate_init=0.05, random_state=0)
-    return quietly(classifier, TARGETS[target])
+    return fit_quietly(classifier, TARGETS[target])
 
 
-def results(proto, feed=X, name="X"):
+def export_results(proto, feed=X, name="X"):
     """The outputs of a graph by name; the graph must be valid."""
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -62,7 +62,7 @@ def results(proto, feed=X, name="X"):
     return dict(zip(names, session.run(None, {name: feed}), strict=True))
 
 
-def expected(classifier, raw_scores=False):
+def expected_outputs(classifier, raw_scores=False):
     """The columns that stand beside the label, by the methods of the estimator."""
     if hasattr(classifier, "predict_proba") and not raw_scores:
         return classifier.predict_proba(X)
@@ -96,24 +96,26 @@ def by_skl2onnx(estimator, options=None):
 @pytest.mark.parametrize("target", ["two classes", "two strings", "booleans", "three classes", "three strings"])
 def test_outputs_are_those_of_skl2onnx(target, form):
     theirs = by_skl2onnx(LogisticRegression().fit(X, TARGETS[target]), {"zipmap": False} | FORMS[form])
-    assert outputs_of(fitted(target).to_onnx(**FORMS[form])) == outputs_of(theirs)
+    assert outputs_of(fitted_for_export(target).to_onnx(**FORMS[form])) == outputs_of(theirs)
 
 
 @pytest.mark.parametrize("form", ["plain", "columns"])
 def test_outputs_for_several_labels_are_those_of_skl2onnx(form):
-    theirs = by_skl2onnx(quietly(MLPClassifier((2,), max_iter=1), TARGETS["labels"]), {"zipmap": False} | FORMS[form])
-    ours, theirs = outputs_of(fitted("labels").to_onnx(**FORMS[form])), outputs_of(theirs)
+    theirs = by_skl2onnx(
+        fit_quietly(MLPClassifier((2,), max_iter=1), TARGETS["labels"]), {"zipmap": False} | FORMS[form]
+    )
+    ours, theirs = outputs_of(fitted_for_export("labels").to_onnx(**FORMS[form])), outputs_of(theirs)
     assert ours[0] == (theirs[0][0], theirs[0][1], [0, 3])  # skl2onnx leaves out the second axis
     assert ours[1:] == theirs[1:]
 
 
 @pytest.mark.parametrize("y", [NUMBERS, np.stack([NUMBERS, -NUMBERS], axis=1)], ids=["one number", "two numbers"])
 def test_output_of_a_regressor_is_that_of_skl2onnx(y):
-    regressor = quietly(OrtGradientRegressor(MLP((4,)), max_iter=1), y)
-    ((name, kind, sizes),) = outputs_of(by_skl2onnx(quietly(MLPRegressor(hidden_layer_sizes=(2,), max_iter=1), y)))
+    regressor = fit_quietly(OrtGradientRegressor(MLP((4,)), max_iter=1), y)
+    ((name, kind, sizes),) = outputs_of(by_skl2onnx(fit_quietly(MLPRegressor(hidden_layer_sizes=(2,), max_iter=1), y)))
     sizes[1] = y.size // len(y)  # skl2onnx declares one column for two as well
     assert outputs_of(regressor.to_onnx()) == [(name, kind, sizes)]
-    assert_array_equal(results(regressor.to_onnx())[name].reshape(y.shape), regressor.predict(X))
+    assert_array_equal(export_results(regressor.to_onnx())[name].reshape(y.shape), regressor.predict(X))
 
 
 # Values
@@ -123,13 +125,13 @@ def test_output_of_a_regressor_is_that_of_skl2onnx(y):
 @pytest.mark.parametrize("loss", ["log_loss", "hinge"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_values_are_those_of_the_estimator(target, loss, form):
-    classifier, options = fitted(target, loss), FORMS[form]
+    classifier, options = fitted_for_export(target, loss), FORMS[form]
     zipmap, raw_scores = options.get("zipmap"), options.get("raw_scores", False)
-    label, *values = results(classifier.to_onnx(**options)).values()
+    label, *values = export_results(classifier.to_onnx(**options)).values()
     prediction = classifier.predict(X)
     assert label.shape == prediction.shape
     assert_array_equal(label.astype(prediction.dtype), prediction)
-    columns = expected(classifier, raw_scores)
+    columns = expected_outputs(classifier, raw_scores)
     if zipmap is True:
         (rows,) = values
         assert [list(row) for row in rows] == [classifier.classes_.tolist()] * len(X)
@@ -149,15 +151,15 @@ def test_values_are_those_of_the_estimator(target, loss, form):
     [("two classes", ["i-3", "i7"]), ("two strings", ["sno", "syes"]), ("floats", ["s1.0", "s2.0"])],
 )
 def test_columns_are_named_by_their_class(target, names):
-    assert list(results(fitted(target).to_onnx(zipmap="columns"))) == ["output_label", *names]
+    assert list(export_results(fitted_for_export(target).to_onnx(zipmap="columns"))) == ["output_label", *names]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_two_scores_of_two_classes(form):
     """A graph that ends in one score a class has one decision for the two."""
-    classifier = fitted("two classes", columns=2)
-    outputs = list(results(classifier.to_onnx(**FORMS[form])).values())
-    columns = expected(classifier, FORMS[form].get("raw_scores", False))
+    classifier = fitted_for_export("two classes", columns=2)
+    outputs = list(export_results(classifier.to_onnx(**FORMS[form])).values())
+    columns = expected_outputs(classifier, FORMS[form].get("raw_scores", False))
     if FORMS[form].get("zipmap") is True:
         assert_array_equal(np.array([list(row.values()) for row in outputs[1]], dtype=np.float32), columns)
     else:
@@ -169,14 +171,16 @@ def test_two_scores_of_two_classes(form):
 def test_double_graph():
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]> g (double[N, 3] X) => (double[N, 3] Y)
         <double[3, 3] W = {-1, -0.9, -0.4, -0.3, 0.1, 0.2, 0.3, 0.7, 1}> { Y = MatMul(X, W) }""")
-    classifier = quietly(OrtGradientClassifier(proto, max_iter=2, random_state=0), TARGETS["three strings"])
+    classifier = fit_quietly(OrtGradientClassifier(proto, max_iter=2, random_state=0), TARGETS["three strings"])
     exact = classifier.predict_proba(X)
     assert exact.dtype == np.float64
     feed = X.astype(np.float64)
-    assert_array_equal(results(classifier.to_onnx(), feed)["probabilities"], exact)
-    columns = results(classifier.to_onnx(zipmap="columns"), feed)
+    assert_array_equal(export_results(classifier.to_onnx(), feed)["probabilities"], exact)
+    columns = export_results(classifier.to_onnx(zipmap="columns"), feed)
     assert_array_equal(np.stack([columns["shigh"], columns["slow"], columns["smid"]], axis=1), exact)
-    rows = results(classifier.to_onnx(zipmap=True), feed)["output_probability"]  # ZipMap knows single precision alone
+    rows = export_results(classifier.to_onnx(zipmap=True), feed)[
+        "output_probability"
+    ]  # ZipMap knows single precision alone
     assert_array_equal(np.array([list(row.values()) for row in rows], dtype=np.float32), exact.astype(np.float32))
 
 
@@ -184,15 +188,15 @@ def test_double_graph():
 def test_names_that_the_graph_has_already(taken):
     body = '<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] X) => (float[N, 1] Y) <float[3, 1] W = {1, 2, 3}> {'
     proto = onnx.parser.parse_model(f'{body} "{taken}" = MatMul(X, W) Y = Sigmoid("{taken}") }}')
-    classifier = quietly(OrtGradientClassifier(proto, max_iter=1), TARGETS["two classes"])
-    outputs = results(classifier.to_onnx(zipmap=True))
+    classifier = fit_quietly(OrtGradientClassifier(proto, max_iter=1), TARGETS["two classes"])
+    outputs = export_results(classifier.to_onnx(zipmap=True))
     assert list(outputs) == ["output_label", "output_probability"]
     rows = np.array([list(row.values()) for row in outputs["output_probability"]], dtype=np.float32)
     assert_array_equal(rows, classifier.predict_proba(X))
 
 
 def test_options_leave_the_estimator_as_it_is():
-    classifier = fitted("three strings")
+    classifier = fitted_for_export("three strings")
     before = classifier.to_onnx().SerializeToString()
     assert classifier.to_onnx(zipmap=True, raw_scores=True).SerializeToString() != before
     assert classifier.to_onnx().SerializeToString() == before
@@ -200,7 +204,7 @@ def test_options_leave_the_estimator_as_it_is():
 
 
 def test_only_dicts_need_the_operators_for_machine_learning():
-    classifier = fitted("three strings")
+    classifier = fitted_for_export("three strings")
     for options in FORMS.values():
         domains = {entry.domain for entry in classifier.to_onnx(**options).opset_import}
         assert domains == ({"", "ai.onnx.ml"} if options.get("zipmap") is True else {""})
@@ -212,22 +216,22 @@ def test_only_dicts_need_the_operators_for_machine_learning():
 @pytest.mark.parametrize("value", ["column", None, 1, [True]])
 def test_zipmap_that_there_is_not(value):
     with pytest.raises(ValueError, match="zipmap must be False, True or 'columns', got"):
-        fitted("two classes").to_onnx(zipmap=value)
+        fitted_for_export("two classes").to_onnx(zipmap=value)
 
 
 @pytest.mark.parametrize("value", ["yes", None, 1])
 def test_raw_scores_that_there_are_not(value):
     with pytest.raises(ValueError, match="raw_scores must be True or False, got"):
-        fitted("two classes").to_onnx(raw_scores=value)
+        fitted_for_export("two classes").to_onnx(raw_scores=value)
 
 
 def test_options_that_there_are_not():
-    regressor = quietly(OrtGradientRegressor(Linear(), max_iter=1), NUMBERS)
+    regressor = fit_quietly(OrtGradientRegressor(Linear(), max_iter=1), NUMBERS)
     for option in ("zipmap", "raw_scores"):
         with pytest.raises(TypeError, match=rf"OrtGradientRegressor\.to_onnx\(\).*'{option}'"):
             regressor.to_onnx(**{option: True})
     with pytest.raises(TypeError, match=r"OrtGradientClassifier\.to_onnx\(\).*'nocl'"):
-        fitted("two classes").to_onnx(nocl=True)
+        fitted_for_export("two classes").to_onnx(nocl=True)
 
 
 @pytest.mark.parametrize("kind", [OrtGradientClassifier, OrtGradientRegressor])
@@ -240,4 +244,4 @@ def test_keys_that_onnx_lacks():
     classifier = OrtGradientClassifier(Linear()).partial_fit(X, TARGETS["floats"], classes=[0.5, 1.0, 2.0])
     with pytest.raises(ModelError, match=r"integers or strings, the labels are \[0.5, 1.0, 2.0\]. Leave zipmap=False"):
         classifier.to_onnx(zipmap=True)
-    assert list(results(classifier.to_onnx(zipmap="columns"))) == ["output_label", "s0.5", "s1.0", "s2.0"]
+    assert list(export_results(classifier.to_onnx(zipmap="columns"))) == ["output_label", "s0.5", "s1.0", "s2.0"]

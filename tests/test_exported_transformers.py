@@ -27,7 +27,7 @@ NETWORKS = {
 }
 
 
-def rows(name):
+def rows_of_transformer(name):
     """Return X, y, and what PyTorch came to."""
     with np.load(DATA / f"{name}.npz") as archive:
         known = dict(archive)
@@ -35,7 +35,7 @@ def rows(name):
     return known if len(known) > 1 else next(iter(known.values())), y, losses, scores
 
 
-def probabilities(scores):
+def transformer_probabilities(scores):
     e = np.exp(scores - scores.max(axis=1, keepdims=True))
     return e / e.sum(axis=1, keepdims=True)
 
@@ -48,10 +48,10 @@ def opset(proto):
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("name", NETWORKS)
 def test_twenty_steps_as_in_pytorch(name, engine):
-    X, y, losses, scores = rows(name)
+    X, y, losses, scores = rows_of_transformer(name)
     classifier = OrtGradientClassifier(DATA / f"{name}.onnx", engine=engine, shuffle=False, **SETTINGS).fit(X, y)
     assert_allclose(classifier.loss_curve_, losses, rtol=1e-5)
-    assert_allclose(classifier.predict_proba(X), probabilities(scores), rtol=1e-5, atol=1e-6)
+    assert_allclose(classifier.predict_proba(X), transformer_probabilities(scores), rtol=1e-5, atol=1e-6)
     given_back = classifier.to_onnx()
     onnx.checker.check_model(given_back, full_check=True)
     assert opset(given_back) == opset(onnx.load(DATA / f"{name}.onnx"))

@@ -69,7 +69,7 @@ def story(seed):
 
 
 @cache
-def tuned(seed, trainable="all", engine="auto"):
+def fine_tuned(seed, trainable="all", engine="auto"):
     """Fine-tune the old model of a story; it ends by itself, as warnings are errors."""
     told = story(seed)
     rate = 0.0005 if trainable == "all" else 0.01
@@ -80,14 +80,14 @@ def tuned(seed, trainable="all", engine="auto"):
     return tuner.fit(told.X_few, told.y_few)
 
 
-def mean_scores(models):
+def mean_of_story(models):
     return float(np.mean([story(seed).score(models(seed)) for seed in SEEDS]))
 
 
 def test_fine_tuning_beats_the_old_model_and_a_new_one():
-    old = mean_scores(lambda seed: story(seed).old)
-    anew = mean_scores(lambda seed: clone(PIPELINE).fit(story(seed).X_few, story(seed).y_few))
-    ours = mean_scores(tuned)
+    old = mean_of_story(lambda seed: story(seed).old)
+    anew = mean_of_story(lambda seed: clone(PIPELINE).fit(story(seed).X_few, story(seed).y_few))
+    ours = mean_of_story(fine_tuned)
     assert ours > old + 0.3
     assert ours > anew + 0.12
     assert ours > 0.8
@@ -98,13 +98,13 @@ def test_it_is_no_worse_than_fitting_again_on_all_rows_of_both_scanners():
         told = story(seed)
         return clone(PIPELINE).fit(np.r_[told.X_old, told.X_few], np.r_[told.y_old, told.y_few])
 
-    assert mean_scores(tuned) > mean_scores(on_both)
+    assert mean_of_story(fine_tuned) > mean_of_story(on_both)
 
 
 def test_the_classifier_alone_is_enough():
     head = ("logisticregression.*",)
-    assert mean_scores(lambda seed: tuned(seed, head)) > mean_scores(lambda seed: story(seed).old) + 0.3
-    old, new = story(0).old, tuned(0, head).to_sklearn()
+    assert mean_of_story(lambda seed: fine_tuned(seed, head)) > mean_of_story(lambda seed: story(seed).old) + 0.3
+    old, new = story(0).old, fine_tuned(0, head).to_sklearn()
     assert_array_equal(new["pca"].components_, old["pca"].components_)
     assert_array_equal(new["minmaxscaler"].scale_, old["minmaxscaler"].scale_)
     assert (new["logisticregression"].coef_ != old["logisticregression"].coef_).all()
@@ -123,7 +123,7 @@ def test_it_starts_from_the_fitted_model(engine):
 
 @pytest.mark.parametrize("engine", available_engines())
 def test_scikit_learn_and_plain_onnxruntime_predict_what_it_does(engine):
-    told, tuner = story(0), tuned(0, engine=engine)
+    told, tuner = story(0), fine_tuned(0, engine=engine)
     assert tuner.engine_ == engine
     labels, probabilities = tuner.predict(told.X_test), tuner.predict_proba(told.X_test)
     pipeline = tuner.to_sklearn()
@@ -142,7 +142,10 @@ def test_scikit_learn_and_plain_onnxruntime_predict_what_it_does(engine):
 def test_the_engines_agree():
     first, second = available_engines()
     for seed in SEEDS:
-        assert abs(story(seed).score(tuned(seed, engine=first)) - story(seed).score(tuned(seed, engine=second))) < 0.01
+        assert (
+            abs(story(seed).score(fine_tuned(seed, engine=first)) - story(seed).score(fine_tuned(seed, engine=second)))
+            < 0.01
+        )
 
 
 def test_the_loss_is_that_of_the_fitted_model():

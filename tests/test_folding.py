@@ -50,14 +50,14 @@ INTEGERS = {
 }
 
 
-def model(body, inputs="float[2, 3, 4] X", outputs="int64[?] y", opset=18, weights=""):
+def folded_model(body, inputs="float[2, 3, 4] X", outputs="int64[?] y", opset=18, weights=""):
     known = f"{NUMBER} m1 = Constant<value_ints = [-1, 0]>()"
     return onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> net ({inputs}) => ({outputs}) <{weights}> {{ {known} {body} }}'
     )
 
 
-def run(proto, **feeds):
+def run_folded(proto, **feeds):
     return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
@@ -68,14 +68,14 @@ def folded(proto):
 @pytest.mark.parametrize("name", INTEGERS)
 def test_constants_are_what_onnxruntime_computes(name):
     """The last node reads the constant; the type of the output is left to inference."""
-    proto = model(INTEGERS[name].replace("y = ", "v = ") + " y = Identity(v)")
+    proto = folded_model(INTEGERS[name].replace("y = ", "v = ") + " y = Identity(v)")
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     result = folded(proto)
     last = result.graph.outputs[0].producer()
     constant = ir.convenience.get_const_tensor(last.inputs[0])
     assert constant is not None
     X = np.zeros((2, 3, 4), np.float32)
-    (expected,) = run(proto, X=X)
+    (expected,) = run_folded(proto, X=X)
     assert_array_equal(constant.numpy(), expected)
     assert not [node.op_type for node in result.graph if node.op_type not in ("Constant", "Identity")]
 
@@ -93,7 +93,7 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_long_or_runs_over_is_left_to_the_runtime(name):
     """It would cost memory without end here, or not be what a runtime computes."""
-    proto = model(f"big = Constant<value_ints = [1000000000000]>() s = Shape(X) {LONG[name]}")
+    proto = folded_model(f"big = Constant<value_ints = [1000000000000]>() s = Shape(X) {LONG[name]}")
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     last = folded(proto).graph.outputs[0].producer()
     assert ir.convenience.get_const_tensor(last.inputs[0]) is None
@@ -101,18 +101,18 @@ def test_what_is_long_or_runs_over_is_left_to_the_runtime(name):
 
 def test_sizes_that_vary_stay_computed():
     body = "s = Shape(X) a = Slice(s, o, n) k = Constant<value_ints = [12]>() t = Concat<axis = 0>(a, k) y = Mul(t, n)"
-    result = folded(model(body, "float[N, 3, 4] X"))
+    result = folded(folded_model(body, "float[N, 3, 4] X"))
     assert "Shape" in [node.op_type for node in result.graph]
     proto = ir.to_proto(result)
     for rows in (1, 5):
-        assert_array_equal(run(proto, X=np.zeros((rows, 3, 4), np.float32))[0], [2 * rows, 6, 24])
+        assert_array_equal(run_folded(proto, X=np.zeros((rows, 3, 4), np.float32))[0], [2 * rows, 6, 24])
 
 
 def test_an_initializer_that_is_an_input_is_no_constant():
     """It can be fed."""
-    text = model("y = Add(k, n)", "float[2] X, int64[1] k", weights="int64[1] k = {3}")
+    text = folded_model("y = Add(k, n)", "float[2] X, int64[1] k", weights="int64[1] k = {3}")
     result = folded(text)
-    assert_array_equal(run(ir.to_proto(result), X=np.zeros(2, np.float32), k=np.array([9]))[0], [11])
+    assert_array_equal(run_folded(ir.to_proto(result), X=np.zeros(2, np.float32), k=np.array([9]))[0], [11])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_initializer_that_is_an_input_is_no_constant():
 def test_names_of_sizes_are_followed(target, expected):
     """At opset 13 ONNX's own inference does not look into these chains."""
     head = "one = Constant<value_ints = [1]>() k = Constant<value_ints = [6, 2]>() s = Shape(X)"
-    proto = model(f"{head} {target} y = Reshape(X, t)", "float[N, 3, 4] X", "float[] y", 13)
+    proto = folded_model(f"{head} {target} y = Reshape(X, t)", "float[N, 3, 4] X", "float[] y", 13)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     result = complete_shapes(ir.from_proto(proto))
     shape = [d if isinstance(d, int) else d.value for d in result.graph.outputs[0].shape]
@@ -180,5 +180,5 @@ def test_what_adds_up_is_differentiated_at_old_opsets(operator):
     for place in np.ndindex(*X.shape):
         step = np.zeros_like(X)
         step[place] = 1e-2
-        wanted[place] = (run(proto, X=X + step)[0] - run(proto, X=X - step)[0]) / 2e-2
-    assert_allclose(run(graph, X=X)[1], wanted, rtol=1e-3, atol=1e-3)
+        wanted[place] = (run_folded(proto, X=X + step)[0] - run_folded(proto, X=X - step)[0]) / 2e-2
+    assert_allclose(run_folded(graph, X=X)[1], wanted, rtol=1e-3, atol=1e-3)

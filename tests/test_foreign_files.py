@@ -49,7 +49,7 @@ ENGINES = pytest.mark.parametrize("engine", available_engines())
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
 
 
-def rows(network):
+def rows_of_file(network):
     """Return X as the network's inputs take it, and y: the data that came with it, or enlarged digits."""
     if network.name == "lenet":
         digits = load_digits()
@@ -69,14 +69,14 @@ def estimator(network, model=None, **settings):
 
 
 def tuned(network, engine, **settings):
-    return estimator(network, trainable=list(network.patterns), engine=engine, **settings).fit(*rows(network))
+    return estimator(network, trainable=list(network.patterns), engine=engine, **settings).fit(*rows_of_file(network))
 
 
 def initializers(model):
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def run(model, X, output):
+def run_foreign(model, X, output):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = X if isinstance(X, dict) else {session.get_inputs()[0].name: X}
     return session.run([output], feeds)[0]
@@ -119,10 +119,10 @@ def test_the_exported_file_has_the_same_body_names_and_inputs(network, engine):
 @EACH
 @ENGINES
 def test_the_exported_file_gives_the_predictions_and_trains_on(network, engine, tmp_path):
-    X, y = rows(network)
+    X, y = rows_of_file(network)
     trained = tuned(network, engine)
     model, last = trained.to_onnx(), "scores" if network.name == "two_tower" else "probabilities"
-    found = run(model, X, last)
+    found = run_foreign(model, X, last)
     predicted = trained.predict(X) if last == "scores" else trained.predict_proba(X)
     found = found.ravel() if last == "scores" else found
     assert_allclose(found, predicted, rtol=0, atol=1e-7)  # of tokens, probabilities are computed in float64
@@ -157,7 +157,7 @@ def test_the_file_is_left_as_it_is(network):
 def test_the_head_of_a_network_with_frozen_statistics_is_that_of_its_features():
     """With all of a body frozen, its head is a linear model on what the body gives: the statistics do not move it."""
     network = next(n for n in NETWORKS if n.name == "residual_bn")
-    X, y = rows(network)
+    X, y = rows_of_file(network)
     start = estimator(network, trainable=["f.*"], learning_rate_init=0, max_iter=1).fit(X, y)
     together = start.predict_proba(X)
     assert_allclose(start.predict_proba(X[:1]), together[:1], rtol=1e-5)
@@ -168,5 +168,5 @@ def test_the_head_of_a_network_with_frozen_statistics_is_that_of_its_features():
 def test_a_body_that_an_engine_lacks_is_no_obstacle_to_the_head():
     network = next(n for n in NETWORKS if n.name == "two_tower")
     with pytest.raises(UnsupportedOperatorError, match="Elu"):
-        estimator(network, engine="ort-training").fit(*rows(network))
+        estimator(network, engine="ort-training").fit(*rows_of_file(network))
     assert tuned(network, "ort-training").engine_ == "ort-training"

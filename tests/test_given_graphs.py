@@ -22,7 +22,7 @@ LABELS = np.c_[TWO, 1 - TWO, X[:, 0] > 0].astype(int)
 SETTINGS = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0, "optimizer": "adam"}
 
 
-def graph(
+def given_graph(
     tail: str, output: str, columns: int = 1, head: str = "z = Gemm(X, W, b)", dtype: str = "float"
 ) -> onnx.ModelProto:
     """Return a linear model that goes on with the nodes of ``tail``."""
@@ -36,7 +36,7 @@ def graph(
     return model
 
 
-def run(model: onnx.ModelProto, weights: dict[str, np.ndarray], **feeds: np.ndarray) -> np.ndarray:
+def run_given(model: onnx.ModelProto, weights: dict[str, np.ndarray], **feeds: np.ndarray) -> np.ndarray:
     """Return the first output of the user's own graph with other weights."""
     filled = onnx.ModelProto()
     filled.CopyFrom(model)
@@ -61,57 +61,59 @@ PROBABILITIES = {
 @pytest.mark.parametrize("kind", PROBABILITIES)
 def test_training_ends_with_the_weights_of_the_graph_without_its_final_activation(kind):
     tail, k, y = PROBABILITIES[kind]
-    given = graph(tail, f"[N,{k}] p", k)
+    given = given_graph(tail, f"[N,{k}] p", k)
     behind = OrtGradientClassifier(given, **SETTINGS).fit(X, y)
-    plain = OrtGradientClassifier(graph("", f"[N,{k}] z", k), **SETTINGS).fit(X, y)
+    plain = OrtGradientClassifier(given_graph("", f"[N,{k}] z", k), **SETTINGS).fit(X, y)
     for name, array in plain.weights_.items():
         assert_allclose(behind.weights_[name], array, rtol=0, atol=1e-6)
     assert_array_equal(behind.predict(X), plain.predict(X))
-    own = run(given, behind.weights_, X=X)
+    own = run_given(given, behind.weights_, X=X)
     assert_array_equal(behind.predict_proba(X)[:, -own.shape[1] :], own)
 
 
 def test_a_log_softmax_is_recognised_too():
-    given = graph("p = LogSoftmax <axis = 1> (z)", "[N,3] p", 3)
+    given = given_graph("p = LogSoftmax <axis = 1> (z)", "[N,3] p", 3)
     behind = OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)
-    plain = OrtGradientClassifier(graph("", "[N,3] z", 3), **SETTINGS).fit(X, THREE)
+    plain = OrtGradientClassifier(given_graph("", "[N,3] z", 3), **SETTINGS).fit(X, THREE)
     assert_allclose(behind.weights_["W"], plain.weights_["W"], rtol=0, atol=1e-6)
-    assert_allclose(behind.predict_proba(X), np.exp(run(given, behind.weights_, X=X)), rtol=1e-5)
+    assert_allclose(behind.predict_proba(X), np.exp(run_given(given, behind.weights_, X=X)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["poisson", "gamma"])
 def test_an_exponential_is_the_link_of_a_loss_of_log_means(loss):
     y = np.exp(NUMBERS)
-    given = graph("p = Exp(z)", "[N,1] p")
+    given = given_graph("p = Exp(z)", "[N,1] p")
     behind = OrtGradientRegressor(given, loss=loss, **SETTINGS).fit(X, y)
-    plain = OrtGradientRegressor(graph("", "[N,1] z"), loss=loss, **SETTINGS).fit(X, y)
+    plain = OrtGradientRegressor(given_graph("", "[N,1] z"), loss=loss, **SETTINGS).fit(X, y)
     assert_allclose(behind.weights_["W"], plain.weights_["W"], rtol=0, atol=1e-6)
-    assert_array_equal(behind.predict(X), run(given, behind.weights_, X=X).ravel())
+    assert_array_equal(behind.predict(X), run_given(given, behind.weights_, X=X).ravel())
     assert_allclose(plain.predict(X), behind.predict(X), rtol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ["Exp", "Sigmoid", "Tanh"])
 def test_other_losses_of_regression_are_taken_behind_the_activation(activation):
     y = {"Exp": np.exp(NUMBERS), "Sigmoid": 1 / (1 + np.exp(-NUMBERS)), "Tanh": np.tanh(NUMBERS)}[activation]
-    given = graph(f"p = {activation}(z)", "[N,1] p")
+    given = given_graph(f"p = {activation}(z)", "[N,1] p")
     fitted = OrtGradientRegressor(given, **SETTINGS | {"max_iter": 200}).fit(X, y)
     assert fitted.score(X, y) > 0.99
-    assert_array_equal(fitted.predict(X), run(given, fitted.weights_, X=X).ravel())
+    assert_array_equal(fitted.predict(X), run_given(given, fitted.weights_, X=X).ravel())
     assert_allclose(fitted.loss_, np.mean((fitted.predict(X) - y) ** 2), rtol=0.2, atol=1e-4)
 
 
 def test_a_change_of_the_loss_finds_the_activation_again():
     y = np.exp(NUMBERS)
-    given = graph("p = Exp(z)", "[N,1] p")
+    given = given_graph("p = Exp(z)", "[N,1] p")
     fitted = OrtGradientRegressor(given, **SETTINGS | {"max_iter": 100}).fit(X, y)
     for loss in ("poisson", "squared_error", "gamma"):
         fitted.set_params(loss=loss, learning_rate_init=1e-3).partial_fit(X, y)
-        assert_array_equal(fitted.predict(X), run(given, fitted.weights_, X=X).ravel())
+        assert_array_equal(fitted.predict(X), run_given(given, fitted.weights_, X=X).ravel())
         assert fitted.score(X, y) > 0.9
 
 
 def test_logits_of_any_size_train_stably_behind_a_softmax():
-    given = graph("big = Constant <value_float = 1e4> () y = Mul(z, big) p = Softmax <axis = 1> (y)", "[N,3] p", 3)
+    given = given_graph(
+        "big = Constant <value_float = 1e4> () y = Mul(z, big) p = Softmax <axis = 1> (y)", "[N,3] p", 3
+    )
     fitted = OrtGradientClassifier(given, **SETTINGS | {"learning_rate_init": 1e-3}).fit(X, THREE)
     assert np.isfinite(fitted.loss_curve_).all()
     assert fitted.loss_curve_[-1] < fitted.loss_curve_[0]
@@ -119,7 +121,7 @@ def test_logits_of_any_size_train_stably_behind_a_softmax():
 
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
 def test_margins_are_taken_before_the_activation_and_give_no_probabilities(loss):
-    fitted = OrtGradientClassifier(graph("p = Sigmoid(z)", "[N,1] p"), loss=loss, **SETTINGS).fit(X, TWO)
+    fitted = OrtGradientClassifier(given_graph("p = Sigmoid(z)", "[N,1] p"), loss=loss, **SETTINGS).fit(X, TWO)
     assert not hasattr(fitted, "predict_proba")
     assert fitted.score(X, TWO) > 0.9
     W, b = fitted.weights_["W"], fitted.weights_["b"]
@@ -127,16 +129,16 @@ def test_margins_are_taken_before_the_activation_and_give_no_probabilities(loss)
 
 
 def test_sigmoids_for_several_classes_are_trained_one_against_the_rest():
-    given = graph("p = Sigmoid(z)", "[N,3] p", 3)
+    given = given_graph("p = Sigmoid(z)", "[N,3] p", 3)
     fitted = OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)
     assert fitted.score(X, THREE) > 0.7
-    assert_array_equal(fitted.predict_proba(X), run(given, fitted.weights_, X=X))
+    assert_array_equal(fitted.predict_proba(X), run_given(given, fitted.weights_, X=X))
 
 
 @pytest.mark.parametrize(("k", "y"), [(1, TWO), (3, LABELS)])
 def test_a_softmax_that_cannot_model_the_targets_is_refused(k, y):
     with pytest.raises(ValueError, match=rf"softmax over {k} column\(s\).*use sigmoid"):
-        OrtGradientClassifier(graph("p = Softmax <axis = 1> (z)", f"[N,{k}] p", k)).fit(X, y)
+        OrtGradientClassifier(given_graph("p = Softmax <axis = 1> (z)", f"[N,{k}] p", k)).fit(X, y)
 
 
 # -- shapes of the output ---------------------------------------------------------------------------------------------
@@ -145,8 +147,8 @@ SQUEEZE = "one = Constant <value_ints = [1]> () s = Squeeze(z, one)"
 
 
 def test_one_number_a_row_may_be_flat_or_a_column():
-    flat = OrtGradientRegressor(graph(SQUEEZE, "[N] s"), **SETTINGS).fit(X, NUMBERS)
-    column = OrtGradientRegressor(graph("", "[N,1] z"), **SETTINGS).fit(X, NUMBERS)
+    flat = OrtGradientRegressor(given_graph(SQUEEZE, "[N] s"), **SETTINGS).fit(X, NUMBERS)
+    column = OrtGradientRegressor(given_graph("", "[N,1] z"), **SETTINGS).fit(X, NUMBERS)
     assert_allclose(flat.weights_["W"], column.weights_["W"], rtol=0, atol=1e-6)
     assert flat.predict(X).shape == column.predict(X).shape == (80,)
     assert flat.score(X, NUMBERS) > 0.9
@@ -156,15 +158,17 @@ def test_one_number_a_row_may_be_flat_or_a_column():
 
 @pytest.mark.parametrize("tail", ["", " p = Sigmoid(s)"])
 def test_two_classes_on_a_flat_output(tail):
-    flat = OrtGradientClassifier(graph(SQUEEZE + tail, "[N] p" if tail else "[N] s"), **SETTINGS).fit(X, TWO)
-    column = OrtGradientClassifier(graph("", "[N,1] z"), **SETTINGS).fit(X, TWO)
+    flat = OrtGradientClassifier(given_graph(SQUEEZE + tail, "[N] p" if tail else "[N] s"), **SETTINGS).fit(X, TWO)
+    column = OrtGradientClassifier(given_graph("", "[N,1] z"), **SETTINGS).fit(X, TWO)
     assert_allclose(flat.predict_proba(X), column.predict_proba(X), atol=1e-5)
     assert flat.predict_proba(X).shape == (80, 2)
 
 
 @pytest.mark.parametrize("loss", [name for name, kind in LOSSES.items() if "binary" in kind.tasks])
 def test_two_classes_on_two_columns(loss):
-    fitted = OrtGradientClassifier(graph("", "[N,2] z", 2), loss=loss, **SETTINGS).fit(X, np.array(["a", "b"])[TWO])
+    fitted = OrtGradientClassifier(given_graph("", "[N,2] z", 2), loss=loss, **SETTINGS).fit(
+        X, np.array(["a", "b"])[TWO]
+    )
     assert fitted.score(X, np.array(["a", "b"])[TWO]) > 0.9
     assert fitted.decision_function(X).shape == (80,)
     assert_array_equal(fitted.predict(X) == "b", fitted.decision_function(X) > 0)
@@ -173,9 +177,9 @@ def test_two_classes_on_two_columns(loss):
 
 def test_the_wanted_output_is_trained_and_the_others_go():
     body = "h = Relu(z) m = ReduceMax <keepdims = 1> (z)"
-    model = graph(body, "[N,3] h, float[1,1] m, float[N,3] z", 3)
+    model = given_graph(body, "[N,3] h, float[1,1] m, float[N,3] z", 3)
     fitted = OrtGradientClassifier(model, output="z", **SETTINGS).fit(X, THREE)
-    plain = OrtGradientClassifier(graph("", "[N,3] z", 3), **SETTINGS).fit(X, THREE)
+    plain = OrtGradientClassifier(given_graph("", "[N,3] z", 3), **SETTINGS).fit(X, THREE)
     assert_array_equal(fitted.weights_["W"], plain.weights_["W"])
     assert {node.op_type for node in fitted.to_onnx().graph.node}.isdisjoint({"Relu", "ReduceMax"})
 
@@ -254,7 +258,7 @@ def test_several_inputs_come_as_a_dict():
     assert_allclose(centred, OFFSETS - OFFSETS.mean(), atol=0.05)
     assert not hasattr(fitted, "n_features_in_")
     feeds = {name: np.asarray(a, np.int64 if name == "kind" else np.float32) for name, a in INPUTS.items()}
-    assert_array_equal(fitted.predict(INPUTS), run(several_inputs(), fitted.weights_, **feeds).ravel())
+    assert_array_equal(fitted.predict(INPUTS), run_given(several_inputs(), fitted.weights_, **feeds).ravel())
     whole_floats = INPUTS | {"kind": INPUTS["kind"].astype(float)}
     assert_array_equal(fitted.predict(whole_floats), fitted.predict(INPUTS))
 
@@ -273,8 +277,8 @@ def test_dicts_of_inputs_everywhere():
 
 
 def test_one_input_may_come_as_a_dict_or_not():
-    a = OrtGradientRegressor(graph("", "[N,1] z"), **SETTINGS).fit({"X": X}, NUMBERS)
-    b = OrtGradientRegressor(graph("", "[N,1] z"), **SETTINGS).fit(X, NUMBERS)
+    a = OrtGradientRegressor(given_graph("", "[N,1] z"), **SETTINGS).fit({"X": X}, NUMBERS)
+    b = OrtGradientRegressor(given_graph("", "[N,1] z"), **SETTINGS).fit(X, NUMBERS)
     assert_array_equal(a.predict({"X": X}), b.predict(X))
 
 
@@ -291,19 +295,19 @@ def test_a_flat_input_of_integers():
 
 
 def test_a_float64_graph_is_given_back_in_float64():
-    model = graph("", "[N,1] z", dtype="double")
+    model = given_graph("", "[N,1] z", dtype="double")
     fitted = OrtGradientRegressor(model, **SETTINGS | {"max_iter": 200}).fit(X.astype(np.float64), NUMBERS)
     assert fitted.score(X, NUMBERS) > 0.99
     assert all(array.dtype == np.float64 for array in fitted.weights_.values())
     [output] = fitted.to_onnx().graph.output
     assert output.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
-    expected = run(model, fitted.weights_, X=X.astype(np.float64)).ravel()
+    expected = run_given(model, fitted.weights_, X=X.astype(np.float64)).ravel()
     assert_array_equal(fitted.predict(X.astype(np.float64)), expected)
 
 
 @pytest.mark.parametrize("form", ["bytes", "path", "pathlib"])
 def test_graphs_come_as_bytes_and_paths(form, tmp_path):
-    model = graph("", "[N,1] z")
+    model = given_graph("", "[N,1] z")
     onnx.save(model, tmp_path / "net.onnx")
     given = {"bytes": model.SerializeToString(), "path": str(tmp_path / "net.onnx"), "pathlib": tmp_path / "net.onnx"}
     a = OrtGradientRegressor(given[form], **SETTINGS).fit(X, NUMBERS)
@@ -311,7 +315,7 @@ def test_graphs_come_as_bytes_and_paths(form, tmp_path):
 
 
 def test_frozen_parameters_keep_every_bit():
-    model = graph("", "[N,3] z", 3)
+    model = given_graph("", "[N,3] z", 3)
     for trainable, moved in (
         ("b", {"b"}),
         (["W"], {"W"}),

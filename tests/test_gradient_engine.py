@@ -30,22 +30,22 @@ def parse(signature, body, *, opset=18, ir_version=8, **initializers):
     return model
 
 
-def run(model, **feeds):
+def run_gradient(model, **feeds):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
-def linear():
+def linear_scalar():
     body = "product = Mul(x, w) shifted = Add(product, b) loss = ReduceSum<keepdims = 0>(shifted)"
     return parse("(float[2, 3] x) => (float loss, float[2, 3] shifted)", body, w=W, b=np.zeros(3, np.float32))
 
 
 def test_outputs_are_those_of_the_model_then_the_gradients_in_the_order_asked_for():
-    result = gradient_graph(linear(), wrt=["b", "x", "w"])
+    result = gradient_graph(linear_scalar(), wrt=["b", "x", "w"])
     assert [o.name for o in result.graph.output] == ["loss", "shifted", "b_grad", "x_grad", "w_grad"]
     assert [i.name for i in result.graph.input] == ["x"]
     assert {"w", "b"} <= {i.name for i in result.graph.initializer}
-    values = run(result, x=X)
+    values = run_gradient(result, x=X)
     np.testing.assert_allclose(values["shifted"], X * W, rtol=1e-6)
     np.testing.assert_allclose(values["loss"], (X * W).sum(), rtol=1e-6)
     np.testing.assert_allclose(values["b_grad"], [2, 2, 2])
@@ -63,7 +63,7 @@ def test_gradients_are_declared_with_the_shape_and_type_of_their_names():
 
 
 def test_result_is_a_valid_model_that_names_no_unused_domain():
-    result = gradient_graph(linear(), wrt="w")
+    result = gradient_graph(linear_scalar(), wrt="w")
     onnx.checker.check_model(result)
     assert [o.domain for o in result.opset_import] == [""]
 
@@ -72,7 +72,7 @@ def test_an_unused_initializer_is_kept_and_has_the_gradient_zero():
     model = parse("(float[2, 3] x) => (float loss)", "loss = ReduceSum<keepdims = 0>(x)", w=W, unused=W)
     result = gradient_graph(model, wrt=["x", "w"])
     assert {i.name for i in result.graph.initializer} >= {"w", "unused"}
-    np.testing.assert_array_equal(run(result, x=X)["w_grad"], np.zeros(3, np.float32))
+    np.testing.assert_array_equal(run_gradient(result, x=X)["w_grad"], np.zeros(3, np.float32))
 
 
 def test_the_given_model_is_left_as_it_is():
@@ -83,15 +83,19 @@ def test_the_given_model_is_left_as_it_is():
 
 
 def test_one_name_may_be_given_as_a_string_and_repeated_names_count_once():
-    assert [o.name for o in gradient_graph(linear(), wrt="w").graph.output] == ["loss", "shifted", "w_grad"]
-    assert [o.name for o in gradient_graph(linear(), wrt=["w", "w"]).graph.output] == ["loss", "shifted", "w_grad"]
+    assert [o.name for o in gradient_graph(linear_scalar(), wrt="w").graph.output] == ["loss", "shifted", "w_grad"]
+    assert [o.name for o in gradient_graph(linear_scalar(), wrt=["w", "w"]).graph.output] == [
+        "loss",
+        "shifted",
+        "w_grad",
+    ]
 
 
 def test_of_chooses_the_output():
     body = "a = ReduceSum<keepdims = 0>(x) y = Mul(x, x) b = ReduceSum<keepdims = 0>(y)"
     model = parse("(float[2, 3] x) => (float a, float b)", body)
-    np.testing.assert_allclose(run(gradient_graph(model, wrt="x"), x=X)["x_grad"], np.ones((2, 3)))
-    np.testing.assert_allclose(run(gradient_graph(model, wrt="x", of="b"), x=X)["x_grad"], 2 * X)
+    np.testing.assert_allclose(run_gradient(gradient_graph(model, wrt="x"), x=X)["x_grad"], np.ones((2, 3)))
+    np.testing.assert_allclose(run_gradient(gradient_graph(model, wrt="x", of="b"), x=X)["x_grad"], 2 * X)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +109,9 @@ def test_of_chooses_the_output():
 )
 def test_what_the_output_does_not_depend_on_has_the_gradient_zero(body):
     model = parse("(float[2, 3] x, float[2, 3] w) => (float loss)", f"{body} loss = ReduceSum<keepdims = 0>(used)")
-    values = run(gradient_graph(model, wrt=["w", "x"]), x=X, w=X)
+    values = run_gradient(gradient_graph(model, wrt=["w", "x"]), x=X, w=X)
     np.testing.assert_array_equal(values["w_grad"], np.zeros((2, 3), np.float32))
-    only = run(gradient_graph(model, wrt="w"), x=X, w=X)
+    only = run_gradient(gradient_graph(model, wrt="w"), x=X, w=X)
     np.testing.assert_array_equal(only["w_grad"], np.zeros((2, 3), np.float32))
 
 
@@ -119,13 +123,13 @@ def test_a_value_read_by_a_subgraph_counts_as_read():
     model = gradient_graph(parse("(float x, float zero, float w) => (float loss)", body), wrt="w")
     for x, wanted in ((2.5, 2.5), (-2.5, -1.0)):
         feeds = {name: np.array(value, np.float32) for name, value in (("x", x), ("zero", 0), ("w", 3))}
-        assert run(model, **feeds)["w_grad"] == wanted
+        assert run_gradient(model, **feeds)["w_grad"] == wanted
 
 
 def test_a_tied_parameter_gets_the_sum_of_its_gradients():
     body = "a = MatMul(x, w) b = Tanh(a) c = MatMul(b, w) loss = ReduceSum<keepdims = 0>(c)"
     w = np.arange(9, dtype=np.float32).reshape(3, 3) / 10
-    values = run(gradient_graph(parse("(float[2, 3] x) => (float loss)", body, w=w), wrt="w"), x=X)
+    values = run_gradient(gradient_graph(parse("(float[2, 3] x) => (float loss)", body, w=w), wrt="w"), x=X)
     hidden, ones = np.tanh(X @ w), np.ones((2, 3))
     wanted = hidden.T @ ones + X.T @ (ones @ w.T * (1 - hidden**2))
     np.testing.assert_allclose(values["w_grad"], wanted, rtol=1e-5)
@@ -136,7 +140,7 @@ def test_gradients_of_products_behind_the_third_part_of_a_concatenation_are_accu
     body += "loss1 = ReduceSum<keepdims = 0>(b) loss = Add(loss0, loss1)"
     w = np.arange(9, dtype=np.float32).reshape(3, 3)
     model = parse("(float[2, 3] x, float[2, 1] x1) => (float loss)", body, w=w)
-    values = run(gradient_graph(model, wrt="x"), x=X, x1=X[:, :1])
+    values = run_gradient(gradient_graph(model, wrt="x"), x=X, x1=X[:, :1])
     np.testing.assert_allclose(values["x_grad"], 1 - np.tanh(X) ** 2 + w.sum(axis=1), rtol=1e-5)
 
 
@@ -151,27 +155,31 @@ def test_gradients_of_products_behind_the_third_part_of_a_concatenation_are_accu
 )
 def test_a_name_that_one_node_reads_twice(body, wanted):
     model = parse("(float[2, 3] x) => (float loss)", f"{body} loss = ReduceSum<keepdims = 0>(y)")
-    np.testing.assert_allclose(run(gradient_graph(model, wrt="x"), x=X)["x_grad"], wanted, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        run_gradient(gradient_graph(model, wrt="x"), x=X)["x_grad"], wanted, rtol=1e-6, atol=1e-7
+    )
 
 
 def test_a_wanted_name_may_be_an_output_and_the_output_itself():
     model = parse("(float[2, 3] x) => (float loss, float[2, 3] x)", "loss = ReduceSum<keepdims = 0>(x)")
-    np.testing.assert_array_equal(run(gradient_graph(model, wrt="x"), x=X)["x_grad"], np.ones((2, 3)))
+    np.testing.assert_array_equal(run_gradient(gradient_graph(model, wrt="x"), x=X)["x_grad"], np.ones((2, 3)))
     model = parse("(float x) => (float y, float x)", "y = Mul(x, x)")
-    np.testing.assert_array_equal(run(gradient_graph(model, wrt="x", of="x"), x=np.array(3, np.float32))["x_grad"], 1)
+    np.testing.assert_array_equal(
+        run_gradient(gradient_graph(model, wrt="x", of="x"), x=np.array(3, np.float32))["x_grad"], 1
+    )
 
 
 def test_a_loss_that_is_used_further():
     body = "loss = ReduceSum<keepdims = 0>(x) doubled = Add(loss, loss)"
     model = parse("(float[2, 3] x) => (float loss, float doubled)", body)
-    values = run(gradient_graph(model, wrt="x"), x=X)
+    values = run_gradient(gradient_graph(model, wrt="x"), x=X)
     np.testing.assert_array_equal(values["x_grad"], np.ones((2, 3)))
     np.testing.assert_allclose(values["doubled"], 2 * X.sum(), rtol=1e-6)
 
 
 def test_a_loss_in_float64():
     model = parse("(double[2, 3] x) => (double loss)", "y = Mul(x, x) loss = ReduceSum<keepdims = 0>(y)")
-    gradient = run(gradient_graph(model, wrt="x"), x=X.astype(np.float64))["x_grad"]
+    gradient = run_gradient(gradient_graph(model, wrt="x"), x=X.astype(np.float64))["x_grad"]
     assert gradient.dtype == np.float64
     np.testing.assert_allclose(gradient, 2 * X.astype(np.float64), rtol=1e-15)
 
@@ -186,7 +194,7 @@ def test_gradients_are_not_taken_twice_under_one_name():
 def test_names_that_the_gradients_would_take_are_freed():
     body = "h = Mul(x, w) g = Mul(h, h_grad) loss = ReduceSum<keepdims = 0>(g)"
     model = parse("(float[2, 3] x, float[3] w, float[2, 3] h_grad) => (float loss)", body)
-    values = run(gradient_graph(model, wrt="w"), x=X, w=W, h_grad=2 * X)
+    values = run_gradient(gradient_graph(model, wrt="w"), x=X, w=W, h_grad=2 * X)
     np.testing.assert_allclose(values["w_grad"], (X * 2 * X).sum(axis=0), rtol=1e-6)
 
 
@@ -196,13 +204,13 @@ def test_functions_are_inlined():
         "{ y = local.square(x) loss = ReduceSum<keepdims = 0>(y) } "
         '<domain: "local", opset_import: ["": 18]> square (a) => (b) { b = Mul(a, a) }'
     )
-    np.testing.assert_allclose(run(gradient_graph(model, wrt="x"), x=X)["x_grad"], 2 * X)
+    np.testing.assert_allclose(run_gradient(gradient_graph(model, wrt="x"), x=X)["x_grad"], 2 * X)
 
 
 def test_a_model_of_a_newer_ir_version_loads():
     model = parse("(float[2, 3] x, float w) => (float loss)", "loss = ReduceSum<keepdims = 0>(x)", ir_version=13)
     for name, gradient in (("x", np.ones((2, 3))), ("w", 0)):
-        values = run(gradient_graph(model, wrt=name), x=X, w=np.array(1, np.float32))
+        values = run_gradient(gradient_graph(model, wrt=name), x=X, w=np.array(1, np.float32))
         np.testing.assert_array_equal(values[f"{name}_grad"], gradient)
 
 
@@ -211,7 +219,7 @@ def test_dropout_in_training_mode_lets_the_gradient_through_where_the_value_went
     settings = {"ratio": np.float32(0.25), "training": np.array(True)}
     x = np.random.default_rng(0).uniform(1, 2, size=(40, 50)).astype(np.float32)
     model = parse("(float[40, 50] x) => (float loss, float[40, 50] y)", body, **settings)
-    values = run(gradient_graph(model, wrt="x"), x=x)
+    values = run_gradient(gradient_graph(model, wrt="x"), x=x)
     np.testing.assert_allclose(values["x_grad"], values["y"] / x, rtol=1e-5)
     assert 0.6 < np.mean(values["y"] > 0) < 0.9
 
@@ -227,7 +235,7 @@ def test_dropout_in_training_mode_lets_the_gradient_through_where_the_value_went
 )
 def test_wrong_names_are_explained(arguments, message):
     with pytest.raises(ModelError, match=message):
-        gradient_graph(linear(), **arguments)
+        gradient_graph(linear_scalar(), **arguments)
 
 
 def test_integers_have_no_gradient():
@@ -241,13 +249,13 @@ def test_integers_have_no_gradient():
 
 def test_unknown_engine():
     with pytest.raises(ValueError, match=r"Unknown engine 'ort-trainin'\. Did you mean 'ort-training'"):
-        gradient_graph(linear(), wrt="w", engine="ort-trainin")
+        gradient_graph(linear_scalar(), wrt="w", engine="ort-trainin")
 
 
 def test_an_engine_that_does_not_run_here(monkeypatch):
     monkeypatch.setitem(ENGINES, "ort-training", (ENGINES["ort-training"][0], lambda: False))
     with pytest.raises(RuntimeNotFoundError, match="engine='ort-training' cannot run on the installed onnxruntime"):
-        gradient_graph(linear(), wrt="w", engine="ort-training")
+        gradient_graph(linear_scalar(), wrt="w", engine="ort-training")
 
 
 @training_runtime
@@ -260,7 +268,7 @@ def test_errors_of_the_builder_name_the_node_and_hide_its_source(monkeypatch):
 
     monkeypatch.setattr(gradient_builder, "build_gradient_graph", fail)
     with pytest.raises(UnsupportedOperatorError) as caught:
-        gradient_graph(linear(), wrt="w", engine="ort-training")
+        gradient_graph(linear_scalar(), wrt="w", engine="ort-training")
     assert str(caught.value).startswith("Node 'node0' (Mul) cannot be differentiated: gradient_builder != nullptr")
     assert ".cc" not in str(caught.value)
     assert "Freeze the parameters before it" in str(caught.value)
@@ -290,7 +298,7 @@ def exported(name, batch=None):
 def test_gradients_of_exported_networks_are_those_of_pytorch(name, batch):
     model, torch, target = exported(name, batch)
     wanted = {key[5:]: torch[key] for key in torch.files if key.startswith("grad/")}
-    values = run(gradient_graph(model, wrt=list(wanted), of="loss"), x0=torch["x0"][0], target=target)
+    values = run_gradient(gradient_graph(model, wrt=list(wanted), of="loss"), x0=torch["x0"][0], target=target)
     for parameter, gradient in wanted.items():
         np.testing.assert_allclose(values[f"{parameter}_grad"], gradient, rtol=1e-4, atol=1e-5, err_msg=parameter)
 

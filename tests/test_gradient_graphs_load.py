@@ -15,7 +15,7 @@ from onnxtrain_sklearn._runtime import loading
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 
-def graph(body, x="float[N,4] X", opset=18, **arrays):
+def scalar_graph(body, x="float[N,4] X", opset=18, **arrays):
     """Return the model of a body that computes the scalar loss."""
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> net ({x}) => (float loss) {{ {body} }}'
@@ -30,7 +30,7 @@ SPLIT = """A = MatMul(X, W) S = SequenceConstruct(A, A) C = ConcatFromSequence <
 
 
 def test_a_split_without_sizes():
-    model = graph(SPLIT, W=np.ones((4, 3), np.float32))
+    model = scalar_graph(SPLIT, W=np.ones((4, 3), np.float32))
     assert loading.loading_error(model.SerializeToString()) is None
     with pytest.raises(ModelError, match=r"\(Split\) is not valid: it has neither"):
         gradient_graph(model, wrt="W")
@@ -44,12 +44,12 @@ def test_a_gradient_graph_that_does_not_load_is_an_error(monkeypatch):
     """Whatever else is like that Split."""
     monkeypatch.setattr(survival, "_split_without_sizes", lambda node: None)
     with pytest.raises(ModelError, match=r"loads the graph, but not the one with its gradients.*Split"):
-        gradient_graph(graph(SPLIT, W=np.ones((4, 3), np.float32)), wrt="W", engine="portable")
+        gradient_graph(scalar_graph(SPLIT, W=np.ones((4, 3), np.float32)), wrt="W", engine="portable")
 
 
 def test_a_graph_that_the_installed_runtime_does_not_load_is_differentiated():
     """It may be for another runtime."""
-    model = graph("A = MatMul(X, W) H = acme.Thing(c) loss = ReduceSum <keepdims = 0> (A)",
+    model = scalar_graph("A = MatMul(X, W) H = acme.Thing(c) loss = ReduceSum <keepdims = 0> (A)",
                   W=np.ones((4, 3), np.float32), c=np.ones(1, np.float32))  # fmt: skip
     model.opset_import.add(domain="acme", version=1)
     assert gradient_graph(model, wrt="W").graph.output[-1].name == "W_grad"
@@ -59,7 +59,7 @@ def test_a_graph_that_the_installed_runtime_does_not_load_is_differentiated():
 @pytest.mark.parametrize(("labels", "scores"), [((2, 1), "2,3,4"), ((2,), "3,4"), ((3, 1), "3,4"), ((1,), "2,4")])
 def test_labels_that_are_not_one_for_each_row_of_scores(operator, labels, scores):
     body = f'L = {operator} <reduction = "none"> (X, t) loss = ReduceSum <keepdims = 0> (L)'
-    model = graph(body, x=f"float[{scores}] X", t=np.zeros(labels, np.int64))
+    model = scalar_graph(body, x=f"float[{scores}] X", t=np.zeros(labels, np.int64))
     with pytest.raises(
         (ModelError, UnsupportedOperatorError), match=r"each row needs a label|not valid|[Rr]ank|[Dd]im"
     ):

@@ -37,7 +37,7 @@ TARGETS = {
 }
 
 
-def model(body, outputs="float[N, 1] Y", columns=1, opset=18):
+def inferred_model(body, outputs="float[N, 1] Y", columns=1, opset=18):
     values = ", ".join(str(x) for x in np.random.default_rng(1).normal(size=3 * columns).round(3))
     return onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": {opset}]> g (float[N, 3] X) => ({outputs})
@@ -46,7 +46,7 @@ def model(body, outputs="float[N, 1] Y", columns=1, opset=18):
         {{ {body} }}""")
 
 
-def fitted(proto, y, **parameters):
+def fitted_for_inference(proto, y, **parameters):
     kind = OrtGradientRegressor if np.asarray(y).dtype.kind == "f" else OrtGradientClassifier
     estimator = kind(proto, **{"max_iter": 3, "learning_rate_init": 0.05, "random_state": 0} | parameters)
     with warnings.catch_warnings():
@@ -54,7 +54,7 @@ def fitted(proto, y, **parameters):
         return estimator.fit(X, y)
 
 
-def results(proto, **feeds):
+def inference_results(proto, **feeds):
     """The outputs of a graph by name; the graph must be valid."""
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -65,25 +65,31 @@ def results(proto, **feeds):
 # Graphs of every shape and ending, by what they are trained for
 
 GRAPHS = {
-    "(n, 1)": ("numbers", model("Y = Gemm(X, W, b)")),
-    "(n,)": ("numbers", model("H = Gemm(X, W, b) Y = Squeeze(H, axes)", "float[N] Y")),
-    "(n, k)": ("two numbers", model("Y = Gemm(X, W, b)", "float[N, 2] Y", 2)),
-    "ends in exp": ("positive", model("H = Gemm(X, W, b) Y = Exp(H)")),
-    "ends in relu": ("numbers", model("H = Gemm(X, W, b) Y = Relu(H)")),
-    "numbers behind sigmoid": ("numbers", model("H = Gemm(X, W, b) Y = Sigmoid(H)")),
-    "one score": ("two classes", model("Y = Gemm(X, W, b)")),
-    "one score (n,)": ("two classes", model("H = Gemm(X, W, b) Y = Squeeze(H, axes)", "float[N] Y")),
-    "one sigmoid": ("two classes", model("H = Gemm(X, W, b) Y = Sigmoid(H)")),
-    "one sigmoid (n,)": ("two classes", model("G = Gemm(X, W, b) H = Squeeze(G, axes) Y = Sigmoid(H)", "float[N] Y")),
-    "two scores": ("two classes", model("Y = Gemm(X, W, b)", "float[N, 2] Y", 2)),
-    "softmax of two": ("two classes", model("H = Gemm(X, W, b) Y = Softmax(H)", "float[N, 2] Y", 2)),
-    "three scores": ("three classes", model("Y = Gemm(X, W, b)", "float[N, 3] Y", 3)),
-    "softmax of three": ("three classes", model("H = Gemm(X, W, b) Y = Softmax(H)", "float[N, 3] Y", 3)),
-    "log-softmax": ("three classes", model("H = Gemm(X, W, b) Y = LogSoftmax(H)", "float[N, 3] Y", 3)),
-    "softmax at opset 11": ("three classes", model("H = Gemm(X, W, b) Y = Softmax(H)", "float[N, 3] Y", 3, opset=11)),
-    "scores of labels": ("labels", model("Y = Gemm(X, W, b)", "float[N, 3] Y", 3)),
-    "sigmoid of labels": ("labels", model("H = Gemm(X, W, b) Y = Sigmoid(H)", "float[N, 3] Y", 3)),
-    "dropout": ("numbers", model("D = Dropout(X, ratio, yes) H = Gemm(D, W, b) Y = Dropout(H, ratio, yes)")),
+    "(n, 1)": ("numbers", inferred_model("Y = Gemm(X, W, b)")),
+    "(n,)": ("numbers", inferred_model("H = Gemm(X, W, b) Y = Squeeze(H, axes)", "float[N] Y")),
+    "(n, k)": ("two numbers", inferred_model("Y = Gemm(X, W, b)", "float[N, 2] Y", 2)),
+    "ends in exp": ("positive", inferred_model("H = Gemm(X, W, b) Y = Exp(H)")),
+    "ends in relu": ("numbers", inferred_model("H = Gemm(X, W, b) Y = Relu(H)")),
+    "numbers behind sigmoid": ("numbers", inferred_model("H = Gemm(X, W, b) Y = Sigmoid(H)")),
+    "one score": ("two classes", inferred_model("Y = Gemm(X, W, b)")),
+    "one score (n,)": ("two classes", inferred_model("H = Gemm(X, W, b) Y = Squeeze(H, axes)", "float[N] Y")),
+    "one sigmoid": ("two classes", inferred_model("H = Gemm(X, W, b) Y = Sigmoid(H)")),
+    "one sigmoid (n,)": (
+        "two classes",
+        inferred_model("G = Gemm(X, W, b) H = Squeeze(G, axes) Y = Sigmoid(H)", "float[N] Y"),
+    ),
+    "two scores": ("two classes", inferred_model("Y = Gemm(X, W, b)", "float[N, 2] Y", 2)),
+    "softmax of two": ("two classes", inferred_model("H = Gemm(X, W, b) Y = Softmax(H)", "float[N, 2] Y", 2)),
+    "three scores": ("three classes", inferred_model("Y = Gemm(X, W, b)", "float[N, 3] Y", 3)),
+    "softmax of three": ("three classes", inferred_model("H = Gemm(X, W, b) Y = Softmax(H)", "float[N, 3] Y", 3)),
+    "log-softmax": ("three classes", inferred_model("H = Gemm(X, W, b) Y = LogSoftmax(H)", "float[N, 3] Y", 3)),
+    "softmax at opset 11": (
+        "three classes",
+        inferred_model("H = Gemm(X, W, b) Y = Softmax(H)", "float[N, 3] Y", 3, opset=11),
+    ),
+    "scores of labels": ("labels", inferred_model("Y = Gemm(X, W, b)", "float[N, 3] Y", 3)),
+    "sigmoid of labels": ("labels", inferred_model("H = Gemm(X, W, b) Y = Sigmoid(H)", "float[N, 3] Y", 3)),
+    "dropout": ("numbers", inferred_model("D = Dropout(X, ratio, yes) H = Gemm(D, W, b) Y = Dropout(H, ratio, yes)")),
 }
 
 
@@ -91,11 +97,15 @@ GRAPHS = {
 def trained(request):
     """An estimator that was trained on a graph, and the name of its targets."""
     target, proto = GRAPHS[request.param]
-    return fitted(proto, TARGETS[target], loss="poisson") if target == "positive" else fitted(proto, TARGETS[target])
+    return (
+        fitted_for_inference(proto, TARGETS[target], loss="poisson")
+        if target == "positive"
+        else fitted_for_inference(proto, TARGETS[target])
+    )
 
 
 def test_predictions_are_those_of_the_exported_graph(trained):
-    outputs = results(trained.to_onnx(), X=X)
+    outputs = inference_results(trained.to_onnx(), X=X)
     prediction = trained.predict(X)
     if isinstance(trained, OrtGradientRegressor):
         assert list(outputs) == ["Y"]
@@ -170,12 +180,12 @@ def test_probabilities_are_the_link_of_the_scores(trained):
 @pytest.mark.parametrize("columns", [1, 2])
 def test_labels_of_every_type(labels, dtype, columns):
     y = labels[(X[:, 0] > 0).astype(int)]
-    proto = model("Y = Gemm(X, W, b)", f"float[N, {columns}] Y", columns)
+    proto = inferred_model("Y = Gemm(X, W, b)", f"float[N, {columns}] Y", columns)
     classifier = OrtGradientClassifier(proto, max_iter=20, learning_rate_init=0.1, tol=-np.inf, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         classifier.fit(X, y)
-    label = results(classifier.to_onnx(), X=X)["label"]
+    label = inference_results(classifier.to_onnx(), X=X)["label"]
     prediction = classifier.predict(X)
     assert label.dtype == dtype
     assert prediction.dtype == y.dtype
@@ -185,7 +195,7 @@ def test_labels_of_every_type(labels, dtype, columns):
 
 
 def test_labels_that_onnx_cannot_hold():
-    source = trainable_model(load(model("Y = Gemm(X, W, b)")))
+    source = trainable_model(load(inferred_model("Y = Gemm(X, W, b)")))
     head = Head("binary", "sigmoid", 1, np.array([(1,), "a"], dtype=object))
     with pytest.raises(ModelError, match="no tensors for labels of type tuple; use strings, integers or floats"):
         inference_model(source, source.weights(), head)
@@ -193,8 +203,8 @@ def test_labels_that_onnx_cannot_hold():
 
 @pytest.mark.parametrize("target", ["two classes", "three classes"])
 def test_scores_without_probabilities(target):
-    classifier = fitted(Linear(), TARGETS[target], loss="hinge")
-    outputs = results(classifier.to_onnx(), X=X)
+    classifier = fitted_for_inference(Linear(), TARGETS[target], loss="hinge")
+    outputs = inference_results(classifier.to_onnx(), X=X)
     assert list(outputs) == ["label", "scores"]
     assert_array_equal(classifier.decision_function(X).reshape(50, -1), outputs["scores"])
     assert not hasattr(classifier, "predict_proba")
@@ -207,11 +217,11 @@ def test_scores_without_probabilities(target):
 @pytest.mark.parametrize("old", ["H", "Y"])
 def test_values_give_way_to_the_names_of_the_outputs(name, old):
     body = "H = Gemm(X, W, b) Y = Sigmoid(H)".replace(f"{old} =", f'"{name}" =').replace(f"({old})", f'("{name}")')
-    proto = model(body, f"float[N, 1] {f'{chr(34)}{name}{chr(34)}' if old == 'Y' else 'Y'}")
-    plain = fitted(GRAPHS["one sigmoid"][1], TARGETS["two classes"], max_iter=1)
-    classifier = fitted(proto, TARGETS["two classes"], max_iter=1)
+    proto = inferred_model(body, f"float[N, 1] {f'{chr(34)}{name}{chr(34)}' if old == 'Y' else 'Y'}")
+    plain = fitted_for_inference(GRAPHS["one sigmoid"][1], TARGETS["two classes"], max_iter=1)
+    classifier = fitted_for_inference(proto, TARGETS["two classes"], max_iter=1)
     assert [output.name for output in classifier.to_onnx().graph.output] == ["label", "probabilities"]
-    outputs = results(classifier.to_onnx(), X=X)
+    outputs = inference_results(classifier.to_onnx(), X=X)
     assert_array_equal(classifier.predict_proba(X), outputs["probabilities"])
     assert classifier.decision_function(X).shape == plain.decision_function(X).shape == (50,)
 
@@ -219,12 +229,12 @@ def test_values_give_way_to_the_names_of_the_outputs(name, old):
 @pytest.mark.parametrize("name", ["label", "probabilities"])
 def test_inputs_and_weights_keep_their_names(name):
     for old in ("X", "W"):
-        proto = model("Y = Gemm(X, W, b)")
+        proto = inferred_model("Y = Gemm(X, W, b)")
         proto.graph.node[0].input[:] = [name if x == old else x for x in proto.graph.node[0].input]
         for value in (*proto.graph.input, *proto.graph.initializer):
             value.name = name if value.name == old else value.name
-        classifier = fitted(proto, TARGETS["two classes"], max_iter=1)
-        outputs = results(classifier.to_onnx(), **{name if old == "X" else "X": X})
+        classifier = fitted_for_inference(proto, TARGETS["two classes"], max_iter=1)
+        outputs = inference_results(classifier.to_onnx(), **{name if old == "X" else "X": X})
         assert len(outputs) == 2
         assert_array_equal(list(outputs.values())[1], classifier.predict_proba(X))
         assert old == "X" or name in classifier.weights_
@@ -235,7 +245,7 @@ def test_inputs_and_weights_keep_their_names(name):
 
 @pytest.mark.parametrize("size", [1, 7, 49, 50, 51])
 def test_chunks_of_any_size_give_the_same(size, monkeypatch):
-    classifier = fitted(MLP((8,)), TARGETS["three classes"])
+    classifier = fitted_for_inference(MLP((8,)), TARGETS["three classes"])
     whole, probabilities = classifier.predict(X), classifier.predict_proba(X)
     monkeypatch.setattr(_inference, "CHUNK", size)
     assert_array_equal(classifier.predict(X), whole)
@@ -243,7 +253,7 @@ def test_chunks_of_any_size_give_the_same(size, monkeypatch):
 
 
 def test_wide_rows_come_in_smaller_chunks(monkeypatch):
-    regressor = fitted(Linear(), TARGETS["numbers"])
+    regressor = fitted_for_inference(Linear(), TARGETS["numbers"])
     expected, seen = regressor.predict(X), []
     take = Column.rows
     monkeypatch.setattr(Column, "rows", lambda self, rows: (seen.append(len(rows)), take(self, rows))[1])
@@ -265,12 +275,12 @@ COLUMNS = {"X": Column(X, np.dtype(np.float32))}
 
 
 def test_some_rows():
-    run = predictor(model("Y = Gemm(X, W, b)")).run
+    run = predictor(inferred_model("Y = Gemm(X, W, b)")).run
     assert_array_equal(run(COLUMNS, np.array([4, 2, 4])), run(COLUMNS)[[4, 2, 4]])
 
 
 def test_live_predictor_reads_the_parameters_while_they_change():
-    proto = model("Y = Gemm(X, W, b)")
+    proto = inferred_model("Y = Gemm(X, W, b)")
     source = trainable_model(load(proto))
     parameters = FlatParameters(source.weights(), source.dtype)
     live = predictor(proto, live=parameters)
@@ -280,7 +290,7 @@ def test_live_predictor_reads_the_parameters_while_they_change():
 
 
 def test_rows_that_are_lost_are_an_error():
-    proto = model("H = Gemm(X, W, b) Y = ReduceMean <keepdims = 1> (H, first)", "float[M, 1] Y")
+    proto = inferred_model("H = Gemm(X, W, b) Y = ReduceMean <keepdims = 1> (H, first)", "float[M, 1] Y")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "first"))
     with pytest.raises(ModelError, match="gives 1 output rows for 50 input rows; each input row must give one"):
         predictor(proto).run(COLUMNS)
@@ -297,26 +307,26 @@ def test_inference_graph_is_another_one():
 def test_scores_can_be_a_further_output():
     source = trainable_model(load(GRAPHS["one sigmoid"][1]))
     head = Head("binary", "sigmoid", 1, np.array([0, 1]))
-    outputs = results(to_proto(inference_model(source, source.weights(), head, with_scores=True)), X=X)
+    outputs = inference_results(to_proto(inference_model(source, source.weights(), head, with_scores=True)), X=X)
     assert list(outputs) == ["label", "probabilities", "raw_scores"]
     assert_allclose(outputs["probabilities"][:, 1:], 1 / (1 + np.exp(-outputs["raw_scores"])), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("loss", "link"), [("poisson", np.exp), ("gamma", np.exp), ("squared_error", lambda s: s)])
 def test_link_of_the_loss_is_part_of_the_prediction(loss, link):
-    proto = model("Y = Gemm(X, W, b)")
-    regressor = fitted(proto, TARGETS["positive"], loss=loss)
+    proto = inferred_model("Y = Gemm(X, W, b)")
+    regressor = fitted_for_inference(proto, TARGETS["positive"], loss=loss)
     scores = X.astype(np.float64) @ regressor.weights_["W"] + regressor.weights_["b"]
     assert_allclose(regressor.predict(X), link(scores).ravel(), rtol=1e-5)
     name = "Y" if loss == "squared_error" else "variable"
-    assert_array_equal(results(regressor.to_onnx(), X=X)[name].ravel(), regressor.predict(X))
+    assert_array_equal(inference_results(regressor.to_onnx(), X=X)[name].ravel(), regressor.predict(X))
 
 
 def test_log_link_is_not_taken_twice():
-    regressor = fitted(GRAPHS["ends in exp"][1], TARGETS["positive"], loss="poisson")
+    regressor = fitted_for_inference(GRAPHS["ends in exp"][1], TARGETS["positive"], loss="poisson")
     scores = X.astype(np.float64) @ regressor.weights_["W"] + regressor.weights_["b"]
     assert_allclose(regressor.predict(X), np.exp(scores).ravel(), rtol=1e-5)
-    direct = fitted(GRAPHS["ends in exp"][1], TARGETS["positive"], loss="squared_error")
+    direct = fitted_for_inference(GRAPHS["ends in exp"][1], TARGETS["positive"], loss="squared_error")
     scores = X.astype(np.float64) @ direct.weights_["W"] + direct.weights_["b"]
     assert_allclose(direct.predict(X), np.exp(scores).ravel(), rtol=1e-5)
 

@@ -82,7 +82,7 @@ for name, (call, end, trained) in calls.items():
     assert not trained or usable(estimator), name
     assert len(os.listdir(fits)) - before == (2 if name == "a loop of fits" else 1), name
 """
-    run(program, tmp_path)
+    run_program(program, tmp_path)
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_an_interrupt_in_a_worker_ends_the_search(tmp_path):
 if __name__ == "__main__":
     assert ends(lambda: GridSearchCV(fresh(), grid, cv=2, n_jobs=2).fit(X, y)) == "interrupted"
 """
-    run(program, tmp_path)
+    run_program(program, tmp_path)
 
 
-def run(program: str, folder: Path) -> None:
+def run_program(program: str, folder: Path) -> None:
     (folder / "program.py").write_text(HEAD + program, encoding="utf-8")
     (folder / "fits").mkdir()
     command = [sys.executable, str(folder / "program.py"), str(folder / "fits")]

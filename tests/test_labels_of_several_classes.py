@@ -24,9 +24,9 @@ from tests.helpers.several_labels import (
     YES,
     X,
     by_name,
-    classifier,
-    fitted,
-    run,
+    fitted_to_labels,
+    label_classifier,
+    run_file,
     unmoved,
 )
 
@@ -42,7 +42,7 @@ class TestSeveralClasses:
     @pytest.mark.parametrize("y", [KINDS, CODES], ids=["texts", "numbers"])
     @pytest.mark.parametrize("engine", available_engines())
     def test_begins_from_the_fitted_model(self, model, y, engine):
-        model = fitted(model, y)
+        model = fitted_to_labels(model, y)
         tuned = unmoved(model, y, engine=engine)
         assert tuned.engine_ == engine
         assert_array_equal(tuned.predict(X), model.predict(X))
@@ -54,8 +54,8 @@ class TestSeveralClasses:
 
     @by_name(OF_KINDS)
     def test_is_trained_and_written_back(self, model):
-        model = fitted(model, KINDS)
-        tuned = classifier(model, max_iter=30).fit(X[NEW], KINDS[NEW])
+        model = fitted_to_labels(model, KINDS)
+        tuned = label_classifier(model, max_iter=30).fit(X[NEW], KINDS[NEW])
         assert tuned.loss_curve_[-1] < 0.97 * tuned.loss_curve_[0]
         back = tuned.to_sklearn()
         assert_array_equal(back.predict(X), tuned.predict(X))
@@ -70,36 +70,36 @@ class TestSeveralClasses:
         assert_array_equal(tuned.predict(X), model.predict(X))
         likely = [known[p.argmax(axis=1)] for known, p in zip(model.classes_, model.predict_proba(X), strict=True)]
         assert not np.array_equal(tuned.predict(X), np.stack(likely, axis=1))
-        assert_array_equal(run(tuned.to_onnx())[0], tuned.predict(X))
+        assert_array_equal(run_file(tuned.to_onnx())[0], tuned.predict(X))
 
     @by_name(OF_KINDS)
     @pytest.mark.parametrize("y", [KINDS, CODES], ids=["texts", "numbers"])
     def test_file(self, model, y):
-        tuned = classifier(fitted(model, y)).fit(X[NEW], y[NEW])
+        tuned = label_classifier(fitted_to_labels(model, y)).fit(X[NEW], y[NEW])
         file = tuned.to_onnx()
         onnx.checker.check_model(file, full_check=True)
         assert [output.name for output in file.graph.output] == ["label", "probabilities"]
-        label, probabilities = run(file)
+        label, probabilities = run_file(file)
         assert_array_equal(label, tuned.predict(X))
         assert isinstance(probabilities, list)
         for ours, theirs in zip(tuned.predict_proba(X), probabilities, strict=True):
             assert_array_equal(ours, theirs)
 
     def test_decision_function(self):
-        model = fitted(OF_KINDS["estimator-an-output"], KINDS)
+        model = fitted_to_labels(OF_KINDS["estimator-an-output"], KINDS)
         tuned = unmoved(model, KINDS)
         first, second, third = tuned.decision_function(X)
         assert_allclose(first, model.estimators_[0].decision_function(X), rtol=1e-5, atol=1e-5)
         assert_allclose(second, model.estimators_[1].decision_function(X), rtol=1e-5, atol=1e-5)
         assert third.shape == (120,)
-        scores = run(tuned.to_onnx(raw_scores=True))[1]
+        scores = run_file(tuned.to_onnx(raw_scores=True))[1]
         for ours, theirs in zip((first, third), (scores[0], scores[2]), strict=True):
             assert_array_equal(theirs, np.stack([-ours, ours], axis=1))
         assert_array_equal(scores[1], second)
 
     @pytest.mark.parametrize("part", [LinearSVC(), RidgeClassifier()], ids=str)
     def test_margins(self, part):
-        model = fitted(MultiOutputClassifier(part), KINDS)
+        model = fitted_to_labels(MultiOutputClassifier(part), KINDS)
         tuned = unmoved(model, KINDS)
         rows = []
         for j, (ours, one) in enumerate(zip(tuned.decision_function(X), model.estimators_, strict=True)):
@@ -109,28 +109,28 @@ class TestSeveralClasses:
             margins = np.stack([-margins, margins], axis=1) if margins.ndim == 1 else margins
             rows.append(np.maximum(0, 1 - (2 * true - 1) * margins).mean(axis=1)[NEW])
         assert tuned.loss_ == pytest.approx(np.mean(rows), rel=1e-5)
-        raw = run(tuned.to_onnx(raw_scores=True))[1]
+        raw = run_file(tuned.to_onnx(raw_scores=True))[1]
         assert_allclose(raw[0][:, 1], tuned.decision_function(X)[0], rtol=1e-6)
-        assert_array_equal(run(tuned.to_onnx())[0], tuned.predict(X))
+        assert_array_equal(run_file(tuned.to_onnx())[0], tuned.predict(X))
 
     def test_machines_of_several_classes_are_refused(self):
         with pytest.raises(ModelError, match=r"count votes.*probability=True"):
-            classifier(fitted(MultiOutputClassifier(SVC()), KINDS)).fit(X, KINDS)
+            label_classifier(fitted_to_labels(MultiOutputClassifier(SVC()), KINDS)).fit(X, KINDS)
 
     @pytest.mark.parametrize("zipmap", [True, "columns"])
     def test_zipmap_is_refused(self, zipmap):
-        tuned = unmoved(fitted(OF_KINDS["tree"], KINDS), KINDS)
+        tuned = unmoved(fitted_to_labels(OF_KINDS["tree"], KINDS), KINDS)
         with pytest.raises(ModelError, match=f"zipmap={zipmap!r} is for one label a row, and here are 3"):
             tuned.to_onnx(zipmap=zipmap)
 
     def test_one_label_in_a_column(self):
         model = MultiOutputClassifier(LogisticRegression()).fit(X[OLD], YES[OLD, :1])
-        tuned = classifier(model).fit(X[NEW], YES[NEW, :1])
+        tuned = label_classifier(model).fit(X[NEW], YES[NEW, :1])
         assert_array_equal(tuned.predict(X), tuned.to_sklearn().predict(X))
         assert [p.shape for p in tuned.predict_proba(X)] == [(120, 2)]
 
     def test_score(self):
-        model = fitted(OF_KINDS["estimator-an-output"], KINDS)
+        model = fitted_to_labels(OF_KINDS["estimator-an-output"], KINDS)
         tuned = unmoved(model, KINDS)
         assert tuned.score(X, KINDS) == pytest.approx(model.score(X, KINDS))
         weights = np.arange(120)
@@ -138,26 +138,26 @@ class TestSeveralClasses:
         assert tuned.score(X, KINDS, weights) == pytest.approx((right * weights).sum() / weights.sum())
 
     def test_classes_missing_in_the_new_rows(self):
-        model = fitted(OF_KINDS["forest"], KINDS)
+        model = fitted_to_labels(OF_KINDS["forest"], KINDS)
         few = np.flatnonzero((KINDS != "cat").all(axis=1) & (KINDS[:, 1] == "bird"))
-        tuned = classifier(model).fit(X[few], KINDS[few])
+        tuned = label_classifier(model).fit(X[few], KINDS[few])
         assert [len(known) for known in tuned.classes_] == [2, 3, 2]
 
     def test_class_weights(self):
-        model = fitted(OF_KINDS["estimator-an-output"], KINDS)
+        model = fitted_to_labels(OF_KINDS["estimator-an-output"], KINDS)
         chosen = [{"bird": 1, "cat": 3}, {"bird": 2, "cat": 1, "dog": 5}, {"bird": 1, "cat": 0.5}]
         for weight in ("balanced", chosen):
             rows = compute_sample_weight(weight, KINDS[NEW])
-            weighted = classifier(model).fit(X[NEW], KINDS[NEW], sample_weight=rows)
-            tuned = classifier(model, class_weight=weight).fit(X[NEW], KINDS[NEW])
+            weighted = label_classifier(model).fit(X[NEW], KINDS[NEW], sample_weight=rows)
+            tuned = label_classifier(model, class_weight=weight).fit(X[NEW], KINDS[NEW])
             assert_array_equal(tuned.weights_["estimators.1.coef"], weighted.weights_["estimators.1.coef"])
 
     def test_early_stopping(self):
-        model = fitted(OF_KINDS["estimator-an-output"], KINDS)
-        tuned = classifier(model, early_stopping=True, max_iter=8)
+        model = fitted_to_labels(OF_KINDS["estimator-an-output"], KINDS)
+        tuned = label_classifier(model, early_stopping=True, max_iter=8)
         tuned.fit(X[NEW], KINDS[NEW], X_val=X[OLD], y_val=KINDS[OLD])
         assert tuned.best_validation_score_ == pytest.approx(tuned.score(X[OLD], KINDS[OLD]))
-        assert len(classifier(model, early_stopping=True).fit(X, KINDS).validation_scores_) == 5
+        assert len(label_classifier(model, early_stopping=True).fit(X, KINDS).validation_scores_) == 5
 
 
 class TestLoss:

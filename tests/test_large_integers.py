@@ -26,12 +26,12 @@ def with_large(value=LARGE, dtype=np.int64):
     return data
 
 
-def fit(data, y=Y, dtype=None):
-    model = Linear() if dtype is None else double()
+def fit_integers(data, y=Y, dtype=None):
+    model = Linear() if dtype is None else double_graph()
     return OrtGradientRegressor(model, learning_rate_init=0.0, max_iter=1, random_state=0).fit(data, y)
 
 
-def double():
+def double_graph():
 
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> net (double[N,2] X) => (double[N,1] z) { z = MatMul (X, W) }'
@@ -60,11 +60,11 @@ FORMS = {
 def test_integers_that_are_rounded_are_told(form):
     make, match = FORMS[form]
     with pytest.warns(OnnxTrainWarning, match=match):
-        fit(make())
+        fit_integers(make())
 
 
 def test_at_prediction_too():
-    fitted = fit(X)
+    fitted = fit_integers(X)
     with pytest.warns(OnnxTrainWarning, match="16777217"):
         fitted.predict(with_large())
 
@@ -77,21 +77,21 @@ def test_dicts_and_inputs_by_name():
 
 def test_targets():
     with pytest.warns(OnnxTrainWarning, match="y holds the integer 16777217, which becomes 16777216"):
-        fit(X, Y + LARGE)
+        fit_integers(X, Y + LARGE)
 
 
 @pytest.mark.parametrize("value", [2**24, -(2**24), 2**30])
 def test_what_float32_holds_is_not_told(value):
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
-        fit(with_large(value))
-        fit(with_large().astype(float))
-        fit(X, np.where(Y == 3, value, 0))
+        fit_integers(with_large(value))
+        fit_integers(with_large().astype(float))
+        fit_integers(X, np.where(Y == 3, value, 0))
 
 
 def test_a_float64_graph_holds_more():
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
-        fit(with_large(2**53), Y + LARGE, dtype="double")
+        fit_integers(with_large(2**53), Y + LARGE, dtype="double")
     with pytest.warns(OnnxTrainWarning, match="9007199254740993 in column 1, which .* in float64"):
-        fit(with_large(2**53 + 1), dtype="double")
+        fit_integers(with_large(2**53 + 1), dtype="double")

@@ -244,7 +244,7 @@ def test_every_classification_loss_learns(name, classes):
             assert_array_equal(p.argmax(axis=1), estimator.predict(X))
 
 
-class FourthPower(Loss):
+class ScaledFourthPower(Loss):
     """(s - y)⁴ times a factor."""
 
     tasks = frozenset({"regression"})
@@ -260,7 +260,7 @@ class FourthPower(Loss):
 def test_a_loss_of_ones_own():
     X, y = line(100)
     settings = {"learning_rate_init": 0.02, "max_iter": 30, "random_state": 0, "tol": NEVER}
-    estimator = OrtGradientRegressor(Linear(), loss=FourthPower(2.0), **settings).fit(X, y)
+    estimator = OrtGradientRegressor(Linear(), loss=ScaledFourthPower(2.0), **settings).fit(X, y)
     estimator.set_params(learning_rate_init=0.0).partial_fit(X, y)
     assert_allclose(estimator.loss_, 2 * np.mean((estimator.predict(X) - y) ** 4), rtol=1e-4)
     assert estimator.score(X, y) > 0.5

@@ -17,7 +17,7 @@ from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
 
-def net(body="Y = MatMul(X, W)", more="", functions="", domains=""):
+def limited_net(body="Y = MatMul(X, W)", more="", functions="", domains=""):
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18{domains}]>
         net (float[N, 3] X) => (float[N, 1] Y) <float[3, 1] W = {{1, -2, 3}}{more}> {{ {body} }} {functions}""")
 
@@ -29,12 +29,12 @@ def laughing(depth, calls=2):
         inner = "Neg" if level + 1 == depth else f"laugh.f{level + 1}"
         steps = " ".join(f"v{i + 1} = {inner}(v{i})" for i in range(calls))
         texts.append(f'<domain: "laugh", opset_import: ["": 18, "laugh": 1]> f{level} (v0) => (v{calls}) {{ {steps} }}')
-    return net("H = laugh.f0(X) Y = MatMul(H, W)", functions=" ".join(texts), domains=', "laugh": 1')
+    return limited_net("H = laugh.f0(X) Y = MatMul(H, W)", functions=" ".join(texts), domains=', "laugh": 1')
 
 
 def nested(depth):
     """Return a model of so many Ifs, one within the other."""
-    model = net("H = MatMul(X, W)", ", bool yes = {1}")
+    model = limited_net("H = MatMul(X, W)", ", bool yes = {1}")
     model.graph.output[0].name = "out0"
     graph = model.graph
     for level in range(depth):
@@ -65,7 +65,7 @@ def test_functions_that_call_each_other():
     functions = """<domain: "own", opset_import: ["": 18, "own": 1]> f (c) => (r) { r = own.g(c) }
         <domain: "own", opset_import: ["": 18, "own": 1]> g (c) => (r) { r = own.f(c) }"""
     with pytest.raises(ModelError, match=r"functions cannot be inlined: own::[fg] calls itself"):
-        load(net("H = own.f(X) Y = MatMul(H, W)", functions=functions, domains=', "own": 1'))
+        load(limited_net("H = own.f(X) Y = MatMul(H, W)", functions=functions, domains=', "own": 1'))
 
 
 def test_nesting():
@@ -78,7 +78,7 @@ def test_nesting():
 
 
 def test_nodes():
-    chain = net(" ".join(f"a{i + 1} = Neg(a{i})" for i in range(30)) + " Y = MatMul(a30, W)")
+    chain = limited_net(" ".join(f"a{i + 1} = Neg(a{i})" for i in range(30)) + " Y = MatMul(a30, W)")
     chain.graph.node[0].input[0] = "X"
     assert load(chain)
     with model_limits(nodes=30), pytest.raises(ModelError, match=r"has 31 nodes or more.*limit nodes=30"):
@@ -97,21 +97,21 @@ def test_nodes():
 )  # fmt: skip
 def test_values_that_the_graph_computes(body, more, match):
     with pytest.raises(ModelError, match=match):
-        load(net(body, more))
+        load(limited_net(body, more))
 
 
 def test_rounds_of_a_loop():
     loop = """H = Loop (trips, yes, X) <body = g (int64 i, bool go, float[N, 3] a) => (bool more, float[N, 3] t)
         { t = Neg(a) more = Identity(go) }> Y = MatMul(H, W)"""
-    assert load(net(loop, ", int64 trips = {3}, bool yes = {1}"))
+    assert load(limited_net(loop, ", int64 trips = {3}, bool yes = {1}"))
     with pytest.raises(ModelError, match=r"'Loop_0' \(Loop\) has 1,000,000,000,000 iterations.*limit iterations"):
-        load(net(loop, ", int64 trips = {1000000000000}, bool yes = {1}"))
+        load(limited_net(loop, ", int64 trips = {1000000000000}, bool yes = {1}"))
 
 
 def test_weights_and_files(tmp_path):
-    onnx.save(net(), tmp_path / "net.onnx")
+    onnx.save(limited_net(), tmp_path / "net.onnx")
     with model_limits(tensor_bytes=11), pytest.raises(ModelError, match=r"12 bytes up to 'W'.*limit tensor_bytes=11"):
-        load(net())
+        load(limited_net())
     size = (tmp_path / "net.onnx").stat().st_size
     with model_limits(file_bytes=size):
         assert load(tmp_path / "net.onnx")
@@ -146,6 +146,6 @@ def test_wrong_limits(limits, match):
 
 
 def test_large_weights_are_within_the_limits():
-    model = net()
+    model = limited_net()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((1000, 1000), np.float32), "unused"))
     assert load(model)

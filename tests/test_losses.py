@@ -26,7 +26,7 @@ AMOUNTS = RNG.gamma(2.0, size=(20, 1)).astype(np.float32) + 0.01
 WEIGHTS = RNG.uniform(0.5, 2.0, size=20).astype(np.float32)
 
 
-def run(model: Any, **feeds):
+def run_expression(model: Any, **feeds):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {name: np.asarray(x, np.float32) for name, x in feeds.items()})
 
@@ -51,7 +51,7 @@ def loss_model(loss: losses.Loss, n: int, k: int, task: Any):
 def value(loss, scores, y, task="regression", sample_weight=None) -> float:
     w = np.ones(len(scores)) if sample_weight is None else sample_weight
     n, k = np.shape(scores)
-    return run(loss_model(loss, n, k, task), scores=scores, y=y, sample_weight=w)[0].item()
+    return run_expression(loss_model(loss, n, k, task), scores=scores, y=y, sample_weight=w)[0].item()
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_penalty():
     op, inputs = begin(w=(3,))
     w = [1.0, -2.0, 0.0]
     both = losses.append_penalty(op, inputs["w"], alpha=0.1, l1_ratio=0.25)
-    assert run(finish(op, both, "penalty"), w=w)[0] == pytest.approx(0.1 * (0.25 * 3 + 0.75 / 2 * 5))
+    assert run_expression(finish(op, both, "penalty"), w=w)[0] == pytest.approx(0.1 * (0.25 * 3 + 0.75 / 2 * 5))
     op, inputs = begin(w=(3,))
     squares = losses.append_penalty(op, inputs["w"], alpha=0.1, l1_ratio=0.0)
-    assert run(finish(op, squares, "penalty"), w=w)[0] == pytest.approx(0.1 / 2 * 5)
+    assert run_expression(finish(op, squares, "penalty"), w=w)[0] == pytest.approx(0.1 / 2 * 5)
 
 
 class FourthPower(losses.Loss):
@@ -210,7 +210,7 @@ def test_own_loss_is_differentiated_through_a_model(loss, rows, engine):
     x, coef = RNG.standard_normal((20, 4)), RNG.standard_normal((4, 3)).astype(np.float32).astype(np.float64) / 2
     x = x.astype(np.float32).astype(np.float64)
     model = gradient_graph(linear_model(loss), wrt=["coef"], of="loss", engine=engine)
-    total, gradient = run(model, x=x, y=ONE_HOT, sample_weight=WEIGHTS, coef=coef)
+    total, gradient = run_expression(model, x=x, y=ONE_HOT, sample_weight=WEIGHTS, coef=coef)
 
     def mean(c):
         return np.average(rows(x @ c), weights=WEIGHTS)
@@ -310,7 +310,7 @@ def test_targets_that_a_loss_takes():
 def predictions(link, scores, opset=18):
     scores = np.asarray(scores, np.float32)
     op, inputs = begin(opset, scores=scores.shape)
-    return run(
+    return run_expression(
         finish(op, op.Identity(losses.apply_link(op, link, inputs["scores"])), "p", *scores.shape), scores=scores
     )[0]
 

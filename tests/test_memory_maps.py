@@ -43,7 +43,7 @@ MODELS = {"network": lambda: MLP((WIDE,)), "running statistics": normalized}
 CASES = [("network", engine) for engine in available_engines()] + [("running statistics", "auto")]
 
 
-def fitted(model: str, engine: str) -> OrtGradientRegressor:
+def fitted_wide(model: str, engine: str) -> OrtGradientRegressor:
     settings = {"optimizer": Adam(), "learning_rate_init": 1e-4, "alpha": 1e-3, "max_grad_norm": 1.0, "batch_size": 20}
     estimator = OrtGradientRegressor(MODELS[model](), engine=engine, random_state=0, **settings)
     return estimator.partial_fit(X, y)
@@ -82,7 +82,7 @@ for one in filter(Path.is_dir, folder.iterdir()):
 
 @pytest.mark.slow
 def test_what_was_loaded_as_a_memory_map_goes_on_and_leaves_the_file_alone(tmp_path):
-    estimators = {tmp_path / f"{model}-{engine}": fitted(model, engine) for model, engine in CASES}
+    estimators = {tmp_path / f"{model}-{engine}": fitted_wide(model, engine) for model, engine in CASES}
     for folder, estimator in estimators.items():
         folder.mkdir()
         joblib.dump(estimator, folder / "model")
@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
 @pytest.mark.exhaustive
 def test_workers_that_are_given_memory_maps_train(tmp_path):
-    estimator = fitted("network", "auto")
+    estimator = fitted_wide("network", "auto")
     assert len(pickle.dumps(estimator._run.parameters)) > 2**20  # from where on joblib maps arrays
     joblib.dump(estimator, tmp_path / "model")
     in_a_child(PARALLEL, tmp_path)

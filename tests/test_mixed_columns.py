@@ -45,13 +45,13 @@ from tests.helpers.mixed_columns import (
     THREE,
     TRANSFORMERS,
     N,
-    classifier,
     columns,
     encoded,
-    fitted,
-    regressor,
+    fitted_to_table,
     rng,
     session_results,
+    table_classifier,
+    table_regressor,
     with_value,
 )
 
@@ -64,10 +64,10 @@ pytestmark = [
 class TestTransformers:
     @pytest.mark.parametrize("name", TRANSFORMERS)
     def test_starts_trains_and_goes_back(self, name):
-        model = fitted(clone(TRANSFORMERS[name]))
-        start = regressor(model, learning_rate_init=0.0, max_iter=1).fit(FRAME, NUMBER)
+        model = fitted_to_table(clone(TRANSFORMERS[name]))
+        start = table_regressor(model, learning_rate_init=0.0, max_iter=1).fit(FRAME, NUMBER)
         assert_allclose(start.predict(FRAME), model.predict(FRAME), rtol=1e-4, atol=1e-4)
-        tuned = regressor(model).fit(FRAME[NEW], NUMBER[NEW])
+        tuned = table_regressor(model).fit(FRAME[NEW], NUMBER[NEW])
         assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
         assert np.abs(tuned.predict(FRAME) - model.predict(FRAME)).max() > 1e-3
         assert_allclose(tuned.to_sklearn().predict(FRAME), tuned.predict(FRAME), rtol=1e-4, atol=1e-5)
@@ -75,9 +75,9 @@ class TestTransformers:
 
     @pytest.mark.parametrize("name", TRANSFORMERS)
     def test_loss_and_gradient_are_those_of_scikit_learn(self, name):
-        model = fitted(clone(TRANSFORMERS[name]))
+        model = fitted_to_table(clone(TRANSFORMERS[name]))
         once = {"optimizer": SGD(momentum=0.0), "learning_rate_init": 1.0, "max_iter": 1, "batch_size": N}
-        tuned = regressor(model, trainable=["ridge.*"], **once).fit(FRAME, NUMBER)
+        tuned = table_regressor(model, trainable=["ridge.*"], **once).fit(FRAME, NUMBER)
         Z, error = model[:-1].transform(FRAME), model.predict(FRAME) - NUMBER
         Z = (Z.toarray() if hasattr(Z, "toarray") else Z).astype(np.float64)
         assert tuned.loss_ == pytest.approx((error**2).mean(), rel=1e-5)
@@ -87,8 +87,8 @@ class TestTransformers:
     @pytest.mark.parametrize("engine", available_engines())
     @pytest.mark.parametrize("y", [BINARY, THREE], ids=["binary", "three"])
     def test_classifiers(self, engine, y):
-        model = fitted(encoded(), y=y, last=LogisticRegression())
-        tuned = classifier(model, engine=engine).fit(FRAME[NEW], y[NEW])
+        model = fitted_to_table(encoded(), y=y, last=LogisticRegression())
+        tuned = table_classifier(model, engine=engine).fit(FRAME[NEW], y[NEW])
         assert tuned.engine_ == engine
         assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
         labels, probabilities = session_results(tuned.to_onnx())
@@ -99,7 +99,7 @@ class TestTransformers:
     def test_ensembles(self):
         parts = [(name, make_pipeline(encoded(), Ridge(alpha))) for name, alpha in (("p", 1.0), ("q", 9.0))]
         model = VotingRegressor(parts).fit(FRAME[OLD], NUMBER[OLD])
-        tuned = regressor(model).fit(FRAME[NEW], NUMBER[NEW])
+        tuned = table_regressor(model).fit(FRAME[NEW], NUMBER[NEW])
         assert_allclose(tuned.to_sklearn().predict(FRAME), tuned.predict(FRAME), rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("encoder", [encoded(), TfidfVectorizer()], ids=["table", "documents"])
@@ -113,14 +113,14 @@ class TestTransformers:
         model = ensemble(make_pipeline(clone(encoder), LogisticRegression())).fit(X, BINARY)
         name = type(model).__name__
         with pytest.raises(ModelError, match=f"Put the encoder before the {name}, in"):
-            classifier(model).fit(X, BINARY)
+            table_classifier(model).fit(X, BINARY)
         model = make_pipeline(clone(encoder), ensemble(LogisticRegression())).fit(X, BINARY)
-        tuned = classifier(model, max_iter=1, learning_rate_init=0.0).fit(X, BINARY)
+        tuned = table_classifier(model, max_iter=1, learning_rate_init=0.0).fit(X, BINARY)
         assert_allclose(tuned.predict_proba(X), model.predict_proba(X), atol=1e-5)
 
     def test_engines_agree(self):
         tuned = [
-            regressor(fitted(clone(TRANSFORMERS["words"])), engine=engine).fit(FRAME[NEW], NUMBER[NEW])
+            table_regressor(fitted_to_table(clone(TRANSFORMERS["words"])), engine=engine).fit(FRAME[NEW], NUMBER[NEW])
             for engine in available_engines()
         ]
         for other in tuned[1:]:
@@ -129,7 +129,7 @@ class TestTransformers:
 
 class TestGraph:
     def test_inputs_are_the_columns_that_are_read(self):
-        tuned = regressor(fitted(encoded(OneHotEncoder(), ["size", "kind"]))).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded(OneHotEncoder(), ["size", "kind"]))).fit(FRAME, NUMBER)
         inputs = tuned.to_onnx().graph.input
         assert [value.name for value in inputs] == ["a", "kind", "b", "size"]
         assert [value.type.tensor_type.elem_type for value in inputs] == [1, 8, 1, 8]
@@ -137,36 +137,38 @@ class TestGraph:
     def test_numbers_alone_stay_one_matrix(self):
         numbers = FRAME[["a", "b", "count"]]
         model = make_pipeline(columns((StandardScaler(), ["a", "b"])), Ridge()).fit(numbers, NUMBER)
-        assert [value.name for value in regressor(model).fit(numbers, NUMBER).to_onnx().graph.input] == ["X"]
+        assert [value.name for value in table_regressor(model).fit(numbers, NUMBER).to_onnx().graph.input] == ["X"]
 
     def test_column_under_the_name_of_an_output(self):
         frame = FRAME.rename(columns={"a": "variable", "kind": "X", "b": "label"})
         model = make_pipeline(columns((OneHotEncoder(), ["X"]), ("passthrough", ["variable", "label"])), Ridge())
-        tuned = regressor(model.fit(frame, NUMBER)).fit(frame, NUMBER)
+        tuned = table_regressor(model.fit(frame, NUMBER)).fit(frame, NUMBER)
         assert_array_equal(session_results(tuned.to_onnx(), frame)[0].ravel(), tuned.predict(frame))
 
     def test_what_is_trained(self):
-        tuned = regressor(fitted(clone(TRANSFORMERS["words"]))).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(clone(TRANSFORMERS["words"]))).fit(FRAME, NUMBER)
         names = ("tfidfvectorizer.tfidf.idf", "standardscaler.mean", "standardscaler.scale")
         assert set(tuned.weights_) == {f"columntransformer.{n}" for n in names} | {"ridge.coef", "ridge.intercept"}
-        given = regressor(fitted(clone(TRANSFORMERS["words"])), learning_rate_init=0.0, max_iter=1).fit(FRAME, NUMBER)
+        given = table_regressor(fitted_to_table(clone(TRANSFORMERS["words"])), learning_rate_init=0.0, max_iter=1).fit(
+            FRAME, NUMBER
+        )
         assert all((array != given.weights_[name]).any() for name, array in tuned.weights_.items())
 
     def test_targets_by_category_are_trained(self):
-        model = fitted(encoded(TargetEncoder(random_state=0), ["kind"]))
-        tuned = regressor(model, trainable=["*.encodings.*"], alpha=0).fit(FRAME[NEW], NUMBER[NEW])
+        model = fitted_to_table(encoded(TargetEncoder(random_state=0), ["kind"]))
+        tuned = table_regressor(model, trainable=["*.encodings.*"], alpha=0).fit(FRAME[NEW], NUMBER[NEW])
         back = tuned.to_sklearn()[0].named_transformers_["targetencoder"]
         assert (back.encodings_[0] != model[0].named_transformers_["targetencoder"].encodings_[0]).all()
 
     def test_large_encodings_are_kept_sparse(self, monkeypatch):
-        model = fitted(encoded())
-        dense = regressor(model).fit(FRAME, NUMBER)
+        model = fitted_to_table(encoded())
+        dense = table_regressor(model).fit(FRAME, NUMBER)
         monkeypatch.setattr(encoding, "COPY_LIMIT", 0)
         monkeypatch.setattr(encoding, "CHUNK", 50)
         stacked = encoding._stacked
         monkeypatch.setattr(encoding, "_stacked", lambda pieces: seen.append(stacked(pieces)) or seen[-1])
         seen = []
-        sparse = regressor(model).fit(FRAME, NUMBER)
+        sparse = table_regressor(model).fit(FRAME, NUMBER)
         assert [type(made).__name__ for made in seen] == ["csr_matrix"]
         assert_array_equal(sparse.predict(FRAME), dense.predict(FRAME))
 
@@ -174,15 +176,15 @@ class TestGraph:
 class TestData:
     @pytest.mark.parametrize("kind", [object, "str", "string", "category"])
     def test_types_of_text(self, kind):
-        model = fitted(encoded())
-        expected = regressor(model).fit(FRAME, NUMBER).predict(FRAME)
+        model = fitted_to_table(encoded())
+        expected = table_regressor(model).fit(FRAME, NUMBER).predict(FRAME)
         frame = FRAME.astype({"kind": kind})
-        assert_array_equal(regressor(model).fit(frame, NUMBER).predict(frame), expected)
+        assert_array_equal(table_regressor(model).fit(frame, NUMBER).predict(frame), expected)
 
     def test_array_of_objects(self):
         X = FRAME[["a", "kind", "b", "note"]].to_numpy(object)
         model = make_pipeline(columns((OneHotEncoder(), [1]), (StandardScaler(), [0, 2])), Ridge()).fit(X, NUMBER)
-        tuned = regressor(model).fit(X, NUMBER)
+        tuned = table_regressor(model).fit(X, NUMBER)
         assert [value.name for value in tuned.to_onnx().graph.input] == ["x0", "x1", "x2"]
         assert_allclose(tuned.to_sklearn().predict(X), tuned.predict(X), rtol=1e-4, atol=1e-5)
         assert tuned.n_features_in_ == 4
@@ -190,7 +192,7 @@ class TestData:
             tuned.predict(X[:, :3])
 
     def test_names(self):
-        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded())).fit(FRAME, NUMBER)
         assert_array_equal(tuned.feature_names_in_, FRAME.columns)
         with pytest.raises(ValueError, match="same order"):
             tuned.predict(FRAME[["kind", "a", *FRAME.columns[2:]]])
@@ -206,18 +208,18 @@ class TestData:
         (with_value("kind", pd.NA), ValueError, "got NAType"),
     ])  # fmt: skip
     def test_wrong_data(self, X, error, match):
-        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded())).fit(FRAME, NUMBER)
         with pytest.raises(error, match=match):
             tuned.predict(X)
 
     def test_dropped_columns_may_hold_anything(self):
-        model = fitted(encoded())
+        model = fitted_to_table(encoded())
         odd = FRAME.assign(note=[{"x": i} for i in range(N)], day=None)
-        expected = regressor(model).fit(FRAME, NUMBER).predict(FRAME)
-        assert_array_equal(regressor(model).fit(odd, NUMBER).predict(odd), expected)
+        expected = table_regressor(model).fit(FRAME, NUMBER).predict(FRAME)
+        assert_array_equal(table_regressor(model).fit(odd, NUMBER).predict(odd), expected)
 
     def test_many_rows_come_in_chunks(self, monkeypatch):
-        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded())).fit(FRAME, NUMBER)
         expected, chunk, sizes = tuned.predict(FRAME), inference.Predictor._chunk, []
 
         def noted(self, data, rows, output):
@@ -233,23 +235,23 @@ class TestData:
         assert sizes == [10] * 12  # two numbers and three columns of a kind
 
     def test_no_rows(self):
-        for model in (fitted(encoded()), fitted(columns((OneHotEncoder(), ["kind"])))):
+        for model in (fitted_to_table(encoded()), fitted_to_table(columns((OneHotEncoder(), ["kind"])))):
             with pytest.raises(ValueError, match="is required"):
-                regressor(model).fit(FRAME, NUMBER).predict(FRAME[:0])
+                table_regressor(model).fit(FRAME, NUMBER).predict(FRAME[:0])
 
     def test_row_weights_count_as_rows(self):
-        model, counts = fitted(encoded()), rng.integers(0, 3, N)
-        tuned = regressor(model, shuffle=False, batch_size=N).fit(FRAME, NUMBER, sample_weight=counts)
+        model, counts = fitted_to_table(encoded()), rng.integers(0, 3, N)
+        tuned = table_regressor(model, shuffle=False, batch_size=N).fit(FRAME, NUMBER, sample_weight=counts)
         rows = np.repeat(np.arange(N), counts)
-        repeated = regressor(model, shuffle=False, batch_size=len(rows)).fit(FRAME.iloc[rows], NUMBER[rows])
+        repeated = table_regressor(model, shuffle=False, batch_size=len(rows)).fit(FRAME.iloc[rows], NUMBER[rows])
         assert_allclose(tuned.predict(FRAME), repeated.predict(FRAME), rtol=1e-4, atol=1e-5)
 
 
 class TestTools:
     def test_partial_fit_and_warm_start(self):
-        model = fitted(encoded())
-        twice = regressor(model, shuffle=False, warm_start=True, max_iter=1)
-        passes = regressor(model, shuffle=False)
+        model = fitted_to_table(encoded())
+        twice = table_regressor(model, shuffle=False, warm_start=True, max_iter=1)
+        passes = table_regressor(model, shuffle=False)
         for _ in range(2):
             twice.fit(FRAME, NUMBER)
             passes.partial_fit(FRAME, NUMBER)
@@ -257,7 +259,7 @@ class TestTools:
         assert twice.n_iter_ == 2
 
     def test_pickle_goes_on(self):
-        tuned = regressor(fitted(encoded())).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded())).fit(FRAME, NUMBER)
         copy = pickle.loads(pickle.dumps(tuned))
         assert_array_equal(copy.predict(FRAME), tuned.predict(FRAME))
         assert copy.to_onnx() == tuned.to_onnx()
@@ -265,44 +267,44 @@ class TestTools:
         assert_array_equal(copy.partial_fit(FRAME, NUMBER).predict(FRAME), expected)
 
     def test_validation(self):
-        model = fitted(encoded())
-        tuned = regressor(model, max_iter=3).fit(FRAME[OLD], NUMBER[OLD], X_val=FRAME[NEW], y_val=NUMBER[NEW])
+        model = fitted_to_table(encoded())
+        tuned = table_regressor(model, max_iter=3).fit(FRAME[OLD], NUMBER[OLD], X_val=FRAME[NEW], y_val=NUMBER[NEW])
         assert tuned.validation_scores_[-1] == pytest.approx(tuned.score(FRAME[NEW], NUMBER[NEW]), rel=1e-5)
-        stopped = regressor(model, early_stopping=True, max_iter=3).fit(FRAME, NUMBER)
+        stopped = table_regressor(model, early_stopping=True, max_iter=3).fit(FRAME, NUMBER)
         assert len(stopped.validation_scores_) == 3
 
     @pytest.mark.slow
     def test_search_and_scores(self):
-        model = fitted(encoded())
-        search = GridSearchCV(regressor(model, max_iter=1), {"learning_rate_init": [1.0, 1e-4]}, cv=3)
+        model = fitted_to_table(encoded())
+        search = GridSearchCV(table_regressor(model, max_iter=1), {"learning_rate_init": [1.0, 1e-4]}, cv=3)
         assert search.fit(FRAME, NUMBER).best_params_ == {"learning_rate_init": 1e-4}
-        scores = cross_val_score(regressor(model, max_iter=1, learning_rate_init=1e-4), FRAME, NUMBER, cv=3)
+        scores = cross_val_score(table_regressor(model, max_iter=1, learning_rate_init=1e-4), FRAME, NUMBER, cv=3)
         assert scores.mean() == pytest.approx(search.best_score_)
 
     def test_model_is_left_as_it_is(self):
-        model = fitted(clone(TRANSFORMERS["imputed"]))
+        model = fitted_to_table(clone(TRANSFORMERS["imputed"]))
         before = pickle.dumps(model)
-        regressor(model).fit(FRAME, NUMBER).to_sklearn()
+        table_regressor(model).fit(FRAME, NUMBER).to_sklearn()
         assert pickle.dumps(model) == before
 
     def test_encoder_behind_other_steps(self):
         first = columns(("passthrough", ["kind", "size"]))
         model = make_pipeline(first, OneHotEncoder(handle_unknown="ignore"), Ridge()).fit(FRAME[OLD], NUMBER[OLD])
         with pytest.raises(ModelError, match="OneHotEncoder encodes text, but is not the first"):
-            regressor(model).fit(FRAME, NUMBER)
+            table_regressor(model).fit(FRAME, NUMBER)
 
     def test_boosting_with_categories_of_its_own(self):
         frame = FRAME[["a", "kind"]].astype({"kind": "category"})
         model = HistGradientBoostingRegressor(max_iter=3, categorical_features="from_dtype").fit(frame, NUMBER)
         with pytest.raises(ModelError, match="OrdinalEncoder encodes text"):
-            regressor(model).fit(frame, NUMBER)
+            table_regressor(model).fit(frame, NUMBER)
 
 
 class TestSkl2onnx:
     def test_columns_become_inputs(self):
         X = FRAME[["a", "kind", "b", "size", "count"]]
-        model = fitted(encoded(OneHotEncoder(), ["kind", "count"]), X=X, y=BINARY, last=LogisticRegression())
-        tuned = classifier(model).fit(X, BINARY)
+        model = fitted_to_table(encoded(OneHotEncoder(), ["kind", "count"]), X=X, y=BINARY, last=LogisticRegression())
+        tuned = table_classifier(model).fit(X, BINARY)
         for estimator in (tuned, make_pipeline(tuned)):
             proto = skl2onnx.to_onnx(estimator, X[:1], target_opset=OPSETS, options={id(tuned): {"zipmap": False}})
             assert [value.name for value in proto.graph.input] == list(X)
@@ -316,7 +318,7 @@ class TestSkl2onnx:
 
     def test_documents(self):
         notes = FRAME["note"]
-        tuned = regressor(make_pipeline(TfidfVectorizer(), Ridge()).fit(notes, NUMBER)).fit(notes, NUMBER)
+        tuned = table_regressor(make_pipeline(TfidfVectorizer(), Ridge()).fit(notes, NUMBER)).fit(notes, NUMBER)
         types = [("note", StringTensorType([None, 1]))]
         proto = skl2onnx.convert_sklearn(tuned, initial_types=types, target_opset=OPSETS)
         assert_array_equal(session_results(proto)[0].ravel(), tuned.predict(notes))
@@ -330,7 +332,7 @@ class TestSkl2onnx:
     ])  # fmt: skip
     def test_other_types(self, types, match):
         X = FRAME[["a", "kind", "b"]]
-        tuned = regressor(fitted(encoded(), X=X)).fit(X, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded(), X=X)).fit(X, NUMBER)
         with pytest.raises(ModelError, match=match):
             skl2onnx.convert_sklearn(tuned, initial_types=types, target_opset=OPSETS)
 
@@ -338,7 +340,7 @@ class TestSkl2onnx:
 def test_no_warnings_about_text():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        regressor(fitted(encoded()), learning_rate_init=0.001, max_iter=200).fit(FRAME, NUMBER)
+        table_regressor(fitted_to_table(encoded()), learning_rate_init=0.001, max_iter=200).fit(FRAME, NUMBER)
 
 
 def test_naive_bayes_of_words():

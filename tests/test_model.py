@@ -15,7 +15,7 @@ from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
-from tests.helpers.graphs import W, model, operators, trainable
+from tests.helpers.graphs import W, model, operator_types, trainable
 from tests.helpers.training import one_step
 
 
@@ -245,7 +245,7 @@ def test_only_the_way_to_the_output_is_kept():
         weights=f"{W}, float[1, 2] V = {{1, 2}}",
         output="P",
     )
-    assert operators(found.model.graph) == ["MatMul", "Sigmoid"]
+    assert operator_types(found.model.graph) == ["MatMul", "Sigmoid"]
     assert ([spec.name for spec in found.inputs], found.parameters) == (["X"], ("W",))
     assert [entry.domain for entry in to_proto(found.model).opset_import] == [""]
 

@@ -15,7 +15,7 @@ from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
-from tests.helpers.graphs import W, model, operators, trainable
+from tests.helpers.graphs import W, model, operator_types, trainable
 from tests.helpers.runtimes import INSTALLED, NEWER, NEWEST, OLDER, each_runtime
 from tests.helpers.sessions import evaluate
 from tests.helpers.training import one_step
@@ -157,7 +157,7 @@ def test_local_functions_are_inlined(opset, inner):
     proto = model(f"{twice} Y = MatMul(B, W)", opset=opset, more=(', "own": 1', function))
     found = trainable_model(load(proto))
     assert not found.model.functions
-    assert "center" not in operators(found.model.graph)
+    assert "center" not in operator_types(found.model.graph)
     X = rows()
     expected = (X - X.mean(axis=1, keepdims=True)) @ [[1.0], [-2], [3]]
     np.testing.assert_allclose(evaluate(to_proto(found.model), X=X)[0], expected, rtol=0, atol=1e-5)

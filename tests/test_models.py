@@ -35,11 +35,11 @@ SPREAD = {  # the half width of a uniform distribution, or the standard deviatio
 }
 
 
-def weights(model):
+def weights_by_name(model):
     return {i.name: onnx.numpy_helper.to_array(i).astype(np.float64) for i in model.graph.initializer}
 
 
-def evaluate(model, X):
+def score_rows(model, X):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(["scores"], {"X": X})[0]
 
@@ -64,18 +64,18 @@ def test_mlp_is_its_formula(activation):
     model = random_biases(MLP((7, 5), activation).build(4, 3, random_state=0))
     X = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
     values = X.astype(np.float64)
-    parameters = weights(model)
+    parameters = weights_by_name(model)
     for i in range(3):
         values = values @ parameters[f"layers.{i}.weight"] + parameters[f"layers.{i}.bias"]
         values = REFERENCES[activation](values) if i < 2 else values
-    np.testing.assert_allclose(evaluate(model, X), values, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(score_rows(model, X), values, rtol=0, atol=2e-6)
 
 
 def test_linear_is_its_formula():
     model = random_biases(Linear().build(4, 3, random_state=0))
     X = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
-    expected = X.astype(np.float64) @ weights(model)["weight"] + weights(model)["bias"]
-    np.testing.assert_allclose(evaluate(model, X), expected, rtol=0, atol=1e-6)
+    expected = X.astype(np.float64) @ weights_by_name(model)["weight"] + weights_by_name(model)["bias"]
+    np.testing.assert_allclose(score_rows(model, X), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_linear_is_its_formula():
     ],
 )
 def test_names_and_shapes_of_the_layers(sizes, shapes):
-    arrays = weights(MLP(sizes).build(4, 3, random_state=0))
+    arrays = weights_by_name(MLP(sizes).build(4, 3, random_state=0))
     names = [f"layers.{i}.{kind}" for i in range(len(shapes) // 2) for kind in ("weight", "bias")]
     assert {name: array.shape for name, array in arrays.items()} == dict(zip(names, shapes, strict=True))
 
 
 def test_linear_without_intercept():
-    arrays = weights(Linear(fit_intercept=False).build(4, 3, random_state=0))
+    arrays = weights_by_name(Linear(fit_intercept=False).build(4, 3, random_state=0))
     assert {name: array.shape for name, array in arrays.items()} == {"weight": (4, 3)}
 
 
@@ -119,7 +119,7 @@ def test_constants_are_not_initializers():
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_distribution_of_the_weights(name):
-    W = weights(Linear(initialization=name).build(300, 200, random_state=0))["weight"]
+    W = weights_by_name(Linear(initialization=name).build(300, 200, random_state=0))["weight"]
     spread = SPREAD[name](300, 200)
     normal = name.endswith("normal")
     assert abs(W.mean()) < 0.01 * spread
@@ -131,11 +131,11 @@ def test_distribution_of_the_weights(name):
 
 
 def test_zeros():
-    assert not weights(Linear(initialization="zeros").build(4, 3))["weight"].any()
+    assert not weights_by_name(Linear(initialization="zeros").build(4, 3))["weight"].any()
 
 
 def test_default_initialization_is_that_of_scikit_learn():
-    arrays = weights(MLP((300,)).build(200, 100, random_state=0))
+    arrays = weights_by_name(MLP((300,)).build(200, 100, random_state=0))
     for i, (n_in, n_out) in enumerate([(200, 300), (300, 100)]):
         largest = np.abs(arrays[f"layers.{i}.weight"]).max()
         np.testing.assert_allclose(largest, SPREAD["glorot_uniform"](n_in, n_out), rtol=1e-3)
@@ -143,7 +143,7 @@ def test_default_initialization_is_that_of_scikit_learn():
 
 
 def test_named_initialization_holds_for_every_layer():
-    arrays = weights(MLP((300,), initialization="he_normal").build(200, 100, random_state=0))
+    arrays = weights_by_name(MLP((300,), initialization="he_normal").build(200, 100, random_state=0))
     np.testing.assert_allclose(arrays["layers.0.weight"].std(), np.sqrt(2 / 200), rtol=0.02)
     np.testing.assert_allclose(arrays["layers.1.weight"].std(), np.sqrt(2 / 300), rtol=0.02)
 
@@ -189,7 +189,7 @@ class TestContract:
         model = MODELS[name]().build(4, n_outputs, random_state=0)
         onnx.checker.check_model(model, full_check=True)
         for n in (1, 5):
-            assert evaluate(model, np.ones((n, 4), np.float32)).shape == (n, n_outputs)
+            assert score_rows(model, np.ones((n, 4), np.float32)).shape == (n, n_outputs)
 
     def test_conventions(self, name):
         builder = MODELS[name]()
@@ -203,7 +203,7 @@ class TestContract:
     def test_parameters_are_set_and_shown(self, name):
         builder = MODELS[name]().set_params(initialization="zeros")
         assert repr(builder) == f"{type(builder).__name__}(initialization='zeros')"
-        assert not any(array.any() for array in weights(builder.build(4, 3)).values())
+        assert not any(array.any() for array in weights_by_name(builder.build(4, 3)).values())
         assert clone(builder).initialization == "zeros"
 
     def test_is_public(self, name):
@@ -237,18 +237,18 @@ def test_convnet_is_its_formula(row, kernel_size):
     builder = ConvNet((3, 2), kernel_size, "tanh", "glorot_normal")
     model = random_biases(builder.build(int(np.prod(row)), 4, random_state=0, row_shape=row))
     onnx.checker.check_model(model, full_check=True)
-    X, parameters = rng.normal(size=(6, *row)).astype(np.float32), weights(model)
+    X, parameters = rng.normal(size=(6, *row)).astype(np.float32), weights_by_name(model)
     values = X.astype(np.float64) if len(row) == 3 else X[:, None].astype(np.float64)
     for i in range(2):
         kernel, bias = parameters[f"convolutions.{i}.weight"], parameters[f"convolutions.{i}.bias"]
         values = pooled(np.tanh(convolution(values, kernel, bias)))
     values = values.reshape(6, -1) @ parameters["head.weight"] + parameters["head.bias"]
-    np.testing.assert_allclose(evaluate(model, X), values, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(score_rows(model, X), values, rtol=0, atol=5e-6)
 
 
 def test_convnet_draws_kernels_by_their_fans():
     model = ConvNet((64, 64), initialization="he_normal").build(64, 2, random_state=0, row_shape=(8, 8))
-    np.testing.assert_allclose(weights(model)["convolutions.1.weight"].std(), np.sqrt(2 / (64 * 9)), rtol=0.02)
+    np.testing.assert_allclose(weights_by_name(model)["convolutions.1.weight"].std(), np.sqrt(2 / (64 * 9)), rtol=0.02)
 
 
 def test_convnet_takes_images_and_signals():

@@ -35,7 +35,7 @@ RIGHT = {
 }
 
 
-def graph(node, x, arrays):
+def misfit_graph(node, x, arrays):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> net (float[{x}] x) => (float loss) '
         f"{{ y = {node} loss = ReduceSum <keepdims = 0> (y) }}"
@@ -47,13 +47,15 @@ def graph(node, x, arrays):
 @pytest.mark.parametrize(("node", "x", "arrays", "message"), CASES.values(), ids=CASES)
 def test_they_are_refused(node, x, arrays, message):
     with pytest.raises(ModelError, match=rf"is not valid: .*{message}"):
-        gradient_graph(graph(node, x, arrays), wrt="x", engine="portable")
+        gradient_graph(misfit_graph(node, x, arrays), wrt="x", engine="portable")
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_fits_is_differentiated(name):
     node, x, _, _ = CASES[name]
-    assert gradient_graph(graph(node, x, RIGHT[name]), wrt="x", engine="portable").graph.output[-1].name == "x_grad"
+    assert (
+        gradient_graph(misfit_graph(node, x, RIGHT[name]), wrt="x", engine="portable").graph.output[-1].name == "x_grad"
+    )
 
 
 @pytest.mark.parametrize("labels", [[], [0], [0, 1]])

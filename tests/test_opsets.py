@@ -42,7 +42,7 @@ LOSSES = {
 }
 
 
-def model(body, opset, *, columns=3, ir_version=8, **weights):
+def model_at_opset(body, opset, *, columns=3, ir_version=8, **weights):
     proto = onnx.parser.parse_model(
         f'<ir_version: {ir_version}, opset_import: ["": {opset}]> '
         f"net (float[N, 4] X) => (float[N, {columns}] z) {{ {body} }}"
@@ -52,17 +52,17 @@ def model(body, opset, *, columns=3, ir_version=8, **weights):
     return proto
 
 
-def mlp(opset, columns, ir_version=8):
+def mlp_at_opset(opset, columns, ir_version=8):
     rng = np.random.RandomState(1)
     weights = {"A": rng.normal(size=(4, 6)) * 0.5, "a": rng.normal(size=6) * 0.1}
     weights |= {"B": rng.normal(size=(6, columns)) * 0.5, "b": np.zeros(columns)}
     body = "G = Gemm(X, A, a) H = Relu(G) M = MatMul(H, B) z = Add(M, b)"
-    return model(body, opset, columns=columns, ir_version=ir_version, **weights)
+    return model_at_opset(body, opset, columns=columns, ir_version=ir_version, **weights)
 
 
-def fitted(loss, opset, engine="auto"):
+def fitted_to_opset(loss, opset, engine="auto"):
     estimator, y, columns = LOSSES[loss]
-    return estimator(mlp(opset, columns), loss=loss, engine=engine, **SETTINGS).fit(X, y)
+    return estimator(mlp_at_opset(opset, columns), loss=loss, engine=engine, **SETTINGS).fit(X, y)
 
 
 def given_back(estimator):
@@ -71,7 +71,7 @@ def given_back(estimator):
 
 @functools.cache
 def fitted_at_opset_18(loss, engine):
-    return fitted(loss, 18, engine)
+    return fitted_to_opset(loss, 18, engine)
 
 
 @pytest.mark.thinned(by=lambda loss, opset, engine: {opset, (loss, engine)})
@@ -79,8 +79,8 @@ def fitted_at_opset_18(loss, engine):
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("opset", range(11, 27))
 def test_the_same_weights_at_every_opset(loss, opset, engine):
-    start = mlp(18, LOSSES[loss][2])
-    expected, found = fitted_at_opset_18(loss, engine), fitted(loss, opset, engine)
+    start = mlp_at_opset(18, LOSSES[loss][2])
+    expected, found = fitted_at_opset_18(loss, engine), fitted_to_opset(loss, opset, engine)
     assert found.engine_ == engine
     assert given_back(found) == min(opset, INSTALLED.opset)
     for name, array in found.weights_.items():
@@ -102,7 +102,7 @@ def test_all_graphs_are_valid_at_every_opset(loss, opset, monkeypatch):
 
     for module in ("_training.base_step", "_training.loss_graph"):
         monkeypatch.setattr(f"onnxtrain_sklearn.{module}.differentiate", spy)
-    found = fitted(loss, opset, "portable")
+    found = fitted_to_opset(loss, opset, "portable")
     exported = found.to_onnx()
     assert len(graphs) == 2  # the step's and the penalty's
     assert min(opset, INSTALLED.opset) in {entry.version for graph in graphs for entry in graph.opset_import}
@@ -120,7 +120,7 @@ def log_loss(weights, forward):
     return np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(X)), THREE])
 
 
-def slopes(weights, forward, step=1e-6):
+def slopes_of_log_loss(weights, forward, step=1e-6):
     """Return the gradient of the mean log-loss by central differences in float64."""
     found = {}
     for name, array in weights.items():
@@ -154,7 +154,7 @@ WEIGHTS = {"s": np.array([0.5, 1.5, -1.0, 2.0]), "A": np.random.RandomState(2).n
 
 @pytest.mark.parametrize(("opset", "body", "forward"), NEW_OPERATORS)
 def test_an_operator_that_came_late_is_trained_where_the_runtime_has_it(opset, body, forward):
-    proto = model(body, opset, ir_version=10, **WEIGHTS)
+    proto = model_at_opset(body, opset, ir_version=10, **WEIGHTS)
     settings = {"optimizer": SGD(), "learning_rate_init": 1.0, "batch_size": len(X), "max_iter": 1}
     net = OrtGradientClassifier(proto, random_state=0, **settings)
     if INSTALLED.opset < opset:
@@ -163,7 +163,7 @@ def test_an_operator_that_came_late_is_trained_where_the_runtime_has_it(opset, b
         return
     net.fit(X, THREE)
     weights = {name: array.astype(np.float32).astype(np.float64) for name, array in WEIGHTS.items()}
-    for name, slope in slopes(weights, forward).items():
+    for name, slope in slopes_of_log_loss(weights, forward).items():
         assert_allclose(net.weights_[name], weights[name] - slope, rtol=0, atol=2e-6, err_msg=name)
     assert (net.engine_, given_back(net)) == ("portable", opset)
     assert_array_equal(evaluate(net.to_onnx(), X=X)[0], net.predict(X))
@@ -171,7 +171,7 @@ def test_an_operator_that_came_late_is_trained_where_the_runtime_has_it(opset, b
 
 @pytest.mark.skipif(INSTALLED.opset < 26, reason="this runtime refuses the opset")
 def test_an_operator_that_the_runtime_has_no_kernel_for():
-    proto = model(NEW_OPERATORS[2][1], 26, ir_version=10, **WEIGHTS)
+    proto = model_at_opset(NEW_OPERATORS[2][1], 26, ir_version=10, **WEIGHTS)
     with pytest.raises(ModelError, match=rf"{INSTALLED.runtime} lacks a kernel .*Swish.* opset"):
         OrtGradientClassifier(proto).fit(X, THREE)
 
@@ -181,7 +181,7 @@ def test_an_operator_that_the_runtime_has_no_kernel_for():
 
 @pytest.mark.parametrize("opset", [18, *range(21, 27)])
 def test_gradient_graph_keeps_the_opset(opset):
-    proto = model("M = MatMul(X, A) z = ReduceSum <keepdims = 0> (M)", opset, ir_version=14, A=WEIGHTS["A"])
+    proto = model_at_opset("M = MatMul(X, A) z = ReduceSum <keepdims = 0> (M)", opset, ir_version=14, A=WEIGHTS["A"])
     del proto.graph.output[0].type.tensor_type.shape.dim[:]
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = len(X)
     graph = gradient_graph(proto, wrt="A", engine="portable")
@@ -203,7 +203,7 @@ def test_gradient_graph_keeps_the_opset(opset):
 def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch):
     estimator, y, columns = LOSSES[loss]
     newest = min(INSTALLED.opset, MAX_OPSET)
-    proto = mlp(newest, columns, ir_version=INSTALLED.ir_version)
+    proto = mlp_at_opset(newest, columns, ir_version=INSTALLED.ir_version)
     net = estimator(proto, loss=loss, **SETTINGS).fit(X, y)
     content, expected = pickle.dumps(net), net.predict(X)
     monkeypatch.setattr(capabilities, "limits", lambda: replace(INSTALLED, opset=17, ir_version=8))
@@ -219,7 +219,7 @@ def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch
 
 def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeypatch):
     mean = "axis = Constant <value = int64[1] {1}> () M = ReduceMean (X, axis) D = Sub(X, M) z = MatMul(D, A)"
-    source = trainable_model(load(model(mean, 18, A=WEIGHTS["A"])))
+    source = trainable_model(load(model_at_opset(mean, 18, A=WEIGHTS["A"])))
     content = pickle.dumps(source)
     monkeypatch.setattr(capabilities, "limits", lambda: replace(INSTALLED, opset=17))
     other = pickle.loads(content)
@@ -233,7 +233,7 @@ def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeyp
 
 
 def test_a_pickle_of_an_operator_that_the_runtime_is_too_old_for(monkeypatch):
-    content = pickle.dumps(trainable_model(load(model(NEW_OPERATORS[0][1], 23, **WEIGHTS), NEWER)))
+    content = pickle.dumps(trainable_model(load(model_at_opset(NEW_OPERATORS[0][1], 23, **WEIGHTS), NEWER)))
     monkeypatch.setattr(capabilities, "limits", lambda: NEWER)
     same = pickle.loads(content)
     assert same.model.opset_imports == {"": 23}

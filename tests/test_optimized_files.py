@@ -31,7 +31,7 @@ def optimized(name, folder, level=LEVELS.ORT_ENABLE_EXTENDED):
     return folder / f"{name}.onnx"
 
 
-def rows(name):
+def rows_of_network(name):
     """Return X and y: those that came with a transformer, or random ones of the network's shape."""
     if name in ("encoder", "gpt", "bert"):
         with np.load(DATA / f"{name}.npz") as archive:
@@ -43,8 +43,8 @@ def rows(name):
     return X, np.arange(24) % (3 if name == "mlp" else 10)
 
 
-def fitted(path, name, engine):
-    X, y = rows(name)
+def fitted_file(path, name, engine):
+    X, y = rows_of_network(name)
     settings = {"optimizer": SGD(momentum=0.0), "learning_rate_init": 0.02, "batch_size": 24, "max_iter": 3}
     return OrtGradientClassifier(path, engine=engine, shuffle=False, tol=0, **settings).fit(X, y)
 
@@ -54,8 +54,8 @@ def domains(proto):
 
 
 def assert_trains_alike(path, name, engine):
-    X, _ = rows(name)
-    plain, other = fitted(DATA / f"{name}.onnx", name, engine), fitted(path, name, engine)
+    X, _ = rows_of_network(name)
+    plain, other = fitted_file(DATA / f"{name}.onnx", name, engine), fitted_file(path, name, engine)
     assert_allclose(other.loss_curve_[0], plain.loss_curve_[0], rtol=1e-6)
     assert_allclose(other.loss_curve_, plain.loss_curve_, rtol=1e-5)
     assert_allclose(other.predict_proba(X), plain.predict_proba(X), rtol=1e-4, atol=1e-6)
@@ -86,13 +86,13 @@ def test_a_layout_of_one_processor_is_refused(tmp_path):
     if "com.microsoft.nchwc" not in domains(onnx.load(path)):
         pytest.skip("onnxruntime keeps the layout on this processor")
     with pytest.raises(UnsupportedOperatorError, match=r"laid it out for the processor.*ORT_ENABLE_EXTENDED"):
-        fitted(path, "lenet", "portable")
+        fitted_file(path, "lenet", "portable")
 
 
 def test_a_head_behind_such_a_layout_trains(tmp_path):
     """What is frozen is only run."""
     path = optimized("lenet", tmp_path, LEVELS.ORT_ENABLE_ALL)
-    X, y = rows("lenet")
+    X, y = rows_of_network("lenet")
     start = {w.name: onnx.numpy_helper.to_array(w) for w in onnx.load(path).graph.initializer}
     settings = {"max_iter": 3, "batch_size": 24, "engine": "portable"}
     classifier = OrtGradientClassifier(path, trainable=["f2.*"], **settings).fit(X, y)

@@ -37,7 +37,7 @@ SETTINGS = {"max_iter": 5, "random_state": 0, "batch_size": 20, "learning_rate_i
 UNTRAINED = SETTINGS | {"learning_rate_init": 0, "max_iter": 1}
 
 
-def graph(tail: str, output: str, k: int = 1, dtype: str = "float", **weights: np.ndarray) -> onnx.ModelProto:
+def scoring_graph(tail: str, output: str, k: int = 1, dtype: str = "float", **weights: np.ndarray) -> onnx.ModelProto:
     text = f'<ir_version: 8, opset_import: ["": 18]> net ({dtype}[N,4] X) => ({output}) {{ {tail} }}'
     model = onnx.parser.parse_model(text)
     draw = np.random.RandomState(1)
@@ -48,7 +48,7 @@ def graph(tail: str, output: str, k: int = 1, dtype: str = "float", **weights: n
     return model
 
 
-def run(model: onnx.ModelProto, X: np.ndarray = X, output: str | None = None) -> np.ndarray:
+def run_outputs(model: onnx.ModelProto, X: np.ndarray = X, output: str | None = None) -> np.ndarray:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run([output or session.get_outputs()[0].name], {session.get_inputs()[0].name: X})[0]
 
@@ -60,11 +60,11 @@ def quiet(estimator: Any, *data: Any) -> Any:
         return estimator.fit(*data)
 
 
-SIGMOID = graph("z = Gemm(X, W, B) p = Sigmoid(z)", "float[N,1] p")
-LOGITS = graph("z = Gemm(X, W, B)", "float[N,3] z", 3)
+SIGMOID = scoring_graph("z = Gemm(X, W, B) p = Sigmoid(z)", "float[N,1] p")
+LOGITS = scoring_graph("z = Gemm(X, W, B)", "float[N,3] z", 3)
 
 # A stump for each of two features as matrix products, as Hummingbird writes forests.
-FOREST = graph(
+FOREST = scoring_graph(
     "zero = Constant <value_float = 0.0> () d = Gemm(X, N) a = Greater(d, zero) f = Cast <to = 1> (a) "
     "l = Gemm(f, S, C) p = MatMul(l, leaves)",
     "float[N,3] p",
@@ -74,7 +74,7 @@ FOREST = graph(
     leaves=np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]) / 2,
 )
 # One column of it: nothing tells that it is a probability.
-STUMP = graph(
+STUMP = scoring_graph(
     "zero = Constant <value_float = 0.0> () d = Gemm(X, N) a = Greater(d, zero) f = Cast <to = 1> (a) "
     "l = Gemm(f, S, C) p = MatMul(l, leaves)",
     "float[N,1] p",
@@ -92,8 +92,8 @@ LEAVES = {"trainable": ["leaves"]}
 def test_numbers_that_add_up_to_one_are_probabilities_and_a_warning_says_so():
     with pytest.warns(OnnxTrainWarning, match=r"'p'.*taken for probabilities.*add up to one.*output_kind='prob"):
         fitted = OrtGradientClassifier(FOREST, **LEAVES, **UNTRAINED).fit(X, THREE)
-    assert_allclose(fitted.predict_proba(X), run(FOREST), atol=3e-6)
-    assert_allclose(fitted.loss_, log_loss(THREE, run(FOREST)), rtol=1e-5)
+    assert_allclose(fitted.predict_proba(X), run_outputs(FOREST), atol=3e-6)
+    assert_allclose(fitted.loss_, log_loss(THREE, run_outputs(FOREST)), rtol=1e-5)
     claimed = quiet(OrtGradientClassifier(FOREST, output_kind="probabilities", **LEAVES, **UNTRAINED), X, THREE)
     assert_allclose(claimed.predict_proba(X), fitted.predict_proba(X), atol=1e-7)
 
@@ -104,25 +104,25 @@ def test_probabilities_stay_such_while_what_the_graph_gives_need_not():
     p = fitted.predict_proba(X)
     assert_allclose(p.sum(axis=1), 1, atol=1e-5)
     assert ((p >= 0) & (p <= 1)).all()
-    assert log_loss(THREE, p) < 0.9 * log_loss(THREE, run(FOREST))
-    assert_allclose(run(fitted.to_onnx(), output="probabilities"), p, atol=1e-6)
+    assert log_loss(THREE, p) < 0.9 * log_loss(THREE, run_outputs(FOREST))
+    assert_allclose(run_outputs(fitted.to_onnx(), output="probabilities"), p, atol=1e-6)
 
 
 def test_one_number_that_could_be_either_is_a_score_and_a_warning_says_so():
     with pytest.warns(OnnxTrainWarning, match=r"taken for scores.*lie in \[0, 1\].*output_kind='scores' to confirm"):
         fitted = OrtGradientClassifier(STUMP, **LEAVES, **UNTRAINED).fit(X, TWO)
-    assert_allclose(fitted.decision_function(X), run(STUMP).ravel(), atol=1e-6)
+    assert_allclose(fitted.decision_function(X), run_outputs(STUMP).ravel(), atol=1e-6)
     claimed = quiet(OrtGradientClassifier(STUMP, output_kind="probabilities", **LEAVES, **UNTRAINED), X, TWO)
-    assert_allclose(claimed.predict_proba(X)[:, 1], run(STUMP).ravel(), atol=1e-6)
-    assert_allclose(claimed.loss_, log_loss(TWO, run(STUMP).astype(float)), rtol=1e-5)
+    assert_allclose(claimed.predict_proba(X)[:, 1], run_outputs(STUMP).ravel(), atol=1e-6)
+    assert_allclose(claimed.loss_, log_loss(TWO, run_outputs(STUMP).astype(float)), rtol=1e-5)
     confirmed = quiet(OrtGradientClassifier(STUMP, output_kind="scores", **LEAVES, **UNTRAINED), X, TWO)
-    assert_allclose(confirmed.decision_function(X), run(STUMP).ravel(), atol=1e-6)
+    assert_allclose(confirmed.decision_function(X), run_outputs(STUMP).ravel(), atol=1e-6)
 
 
 def test_scores_of_any_size_are_scores_without_a_word():
     fitted = quiet(OrtGradientClassifier(LOGITS, **UNTRAINED), X, THREE)
-    assert_allclose(fitted.decision_function(X), run(LOGITS), atol=1e-6)
-    zeros = graph("z = Gemm(X, W, B)", "float[N,1] z", W=np.zeros((4, 1)), B=np.zeros(1))
+    assert_allclose(fitted.decision_function(X), run_outputs(LOGITS), atol=1e-6)
+    zeros = scoring_graph("z = Gemm(X, W, B)", "float[N,1] z", W=np.zeros((4, 1)), B=np.zeros(1))
     assert_allclose(quiet(OrtGradientClassifier(zeros, **UNTRAINED), X, TWO).predict_proba(X), 0.5)
 
 
@@ -131,8 +131,8 @@ def test_scores_of_any_size_are_scores_without_a_word():
 
 def test_scores_are_taken_as_they_are_whatever_they_come_from():
     fitted = quiet(OrtGradientClassifier(SIGMOID, output_kind="scores", **UNTRAINED), X, TWO)
-    assert_allclose(fitted.decision_function(X), run(SIGMOID).ravel(), atol=1e-6)
-    assert_allclose(fitted.predict_proba(X)[:, 1], 1 / (1 + np.exp(-run(SIGMOID).ravel())), atol=1e-6)
+    assert_allclose(fitted.decision_function(X), run_outputs(SIGMOID).ravel(), atol=1e-6)
+    assert_allclose(fitted.predict_proba(X)[:, 1], 1 / (1 + np.exp(-run_outputs(SIGMOID).ravel())), atol=1e-6)
 
 
 def test_what_is_no_probability_cannot_be_said_to_be_one():
@@ -177,21 +177,21 @@ def test_later_calls_and_copies_go_on_with_what_was_settled():
 # -- means ------------------------------------------------------------------------------------------------------------
 
 COUNTS = np.round(np.exp(NUMBERS / 2)) + 1.0
-POSITIVE = graph("z = Gemm(X, W, B)", "float[N,1] z", W=np.full((4, 1), 0.01), B=[2.0])
+POSITIVE = scoring_graph("z = Gemm(X, W, B)", "float[N,1] z", W=np.full((4, 1), 0.01), B=[2.0])
 
 
 def test_means_of_counts():
     said = OrtGradientRegressor(POSITIVE, loss="poisson", output_kind="means", **UNTRAINED).fit(X, COUNTS)
-    assert_allclose(said.predict(X), run(POSITIVE).ravel(), rtol=1e-5)
+    assert_allclose(said.predict(X), run_outputs(POSITIVE).ravel(), rtol=1e-5)
     logs = OrtGradientRegressor(POSITIVE, loss="poisson", **UNTRAINED).fit(X, COUNTS)
-    assert_allclose(logs.predict(X), np.exp(run(POSITIVE).ravel()), rtol=1e-5)
-    exponential = graph("z = Gemm(X, W, B) p = Exp(z)", "float[N,1] p")
+    assert_allclose(logs.predict(X), np.exp(run_outputs(POSITIVE).ravel()), rtol=1e-5)
+    exponential = scoring_graph("z = Gemm(X, W, B) p = Exp(z)", "float[N,1] p")
     twice = OrtGradientRegressor(exponential, loss="poisson", output_kind="scores", **UNTRAINED).fit(X, COUNTS)
-    assert_allclose(twice.predict(X), np.exp(run(exponential).ravel()), rtol=1e-5)
+    assert_allclose(twice.predict(X), np.exp(run_outputs(exponential).ravel()), rtol=1e-5)
 
 
 def test_a_loss_may_change_between_means_and_their_logarithms():
-    given = graph("z = Gemm(X, W, B) p = Softplus(z)", "float[N,1] p")
+    given = scoring_graph("z = Gemm(X, W, B) p = Softplus(z)", "float[N,1] p")
     fitted = OrtGradientRegressor(given, **SETTINGS | {"max_iter": 50}).fit(X, COUNTS)
     for loss in ("poisson", "squared_error", "gamma"):
         before = fitted.predict(X)
@@ -201,12 +201,12 @@ def test_a_loss_may_change_between_means_and_their_logarithms():
 
 @pytest.mark.parametrize("loss", ["squared_error", "poisson"])
 def test_numbers_with_axes_of_size_one(loss):
-    given = graph(
+    given = scoring_graph(
         "a = Constant <value_ints = [1, 2]> () z = Gemm(X, W, B) e = Exp(z) p = Unsqueeze(e, a)", "float[N,1,1,2] p", 2
     )
     fitted = OrtGradientRegressor(given, loss=loss, **UNTRAINED).fit(X, np.c_[COUNTS, COUNTS])
     assert fitted.predict(X).shape == (60, 2)
-    assert_allclose(fitted.predict(X), run(given).reshape(60, 2), rtol=1e-5)
+    assert_allclose(fitted.predict(X), run_outputs(given).reshape(60, 2), rtol=1e-5)
 
 
 # -- other graphs -----------------------------------------------------------------------------------------------------
@@ -217,9 +217,9 @@ def test_numbers_with_axes_of_size_one(loss):
 )
 def test_float64_graphs(tail):
     constants = "low = Constant <value = double {1e-9}> () h = Constant <value = double {0.5}> ()"
-    given = graph(f"{constants} z = Gemm(X, W, B) {tail}", "double[N,3] p", 3, dtype="double")
+    given = scoring_graph(f"{constants} z = Gemm(X, W, B) {tail}", "double[N,3] p", 3, dtype="double")
     fitted = quiet(OrtGradientClassifier(given, engine="portable", **UNTRAINED), X.astype(float), THREE)
-    assert_allclose(fitted.predict_proba(X.astype(float)), run(given, X.astype(float)), atol=1e-6)
+    assert_allclose(fitted.predict_proba(X.astype(float)), run_outputs(given, X.astype(float)), atol=1e-6)
 
 
 def test_label_first_and_the_wanted_one_of_several_outputs():
@@ -227,13 +227,13 @@ def test_label_first_and_the_wanted_one_of_several_outputs():
         "axis = Constant <value_ints = [1]> () z = Gemm(X, W, B) s = Softmax(z) p = Unsqueeze(s, axis) "
         "label = ArgMax <axis = 1, keepdims = 0> (z) g = Sigmoid(z)"
     )
-    given = graph(body, "int64[N] label, float[N,1,3] p, float[N,3] z, float[N,3] g", 3)
+    given = scoring_graph(body, "int64[N] label, float[N,1,3] p, float[N,3] z, float[N,3] g", 3)
     first = quiet(OrtGradientClassifier(given, **UNTRAINED), X, THREE)
-    assert_allclose(first.predict_proba(X), run(given, output="p")[:, 0], atol=1e-6)
+    assert_allclose(first.predict_proba(X), run_outputs(given, output="p")[:, 0], atol=1e-6)
     scores = quiet(OrtGradientClassifier(given, output="z", **UNTRAINED), X, THREE)
-    assert_allclose(scores.decision_function(X), run(given, output="z"), atol=1e-6)
+    assert_allclose(scores.decision_function(X), run_outputs(given, output="z"), atol=1e-6)
     sigmoids = quiet(OrtGradientClassifier(given, output="g", **UNTRAINED), X, THREE)
-    assert_allclose(sigmoids.predict_proba(X), run(given, output="g"), atol=1e-6)
+    assert_allclose(sigmoids.predict_proba(X), run_outputs(given, output="g"), atol=1e-6)
 
 
 @pytest.mark.parametrize("y", [TWO, THREE, np.c_[TWO, 1 - TWO]], ids=["two classes", "three classes", "two labels"])
@@ -247,7 +247,7 @@ def test_what_was_exported_is_trained_further_from_where_it_was(y):
 
 def test_outputs_that_are_drawn_at_random_are_no_reason_to_refuse():
     body = "z = Gemm(X, W, B) r = RandomNormalLike <scale = 0.5> (z) y = Add(z, r)"
-    OrtGradientClassifier(graph(body, "float[N,1] y"), **SETTINGS).fit(X, TWO)
+    OrtGradientClassifier(scoring_graph(body, "float[N,1] y"), **SETTINGS).fit(X, TWO)
 
 
 def test_a_network_that_is_right_already_stays_so():
@@ -256,12 +256,14 @@ def test_a_network_that_is_right_already_stays_so():
     features = scale(data.data).astype(np.float32)
     expert = LogisticRegression().fit(features, data.target)
     body = "axis = Constant <value_ints = [-1]> () z = MatMul(X, W) s = Add(z, B) q = Sigmoid(s) p = Squeeze(q, axis)"
-    given = graph(body, "float[N] p", W=expert.coef_.T, B=expert.intercept_)
+    given = scoring_graph(body, "float[N] p", W=expert.coef_.T, B=expert.intercept_)
     given.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 30
     untrained = quiet(OrtGradientClassifier(given, **UNTRAINED), features, data.target)
     assert untrained.score(features, data.target) == expert.score(features, data.target)
     trained = quiet(OrtGradientClassifier(given, **SETTINGS | {"max_iter": 20}), features, data.target)
-    assert trained.loss_ < untrained.loss_ == pytest.approx(log_loss(data.target, run(given, features)), rel=1e-5)
+    assert (
+        trained.loss_ < untrained.loss_ == pytest.approx(log_loss(data.target, run_outputs(given, features)), rel=1e-5)
+    )
 
 
 # -- the proof --------------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ NONE = {
 @pytest.mark.parametrize("name", NONE)
 def test_what_is_no_activation(name):
     tail, output = NONE[name]
-    given = graph(tail, output, 3)
+    given = scoring_graph(tail, output, 3)
     given.opset_import.add(domain="com.microsoft", version=1)
     found = trainable_model(load(given))
     assert (found.link, found.scores) == (None, "p")
@@ -338,7 +340,7 @@ def test_a_step_of_gradient_descent_on_a_mean_of_networks_is_that_of_its_log_los
     draw = np.random.RandomState(3)
     weights = {name: draw.normal(size=(4, 3)) * 0.4 for name in ("V", "W")}
     body = "a = MatMul(X, V) b = MatMul(X, W) s = Softmax(a) t = Softmax(b) u = Add(s, t) p = Mul(u, half)"
-    given = graph(f"half = Constant <value_float = 0.5> () {body}", "float[N,3] p", **weights)
+    given = scoring_graph(f"half = Constant <value_float = 0.5> () {body}", "float[N,3] p", **weights)
     settings = {"optimizer": SGD(), "learning_rate_init": 1.0, "max_iter": 1, "batch_size": 60, "random_state": 0}
     fitted = quiet(OrtGradientClassifier(given, **settings), X, THREE)
     softmax = {name: np.exp(X @ w) / np.exp(X @ w).sum(axis=1, keepdims=True) for name, w in weights.items()}
@@ -351,4 +353,4 @@ def test_a_step_of_gradient_descent_on_a_mean_of_networks_is_that_of_its_log_los
 
 def test_a_regressor_of_sigmoids_is_trained_on_what_they_give():
     fitted = OrtGradientRegressor(SIGMOID, **UNTRAINED).fit(X, NUMBERS)
-    assert_allclose(fitted.loss_, np.mean((run(SIGMOID).ravel() - NUMBERS) ** 2), rtol=1e-5)
+    assert_allclose(fitted.loss_, np.mean((run_outputs(SIGMOID).ravel() - NUMBERS) ** 2), rtol=1e-5)

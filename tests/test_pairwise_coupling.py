@@ -22,7 +22,7 @@ TINY = 1e-7
 CLASSES = (2, 3, 5, 12)
 
 
-def quietly(test):
+def without_warnings(test):
     """Ignore the warnings of few epochs, and of probability=True, which scikit-learn will drop."""
     for category in ("sklearn.exceptions.ConvergenceWarning", "FutureWarning"):
         test = pytest.mark.filterwarnings(f"ignore::{category}")(test)
@@ -51,7 +51,7 @@ def libsvm(pairs, classes):
     raise AssertionError("LIBSVM's iteration does not end")
 
 
-def drawn(classes, rows=40):
+def drawn_pairs(classes, rows=40):
     """Probabilities of pairs: of all kinds, near 0 and 1, contradictory, even."""
     rng = np.random.default_rng(classes)
     count = classes * (classes - 1) // 2
@@ -75,30 +75,30 @@ def coupling(classes, rows="N", dtype=ir.DataType.FLOAT):
     return ir.Model(graph, ir_version=9)
 
 
-def session(model):
+def coupling_session(model):
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
     return sessions.create_session(proto.SerializeToString(), devices.resolve_device())
 
 
-def run(model, *names, **feeds):
-    return session(model).run(list(names), feeds)
+def run_coupling(model, *names, **feeds):
+    return coupling_session(model).run(list(names), feeds)
 
 
-def weights(x, classes):
+def pair_weights(x, classes):
     return np.random.default_rng(1).normal(size=(len(x), classes)).astype(x.dtype)
 
 
 @pytest.mark.parametrize("classes", CLASSES)
 def test_probabilities_are_those_of_libsvm(classes):
-    x = drawn(classes)
-    found = run(coupling(classes), "p", x=x, w=weights(x, classes))[0]
+    x = drawn_pairs(classes)
+    found = run_coupling(coupling(classes), "p", x=x, w=pair_weights(x, classes))[0]
     np.testing.assert_allclose(found, [libsvm(row, classes) for row in x], rtol=0, atol=1e-6)
 
 
 def test_rows_do_not_depend_on_each_other():
-    x = drawn(4)
-    w = weights(x, 4)
-    together, runner = run(coupling(4), "p", x=x, w=w)[0], session(coupling(4))
+    x = drawn_pairs(4)
+    w = pair_weights(x, 4)
+    together, runner = run_coupling(coupling(4), "p", x=x, w=w)[0], coupling_session(coupling(4))
     alone = [runner.run(["p"], {"x": x[i : i + 1], "w": w[:1]})[0][0] for i in range(len(x))]
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-7)
 
@@ -113,12 +113,14 @@ def test_size_of_the_graph_depends_neither_on_sweeps_nor_on_classes(monkeypatch)
 
 @pytest.mark.parametrize("classes", CLASSES)
 def test_written_out_it_gives_the_same(classes):
-    x = drawn(classes)
-    w = weights(x, classes)
+    x = drawn_pairs(classes)
+    w = pair_weights(x, classes)
     model = coupling(classes)
     flat = unroll(model.clone())
     assert not {"Loop", "Scan", "If"} & {node.op_type for node in flat.graph.all_nodes()}
-    np.testing.assert_allclose(run(flat, "p", x=x, w=w)[0], run(model, "p", x=x, w=w)[0], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        run_coupling(flat, "p", x=x, w=w)[0], run_coupling(model, "p", x=x, w=w)[0], rtol=0, atol=1e-7
+    )
 
 
 @pytest.mark.slow
@@ -126,10 +128,10 @@ def test_written_out_it_gives_the_same(classes):
 @pytest.mark.parametrize("rows", ["N", 6])
 def test_gradients_are_those_of_central_differences(classes, rows):
     x = np.random.default_rng(classes).uniform(0.05, 0.95, size=(6, classes * (classes - 1) // 2))
-    w = weights(x, classes)
+    w = pair_weights(x, classes)
     model = coupling(classes, rows, ir.DataType.DOUBLE)
-    found = run(gradient_graph(ir.to_proto(model), wrt="x", engine="portable"), "x_grad", x=x, w=w)[0]
-    runner, expected = session(model), np.zeros_like(x)
+    found = run_coupling(gradient_graph(ir.to_proto(model), wrt="x", engine="portable"), "x_grad", x=x, w=w)[0]
+    runner, expected = coupling_session(model), np.zeros_like(x)
     for place in np.ndindex(x.shape):
         step = np.zeros_like(x)
         step[place] = 1e-6
@@ -140,10 +142,12 @@ def test_gradients_are_those_of_central_differences(classes, rows):
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_gradients_do_not_cancel_near_zero_and_one(classes):
-    x = drawn(classes, 20)[20:40]
-    w = weights(x, classes)
+    x = drawn_pairs(classes, 20)[20:40]
+    w = pair_weights(x, classes)
     found = [
-        run(gradient_graph(ir.to_proto(model), wrt="x", engine="portable"), "x_grad", x=x.astype(t), w=w.astype(t))[0]
+        run_coupling(
+            gradient_graph(ir.to_proto(model), wrt="x", engine="portable"), "x_grad", x=x.astype(t), w=w.astype(t)
+        )[0]
         for t in (np.float32, np.float64)
         for model in [coupling(classes, len(x), ir.DataType.from_numpy(np.dtype(t)))]
     ]
@@ -155,9 +159,12 @@ def test_gradients_do_not_cancel_near_zero_and_one(classes):
 @pytest.mark.parametrize("classes", [2, 4])
 def test_both_engines_give_one_gradient(classes):
     x = np.random.default_rng(classes).uniform(size=(7, classes * (classes - 1) // 2)).astype(np.float32)
-    w = weights(x, classes)
+    w = pair_weights(x, classes)
     proto = ir.to_proto(coupling(classes, len(x)))
-    found = [run(gradient_graph(proto, wrt="x", engine=e), "x_grad", x=x, w=w)[0] for e in ("portable", "ort-training")]
+    found = [
+        run_coupling(gradient_graph(proto, wrt="x", engine=e), "x_grad", x=x, w=w)[0]
+        for e in ("portable", "ort-training")
+    ]
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
@@ -179,7 +186,7 @@ def trained(request, fitted, digits):
 
 
 @pytest.mark.slow
-@quietly
+@without_warnings
 class TestMachines:
     def test_training_begins_from_the_fitted_machine(self, fitted, digits):
         model = OrtGradientClassifier(fitted, learning_rate_init=0.0, max_iter=1).fit(*digits)
@@ -194,7 +201,7 @@ class TestMachines:
     def test_the_graph_is_small_and_gives_the_same(self, trained, digits):
         model = trained[-1].to_onnx()
         assert len(list(ir.from_proto(model).graph.all_nodes())) < 150
-        found = session(model).run(["probabilities"], {"X": digits[0]})[0]
+        found = coupling_session(model).run(["probabilities"], {"X": digits[0]})[0]
         np.testing.assert_allclose(found, trained.predict_proba(digits[0]), atol=1e-6)
 
     def test_pickles_give_the_same(self, trained, digits):
@@ -209,5 +216,5 @@ class TestMachines:
         skl2onnx = pytest.importorskip("skl2onnx")
         model = skl2onnx.to_onnx(trained, digits[0][:1], target_opset=18, options={"zipmap": False})
         assert not list(ir.from_proto(model).graph.subgraphs())
-        found = session(model).run(["probabilities"], {"X": digits[0]})[0]
+        found = coupling_session(model).run(["probabilities"], {"X": digits[0]})[0]
         np.testing.assert_allclose(found, trained.predict_proba(digits[0]), atol=1e-5)

@@ -17,13 +17,13 @@ WEIGHTS = {
 }
 
 
-def flat(dtype=np.float32):
+def flat_parameters(dtype=np.float32):
     return FlatParameters(WEIGHTS, np.dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_matrices_come_first(dtype):
-    parameters = flat(dtype)
+    parameters = flat_parameters(dtype)
     assert parameters.names == ("W0", "conv", "b0", "scale")
     np.testing.assert_array_equal(parameters.vector, [*range(10, 16), *range(20, 28), 0, 1, 2, 7])
     assert parameters.vector.dtype == parameters.gradient.dtype == dtype
@@ -32,7 +32,7 @@ def test_matrices_come_first(dtype):
 
 
 def test_views_share_the_memory():
-    parameters = flat()
+    parameters = flat_parameters()
     for name, array in WEIGHTS.items():
         for view, vector in (
             (parameters.view(name), parameters.vector),
@@ -50,7 +50,7 @@ def test_views_share_the_memory():
 
 
 def test_views_cover_the_vector_once():
-    parameters = flat()
+    parameters = flat_parameters()
     for i, name in enumerate(parameters.names):
         parameters.view(name)[...] = i
     sizes = [WEIGHTS[name].size for name in parameters.names]
@@ -71,7 +71,7 @@ def test_no_parameters():
 
 
 def test_pickle_keeps_values_and_order():
-    parameters = flat()
+    parameters = flat_parameters()
     parameters.gradient[...] = 1
     copy = pickle.loads(pickle.dumps(parameters))
     assert copy.names == parameters.names

@@ -44,7 +44,7 @@ OPTIMIZERS = {
 }
 
 
-def classifier(**parameters: object) -> OrtGradientClassifier:
+def pickled_classifier(**parameters: object) -> OrtGradientClassifier:
     defaults = {"learning_rate_init": 0.02, "max_iter": 4, "batch_size": 16, "random_state": 0}
     return OrtGradientClassifier(MLP((5,)), **defaults | parameters)
 
@@ -67,7 +67,7 @@ COPIES = {
 }
 
 
-def assert_equal(a: OrtGradientClassifier, b: OrtGradientClassifier) -> None:
+def assert_equal_histories(a: OrtGradientClassifier, b: OrtGradientClassifier) -> None:
     assert_array_equal(a.predict_proba(X), b.predict_proba(X))
     for name, array in a.weights_.items():
         assert_array_equal(array, b.weights_[name])
@@ -77,9 +77,9 @@ def assert_equal(a: OrtGradientClassifier, b: OrtGradientClassifier) -> None:
 
 @pytest.mark.parametrize("how", COPIES)
 def test_copies_predict_the_same_bits(how):
-    fitted = classifier().fit(X, y)
+    fitted = pickled_classifier().fit(X, y)
     twin = COPIES[how](fitted)
-    assert_equal(fitted, twin)
+    assert_equal_histories(fitted, twin)
     assert_array_equal(fitted.decision_function(X), twin.decision_function(X))
     assert twin.to_onnx() == fitted.to_onnx()
     assert repr(twin) == repr(fitted)
@@ -90,14 +90,14 @@ def test_copies_predict_the_same_bits(how):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_copies_go_on_as_if_they_had_never_been_made(optimizer, how):
     settings = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": Cosine(), "max_iter": 8, "max_grad_norm": 1.0}
-    straight = classifier(**settings)
+    straight = pickled_classifier(**settings)
     for _ in range(3):
         straight.partial_fit(X, y, classes=[0, 1, 2])
     twin = COPIES[how](straight)
     for _ in range(3):
         straight.partial_fit(X, y)
         twin.partial_fit(X, y)
-    assert_equal(straight, twin)
+    assert_equal_histories(straight, twin)
 
 
 W, V = (", ".join(map(str, np.round(np.sin(np.arange(n)), 3))) for n in (24, 12))
@@ -114,20 +114,20 @@ def test_what_is_dropped_next_is_as_if_there_had_been_no_pickle(optimizer, engin
     settings = {"optimizer": optimizer, "max_iter": 3, "batch_size": 50, "random_state": 0, "warm_start": True}
     straight = OrtGradientClassifier(DROPPING, engine=engine, **settings).fit(X, y)
     twin, third = pickle.loads(pickle.dumps(straight)), copy.deepcopy(straight)
-    assert_equal(straight.fit(X, y), twin.fit(X, y))
+    assert_equal_histories(straight.fit(X, y), twin.fit(X, y))
     third._run.state.draws = 0
     assert not np.array_equal(third.fit(X, y).weights_["W"], straight.weights_["W"])
 
 
 def test_a_warm_start_goes_on_exactly_from_a_pickle():
-    straight = classifier(warm_start=True, early_stopping=True, max_iter=3).fit(X, y)
+    straight = pickled_classifier(warm_start=True, early_stopping=True, max_iter=3).fit(X, y)
     twin = pickle.loads(pickle.dumps(straight))
-    assert_equal(straight.fit(X, y), twin.fit(X, y))
+    assert_equal_histories(straight.fit(X, y), twin.fit(X, y))
     assert straight.validation_scores_ == twin.validation_scores_
 
 
 def test_a_copy_has_a_life_of_its_own():
-    fitted = classifier().fit(X, y)
+    fitted = pickled_classifier().fit(X, y)
     expected, rng_state = fitted.predict_proba(X), fitted._run.rng.get_state()[1].copy()
     for how in COPIES.values():
         how(fitted).partial_fit(X, y)
@@ -136,10 +136,10 @@ def test_a_copy_has_a_life_of_its_own():
 
 
 def test_a_generator_shared_with_the_parameters_stays_shared():
-    fitted = classifier(random_state=np.random.RandomState(3)).partial_fit(X, y, classes=[0, 1, 2])
+    fitted = pickled_classifier(random_state=np.random.RandomState(3)).partial_fit(X, y, classes=[0, 1, 2])
     twin = pickle.loads(pickle.dumps(fitted))
     assert twin.random_state is twin._run.rng
-    assert_equal(fitted.partial_fit(X, y), twin.partial_fit(X, y))
+    assert_equal_histories(fitted.partial_fit(X, y), twin.partial_fit(X, y))
 
 
 def test_unfitted_estimators_and_graphs_as_parameters_are_copied():
@@ -152,10 +152,10 @@ def test_unfitted_estimators_and_graphs_as_parameters_are_copied():
 
 
 def test_a_clone_is_not_fitted():
-    fitted = classifier().fit(X, y)
+    fitted = pickled_classifier().fit(X, y)
     with pytest.raises(NotFittedError):
         clone(fitted).predict(X)
-    assert_equal(clone(fitted).fit(X, y), fitted)
+    assert_equal_histories(clone(fitted).fit(X, y), fitted)
 
 
 def test_a_pickle_is_little_more_than_weights_and_optimizer_state():
@@ -194,7 +194,7 @@ def raced(call: object, n: int = 8) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
 def test_threads_predict_at_once(method):
-    fitted = classifier().fit(X, y)
+    fitted = pickled_classifier().fit(X, y)
     expected = getattr(copy.deepcopy(fitted), method)(X)
     for estimator in (fitted, pickle.loads(pickle.dumps(fitted))):  # its first prediction is raced
         for result in raced(lambda e=estimator: getattr(e, method)(X)):
@@ -203,8 +203,8 @@ def test_threads_predict_at_once(method):
 
 @pytest.mark.slow
 def test_threads_train_estimators_of_their_own():
-    expected = classifier(max_iter=10).fit(X, y).predict_proba(X)
-    for result in raced(lambda: classifier(max_iter=10).fit(X, y).predict_proba(X), 4):
+    expected = pickled_classifier(max_iter=10).fit(X, y).predict_proba(X)
+    for result in raced(lambda: pickled_classifier(max_iter=10).fit(X, y).predict_proba(X), 4):
         assert_array_equal(result, expected)
 
 
@@ -213,7 +213,7 @@ def test_threads_train_estimators_of_their_own():
 
 @pytest.mark.slow
 def test_another_process_predicts_the_same_and_goes_on(tmp_path):
-    fitted = classifier(optimizer="adam").fit(X, y)
+    fitted = pickled_classifier(optimizer="adam").fit(X, y)
     (tmp_path / "estimator.pickle").write_bytes(pickle.dumps(fitted))
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", y)
@@ -235,7 +235,7 @@ np.save(folder / "after.npy", estimator.partial_fit(X, y).predict_proba(X))
 @pytest.mark.slow
 def test_workers_of_joblib_find_what_one_process_finds():
     grid = {"optimizer": [Adam()], "learning_rate_init": [1e-4, 0.02]}
-    both = [GridSearchCV(classifier(), grid, cv=2, n_jobs=n, error_score="raise").fit(X, y) for n in (1, 2)]
+    both = [GridSearchCV(pickled_classifier(), grid, cv=2, n_jobs=n, error_score="raise").fit(X, y) for n in (1, 2)]
     assert both[0].best_params_["learning_rate_init"] == 0.02
     assert_array_equal(both[0].cv_results_["mean_test_score"], both[1].cv_results_["mean_test_score"])
     assert_array_equal(both[0].predict(X), both[1].predict(X))
@@ -256,7 +256,7 @@ def test_fitted_estimators_travel_to_workers():
 @pytest.fixture
 def elsewhere(monkeypatch):
     """A pickle of an estimator that was fitted on a GPU, by an engine that is not here."""
-    fitted = classifier(optimizer="adam").fit(X, y)
+    fitted = pickled_classifier(optimizer="adam").fit(X, y)
     twin = copy.deepcopy(fitted)
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
     fitted.device = fitted.device_ = "cuda:1"
@@ -278,11 +278,11 @@ def test_what_was_trained_on_a_gpu_goes_on_without_one(elsewhere):
     assert "goes on with engine='auto'" in texts[1]
     assert (loaded.device, loaded.device_, loaded.engine) == ("cpu", "cpu", "auto")
     assert_array_equal(loaded.predict_proba(X), twin.predict_proba(X))
-    assert_equal(loaded.partial_fit(X, y), twin.partial_fit(X, y))
+    assert_equal_histories(loaded.partial_fit(X, y), twin.partial_fit(X, y))
 
 
 def test_what_is_not_fitted_asks_for_its_device_when_it_is():
-    loaded = pickle.loads(pickle.dumps(classifier(device="cuda")))
+    loaded = pickle.loads(pickle.dumps(pickled_classifier(device="cuda")))
     assert loaded.device == "cuda"
     with pytest.raises(DeviceError, match="device='cuda' needs CUDAExecutionProvider"):
         loaded.fit(X, y)

@@ -42,7 +42,7 @@ SEQUENCE = """
     h = Tanh(p)"""
 
 
-def graph(body: str, arrays: dict[str, np.ndarray | tuple[int, ...]]) -> onnx.ModelProto:
+def recurrent_graph(body: str, arrays: dict[str, np.ndarray | tuple[int, ...]]) -> onnx.ModelProto:
     """Return a classifier of sequences; a shape stands for weights drawn from a fixed seed."""
     head = f'<ir_version: 8, opset_import: ["": 18]> net (float[N,{STEPS},{FEATURES}] X) => (float[N,1] z)'
     model = onnx.parser.parse_model(f"{head} {{ {body} z = Gemm(h, V, b) }}")
@@ -54,26 +54,26 @@ def graph(body: str, arrays: dict[str, np.ndarray | tuple[int, ...]]) -> onnx.Mo
 
 
 GRAPHS = {
-    "recurrence": graph(
+    "recurrence": recurrent_graph(
         RECURRENCE,
         {"W": (2, 4 * SIZE, FEATURES), "R": (2, 4 * SIZE, SIZE), "B": (2, 8 * SIZE), "flat": np.array([0, 16])},
     ),
-    "branch": graph(BRANCH, {"W": (STEPS * FEATURES, 16), "wide": np.array([0, STEPS * FEATURES])}),
-    "sequence": graph(
+    "branch": recurrent_graph(BRANCH, {"W": (STEPS * FEATURES, 16), "wide": np.array([0, STEPS * FEATURES])}),
+    "sequence": recurrent_graph(
         SEQUENCE,
         {"W": (FEATURES, SIZE), "zero": np.array(0), "end": np.array(STEPS - 1), "axes": np.array([1])},
     ),
 }
 
 
-def classifier(model: onnx.ModelProto, **settings: object) -> OrtGradientClassifier:
+def recurrent_classifier(model: onnx.ModelProto, **settings: object) -> OrtGradientClassifier:
     usual = {"learning_rate_init": 0.02, "max_iter": 15, "batch_size": 50, "random_state": 0, "engine": "auto"}
     return OrtGradientClassifier(model, **{**usual, **settings})
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_trains_pickles_and_exports(name):
-    net = classifier(GRAPHS[name]).fit(X, y)
+    net = recurrent_classifier(GRAPHS[name]).fit(X, y)
     assert net.engine_ == "portable"
     assert net.loss_curve_[-1] < 0.95 * net.loss_curve_[0]
     assert all(np.isfinite(array).all() for array in net.weights_.values())
@@ -85,7 +85,7 @@ def test_trains_pickles_and_exports(name):
 
 
 def test_goes_on_exactly_after_unpickling():
-    one = classifier(GRAPHS["recurrence"]).partial_fit(X, y, classes=np.unique(y))
+    one = recurrent_classifier(GRAPHS["recurrence"]).partial_fit(X, y, classes=np.unique(y))
     other = pickle.loads(pickle.dumps(one))
     one.partial_fit(X, y)
     other.partial_fit(X, y)
@@ -97,5 +97,8 @@ def test_the_length_of_a_sequence_may_be_symbolic():
     model = onnx.ModelProto()
     model.CopyFrom(GRAPHS["recurrence"])
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "T"
-    fixed, free = classifier(GRAPHS["recurrence"], max_iter=3).fit(X, y), classifier(model, max_iter=3).fit(X, y)
+    fixed, free = (
+        recurrent_classifier(GRAPHS["recurrence"], max_iter=3).fit(X, y),
+        recurrent_classifier(model, max_iter=3).fit(X, y),
+    )
     assert_allclose(free.loss_curve_, fixed.loss_curve_, rtol=1e-6)

@@ -34,11 +34,11 @@ def test_every_rule_has_a_case():
     assert set(RULES) <= tested
 
 
-def number(c):
+def as_number(c):
     return f"{CASES.index(c)}-{c.operator}"
 
 
-def covered(c, engine=None):
+def covered_by_tree(c, engine=None):
     """Return the operator with its attributes, the words among their values, and the type of x."""
     kind = c.feeds["x"].dtype if "x" in c.feeds else None
     words = {(name, value) for name, value in c.attributes.items() if isinstance(value, str)}
@@ -46,8 +46,8 @@ def covered(c, engine=None):
 
 
 def right(test):
-    cases = pytest.mark.parametrize("c", [c for c in CASES if not c.refused], ids=number)
-    return pytest.mark.thinned(by=covered)(cases(test))
+    cases = pytest.mark.parametrize("c", [c for c in CASES if not c.refused], ids=as_number)
+    return pytest.mark.thinned(by=covered_by_tree)(cases(test))
 
 
 def original(c):
@@ -90,7 +90,7 @@ def test_only_what_finds_leaves_and_strings_is_left(c):
     assert left == ({c.operator} if c.stays else {trees} if trees else {"LabelEncoder"} if strings else set())
 
 
-@pytest.mark.parametrize("c", [c for c in CASES if "Tree" in c.operator and not c.refused], ids=number)
+@pytest.mark.parametrize("c", [c for c in CASES if "Tree" in c.operator and not c.refused], ids=as_number)
 def test_places_of_leaf_values_tell_tree_node_and_target(c):
     rewritten = rewrite(border.load(c.proto))
     role = next(role for role in rewritten.roles if role.role == "leaf_values")
@@ -138,7 +138,7 @@ def test_gradients_are_those_of_central_differences(c, engine):
     assert set(names) >= {role.name for role in rewritten.roles} or c.attributes.get("one_class")
 
 
-@pytest.mark.parametrize("c", [c for c in CASES if c.refused], ids=number)
+@pytest.mark.parametrize("c", [c for c in CASES if c.refused], ids=as_number)
 def test_what_has_no_form_is_refused(c):
     """Lists that onnxruntime would read behind are refused when the file is read."""
     with pytest.raises(ModelError, match=rf"{c.refused}|is not valid: .* does not fit") as error:
@@ -149,7 +149,7 @@ def test_what_has_no_form_is_refused(c):
 LINE = {"coefficients": [0.1, -0.2, 0.3], "intercepts": [0.5]}
 
 
-def graph_of(*nodes, outputs=(("y", 1, ["N", 1]),), held=(), producer="test"):
+def several_nodes(*nodes, outputs=(("y", 1, ["N", 1]),), held=(), producer="test"):
     declare = onnx.helper.make_tensor_value_info
     inputs = [declare("x", 1, ["N", 3])]
     graph = onnx.helper.make_graph(list(nodes), "several", inputs, [declare(*o) for o in outputs], list(held))
@@ -167,7 +167,7 @@ def test_the_given_model_is_left_as_it_is():
 def test_nodes_of_one_kind_have_parameters_of_their_own():
     first = onnx.helper.make_node("LinearRegressor", ["x"], ["a"], "one", domain=ML, **LINE)
     second = onnx.helper.make_node("LinearRegressor", ["x"], ["b"], "two", domain=ML, **LINE)
-    rewritten = rewrite(border.load(graph_of(first, second, onnx.helper.make_node("Mul", ["a", "b"], ["y"], "m"))))
+    rewritten = rewrite(border.load(several_nodes(first, second, onnx.helper.make_node("Mul", ["a", "b"], ["y"], "m"))))
     names = [(role.node, role.name) for role in rewritten.roles]
     assert names == [
         ("one", "linear_regressor.coef"),
@@ -180,12 +180,12 @@ def test_nodes_of_one_kind_have_parameters_of_their_own():
 def test_what_nobody_reads_is_not_rewritten():
     faulty = onnx.helper.make_node("LinearRegressor", ["x"], ["z"], "unread", domain=ML, coefficients=[1.0] * 5)
     right = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "read", domain=ML, **LINE)
-    assert {role.node for role in rewrite(border.load(graph_of(faulty, right))).roles} == {"read"}
+    assert {role.node for role in rewrite(border.load(several_nodes(faulty, right))).roles} == {"read"}
 
 
 def test_declared_shapes_that_are_wrong_are_not_believed():
     node = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "line", domain=ML, **LINE)
-    model = rewrite(border.load(graph_of(node, outputs=[("y", 1, ["N", 2])]))).model
+    model = rewrite(border.load(several_nodes(node, outputs=[("y", 1, ["N", 2])]))).model
     assert model.graph.outputs[0].shape[1] == 1
 
 
@@ -193,7 +193,7 @@ def test_dictionaries_of_scores_are_read_as_tensors():
     node = onnx.helper.make_node("LinearClassifier", ["x"], ["l", "s"], "c", domain=ML, classlabels_ints=[0, 1],
                                  coefficients=[0.1, -0.2, 0.3, -0.1, 0.2, -0.3], intercepts=[0.5, -0.5])  # fmt: skip
     zipped = onnx.helper.make_node("ZipMap", ["s"], ["y"], "z", domain=ML, classlabels_int64s=[0, 1])
-    proto = graph_of(node, zipped)
+    proto = several_nodes(node, zipped)
     mapped = onnx.helper.make_map_type_proto(7, onnx.helper.make_tensor_type_proto(1, []))
     proto.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(mapped))
     expected = np.array([[row[0], row[1]] for row in run_proto(proto, {"x": X})[0]], np.float32)
@@ -210,7 +210,7 @@ def test_numbers_of_formulas_are_no_weights(producer):
         "g (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, coef) b = Mul(a, Mu_Mulcst) c = Add(b, Ad_Addcst1) "
         "y = Sub(unity1, c) }"
     )
-    proto = graph_of(*body.node, outputs=[("y", 1, ["N", 3])], held=held, producer=producer)
+    proto = several_nodes(*body.node, outputs=[("y", 1, ["N", 3])], held=held, producer=producer)
     model = rewrite(border.load(proto)).model
     weights = {"coef", "Ad_Addcst1"} if producer == "skl2onnx" else {"coef", "Ad_Addcst1", "unity1", "Mu_Mulcst"}
     assert set(model.graph.initializers) == weights
@@ -229,7 +229,7 @@ def test_numbers_that_are_imputed_later_have_no_part_in_gradients(marks, engine)
         means = {"imputed_value_floats": [0.1, 0.2, 0.3], "replaced_value_float": float("nan")}
         nodes.append(onnx.helper.make_node("Imputer", ["scaled"], ["y"], "i", domain=ML, **means))
     held = [onnx.numpy_helper.from_array(np.array([0.1, 0.2, 0.3], np.float32), "means")] if marks else []
-    proto = graph_of(*nodes, outputs=[("y", 1, ["N", 3])], held=held)
+    proto = several_nodes(*nodes, outputs=[("y", 1, ["N", 3])], held=held)
     feeds = {"x": np.where(np.arange(X.size).reshape(X.shape) % 4 == 0, np.float32("nan"), X)}
     model = rewrite(border.load(proto)).model
     assert_same(run_proto(proto, feeds)[0], run(model, feeds)[0])
@@ -239,13 +239,13 @@ def test_numbers_that_are_imputed_later_have_no_part_in_gradients(marks, engine)
 
 def test_numbers_that_stay_missing_are_scaled_plainly():
     node = onnx.helper.make_node("Scaler", ["x"], ["y"], "s", domain=ML, offset=[0.5], scale=[2.0])
-    model = rewrite(border.load(graph_of(node, outputs=[("y", 1, ["N", 3])]))).model
+    model = rewrite(border.load(several_nodes(node, outputs=[("y", 1, ["N", 3])]))).model
     assert [node.op_type for node in model.graph if node.op_type != "Constant"] == ["Sub", "Mul"]
 
 
 def test_trees_find_the_same_leaves_in_float64():
     attributes = tree_attributes("target", [3, 2])
     node = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], "t", domain=ML, n_targets=1, **attributes)
-    model = rewrite(border.load(graph_of(node))).model
+    model = rewrite(border.load(several_nodes(node))).model
     double = in_dtype(model, ir.DataType.DOUBLE)
     assert_same(run(model, {"x": GRID})[0].astype(float), run(double, {"x": GRID.astype(float)})[0], tolerance=1e-6)

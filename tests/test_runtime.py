@@ -182,7 +182,7 @@ def test_options_reach_every_session(monkeypatch):
     seen = spy(monkeypatch)
     options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
     regressor = OrtGradientRegressor(alpha=0.1, max_grad_norm=1.0, max_iter=1, session_options=options)
-    fitted(regressor, rows=8).predict(np.eye(4))
+    fitted_with_runtime(regressor, rows=8).predict(np.eye(4))
     assert len(seen) >= 5
     for session, _ in seen:
         assert not session.get_session_options().enable_mem_pattern
@@ -216,7 +216,7 @@ def spy(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def fitted(regressor, rows, features=4):
+def fitted_with_runtime(regressor, rows, features=4):
     rng = np.random.default_rng(0)
     regressor.partial_fit(rng.normal(size=(rows, features)), rng.normal(size=rows))
     return regressor
@@ -225,7 +225,7 @@ def fitted(regressor, rows, features=4):
 def test_small_graphs_get_one_thread(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
-    fitted(OrtGradientRegressor(MLP((64,))), rows=200).predict(np.eye(4))
+    fitted_with_runtime(OrtGradientRegressor(MLP((64,))), rows=200).predict(np.eye(4))
     assert {threads for _, threads in seen} == {1}
 
 
@@ -233,7 +233,7 @@ def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatc
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
     monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60))
-    fitted(OrtGradientRegressor(MLP((60,))), rows=200)
+    fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     updates = [threads for session, threads in seen if "gradients" in {v.name for v in session.get_inputs()}]
     gradients = [threads for session, threads in seen if _step.LOSS in {v.name for v in session.get_outputs()}]
     assert (gradients, updates) == ([2], [1])
@@ -243,7 +243,7 @@ def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
     seen = spy(monkeypatch)
-    fitted(OrtGradientRegressor(MLP((60,))), rows=200)
+    fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     assert {threads for _, threads in seen} == {1}
 
 

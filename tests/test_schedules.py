@@ -157,7 +157,7 @@ def test_cosine_equals_pytorch() -> None:
         peer.step()
 
 
-class Recorder(Schedule):
+class ScheduleRecorder(Schedule):
     """Notes what it is shown."""
 
     def __init__(self, log: Any = None) -> None:
@@ -185,7 +185,7 @@ class TestWarmup:
 
     def test_the_other_counts_from_the_end_of_the_warm_up(self) -> None:
         log: list[Any] = []
-        schedule = Warmup(steps=10, schedule=Recorder(log))
+        schedule = Warmup(steps=10, schedule=ScheduleRecorder(log))
         given = Progress(step=25, epoch=3, samples=99, total_steps=50, plateaus=2)
         assert schedule.factor(given) == 0.5
         assert log.pop() == replace(given, step=15, total_steps=40)
@@ -197,7 +197,7 @@ class TestWarmup:
     def test_nothing_else_in_progress_is_lost(self) -> None:
         log: list[Any] = []
         marked = Progress(**{f.name: i + 1000 for i, f in enumerate(fields(Progress))})
-        Warmup(steps=10, schedule=Recorder(log)).factor(marked)
+        Warmup(steps=10, schedule=ScheduleRecorder(log)).factor(marked)
         changed = {f.name for f in fields(Progress) if getattr(log[0], f.name) != getattr(marked, f.name)}
         assert changed == {"step", "total_steps"}
 
@@ -255,7 +255,7 @@ class TestResolve:
         assert schedule.factor(Progress(step=10)) == 0.5
 
     def test_user_written_ones_are_taken_as_they_are(self) -> None:
-        mine = Recorder([])
+        mine = ScheduleRecorder([])
         assert resolve_schedule(mine) is mine
         assert mine.factor(Progress()) == 0.5
 

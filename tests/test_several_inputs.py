@@ -37,7 +37,7 @@ Y = LEFT[:, 0] - RIGHT[:, 1, 2] + KIND
 SETTINGS = {"max_iter": 3, "learning_rate_init": 0.05, "random_state": 0}
 
 
-def graph() -> onnx.ModelProto:
+def graph_of_three_inputs() -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> net (float[N,4] left, float[N,2,3] right, int64[N] kind) => '
         "(float[N,1] z) { a = MatMul(left, A) f = Flatten(right) b = MatMul(f, B) e = Gather(T, kind) "
@@ -49,8 +49,8 @@ def graph() -> onnx.ModelProto:
     return model
 
 
-def regressor(**parameters) -> OrtGradientRegressor:
-    return OrtGradientRegressor(graph(), **SETTINGS | parameters)
+def regressor_of_inputs(**parameters) -> OrtGradientRegressor:
+    return OrtGradientRegressor(graph_of_three_inputs(), **SETTINGS | parameters)
 
 
 def rows_of(arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -84,8 +84,8 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_trains_and_predicts_as_the_dict(form):
-    X, expected = FORMS[form](), regressor().fit(ARRAYS, Y)
-    fitted = regressor().fit(X, Y)
+    X, expected = FORMS[form](), regressor_of_inputs().fit(ARRAYS, Y)
+    fitted = regressor_of_inputs().fit(X, Y)
     for name, array in expected.weights_.items():
         assert_array_equal(fitted.weights_[name], array)
     assert_array_equal(fitted.predict(X), expected.predict(ARRAYS))
@@ -96,46 +96,50 @@ def test_every_form_trains_and_predicts_as_the_dict(form):
 @functools.cache
 def scores_of_arrays() -> list[float]:
     splits = [(rows_of(ARRAYS, train), Y[train], rows_of(ARRAYS, test), Y[test]) for train, test in KFold(2).split(Y)]
-    return [regressor().fit(X, y).score(X_test, y_test) for X, y, X_test, y_test in splits]
+    return [regressor_of_inputs().fit(X, y).score(X_test, y_test) for X, y, X_test, y_test in splits]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_cross_validation_splits_the_rows_of_all_inputs(form):
-    scores = cross_val_score(regressor(), FORMS[form](), Y, cv=KFold(2), error_score="raise")
+    scores = cross_val_score(regressor_of_inputs(), FORMS[form](), Y, cv=KFold(2), error_score="raise")
     assert_allclose(scores, scores_of_arrays())
 
 
 def test_searches_and_pipelines():
-    pipeline = Pipeline([("keep", "passthrough"), ("same", FunctionTransformer()), ("net", regressor())])
+    pipeline = Pipeline([("keep", "passthrough"), ("same", FunctionTransformer()), ("net", regressor_of_inputs())])
     search = GridSearchCV(pipeline, {"net__alpha": [0.0, 1.0]}, cv=2, error_score="raise").fit(Inputs(ARRAYS), Y)
-    expected = regressor(alpha=search.best_params_["net__alpha"]).fit(ARRAYS, Y)
+    expected = regressor_of_inputs(alpha=search.best_params_["net__alpha"]).fit(ARRAYS, Y)
     assert_array_equal(search.predict(Inputs(ARRAYS)), expected.predict(ARRAYS))
     assert pickle.loads(pickle.dumps(search)).predict(Inputs(ARRAYS)).shape == (60,)
 
 
 @pytest.mark.slow
 def test_in_other_processes():
-    alone = cross_val_predict(regressor(), Inputs(ARRAYS), Y, cv=2)
-    assert_array_equal(cross_val_predict(regressor(), Inputs(ARRAYS), Y, cv=2, n_jobs=2), alone)
+    alone = cross_val_predict(regressor_of_inputs(), Inputs(ARRAYS), Y, cv=2)
+    assert_array_equal(cross_val_predict(regressor_of_inputs(), Inputs(ARRAYS), Y, cv=2, n_jobs=2), alone)
 
 
 def test_the_rest_of_model_selection():
     X = Inputs(ARRAYS)
-    assert len(cross_validate(regressor(), X, Y, cv=2, params={"sample_weight": np.ones(60)})["test_score"]) == 2
-    sizes, _, _ = learning_curve(regressor(), X, Y, cv=2, train_sizes=[0.5, 1.0], shuffle=True, random_state=0)
+    assert (
+        len(cross_validate(regressor_of_inputs(), X, Y, cv=2, params={"sample_weight": np.ones(60)})["test_score"]) == 2
+    )
+    sizes, _, _ = learning_curve(
+        regressor_of_inputs(), X, Y, cv=2, train_sizes=[0.5, 1.0], shuffle=True, random_state=0
+    )
     assert sizes.tolist() == [15, 30]
-    vote = VotingRegressor([("a", regressor()), ("b", regressor(alpha=1.0))]).fit(X, Y)
+    vote = VotingRegressor([("a", regressor_of_inputs()), ("b", regressor_of_inputs(alpha=1.0))]).fit(X, Y)
     assert vote.predict(X).shape == (60,)
     split = train_test_split(X, Y, test_size=0.25, random_state=0)
     assert [len(part) for part in split] == [45, 15, 45, 15]
-    fitted = regressor(early_stopping=True).fit(split[0], split[2], X_val=split[1], y_val=split[3])
+    fitted = regressor_of_inputs(early_stopping=True).fit(split[0], split[2], X_val=split[1], y_val=split[3])
     assert fitted.partial_fit is not None
     assert_allclose(fitted.validation_scores_[-1], fitted.best_validation_score_, atol=1)
 
 
 def test_a_classifier():
     labels = np.array(["low", "high"])[(Y > 2).astype(int)]
-    fitted = OrtGradientClassifier(graph(), **SETTINGS).fit(Inputs(ARRAYS), labels)
+    fitted = OrtGradientClassifier(graph_of_three_inputs(), **SETTINGS).fit(Inputs(ARRAYS), labels)
     assert fitted.predict_proba(frame()).dtype == np.float64
     single = Inputs(ARRAYS | {"left": LEFT.astype(np.float32)})
     assert fitted.predict_proba(single).dtype == np.float32
@@ -192,23 +196,23 @@ AMBIGUOUS = {
 def test_columns_that_do_not_tell_their_input(case):
     data, match = AMBIGUOUS[case]
     with pytest.raises(ValueError, match=f"{match}.*Inputs\\(frame"):
-        regressor().fit(data, Y)
+        regressor_of_inputs().fit(data, Y)
 
 
 def test_a_column_of_two_inputs():
-    model = graph()
+    model = graph_of_three_inputs()
     model.graph.input[1].name = model.graph.node[1].input[0] = "left_right"
     data = frame().rename(columns=lambda c: c.replace("right", "left_right"))
     with pytest.raises(ValueError, match="column 'left_right_0' belongs to 'left' and 'left_right'"):
         OrtGradientRegressor(model, **SETTINGS).fit(data, Y)
     left, right = ([c for c in data if c.startswith("left_right") == longer] for longer in (False, True))
     X = Inputs(data, {"left": [c for c in left if c != "kind"], "left_right": right, "kind": "kind"})
-    expected = regressor().fit(ARRAYS, Y).predict(ARRAYS)
+    expected = regressor_of_inputs().fit(ARRAYS, Y).predict(ARRAYS)
     assert_array_equal(OrtGradientRegressor(model, **SETTINGS).fit(X, Y).predict(X), expected)
 
 
 def test_other_columns_than_at_fit_are_refused():
-    fitted = regressor().fit(frame(), Y)
+    fitted = regressor_of_inputs().fit(frame(), Y)
     assert fitted.n_features_in_ == 11
     assert fitted.feature_names_in_[0] == "left_0"
     with pytest.raises(ValueError, match="feature names"):
@@ -217,4 +221,4 @@ def test_other_columns_than_at_fit_are_refused():
 
 def test_an_array_is_told_what_would_do():
     with pytest.raises(TypeError, match=r"3 inputs: 'left', 'right', 'kind'. .*Inputs\(dict\)"):
-        regressor().fit(LEFT, Y)
+        regressor_of_inputs().fit(LEFT, Y)

@@ -25,34 +25,34 @@ OBJECTS = {"optimizer": SGD(momentum=0.9), "learning_rate": schedules.InverseSca
 GIVEN = Linear().build(4, 2, random_state=0)
 
 
-def net(model=None, **parameters):
+def stored_net(model=None, **parameters):
     return OrtGradientClassifier(model, **{"max_iter": 2, "random_state": 0} | parameters)
 
 
-def linear():
+def linear_net():
     return make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
 
 
-def table():
+def skops_table():
     columns = make_column_transformer((StandardScaler(), list("abcd")), (OneHotEncoder(), ["word"]))
     return make_pipeline(columns, LogisticRegression()).fit(FRAME, Y)
 
 
 CASES = {
-    "builder": (lambda: net(MLP((3,))), X, Y),
-    "default": (lambda: net(random_state=None), X, Y),
-    "objects": (lambda: net(**OBJECTS), X, Y),
-    "generator": (lambda: net(random_state=np.random.RandomState(0)), X, Y),
-    "given": (lambda: net(GIVEN), X, Y),
-    "bytes": (lambda: net(GIVEN.SerializeToString()), X, Y),
-    "scaled in a pipeline": (lambda: make_pipeline(StandardScaler(), net()), X, Y),
-    "strings": (lambda: net(), X, np.array(["no", "yes"])[Y]),
-    "labels": (lambda: net(), X, np.c_[Y, 1 - Y]),
-    "several labels": (lambda: net(), X, np.array(["no", "yes"])[np.c_[Y, 1 - Y]]),
-    "early stopping": (lambda: net(early_stopping=True, validation_fraction=0.3), X, Y),
-    "fitted": (lambda: net(linear()), X, Y),
-    "trees": (lambda: net(GradientBoostingClassifier(n_estimators=2).fit(X, Y)), X, Y),
-    "table": (lambda: net(table()), FRAME, Y),
+    "builder": (lambda: stored_net(MLP((3,))), X, Y),
+    "default": (lambda: stored_net(random_state=None), X, Y),
+    "objects": (lambda: stored_net(**OBJECTS), X, Y),
+    "generator": (lambda: stored_net(random_state=np.random.RandomState(0)), X, Y),
+    "given": (lambda: stored_net(GIVEN), X, Y),
+    "bytes": (lambda: stored_net(GIVEN.SerializeToString()), X, Y),
+    "scaled in a pipeline": (lambda: make_pipeline(StandardScaler(), stored_net()), X, Y),
+    "strings": (lambda: stored_net(), X, np.array(["no", "yes"])[Y]),
+    "labels": (lambda: stored_net(), X, np.c_[Y, 1 - Y]),
+    "several labels": (lambda: stored_net(), X, np.array(["no", "yes"])[np.c_[Y, 1 - Y]]),
+    "early stopping": (lambda: stored_net(early_stopping=True, validation_fraction=0.3), X, Y),
+    "fitted": (lambda: stored_net(linear_net()), X, Y),
+    "trees": (lambda: stored_net(GradientBoostingClassifier(n_estimators=2).fit(X, Y)), X, Y),
+    "table": (lambda: stored_net(skops_table()), FRAME, Y),
     "lbfgs": (lambda: OrtGradientRegressor(Linear(), optimizer=LBFGS(), max_iter=2, random_state=0), X, X[:, 0]),
 }
 
@@ -82,10 +82,10 @@ def test_what_is_loaded_predicts_and_goes_on(case):
 
 
 def test_a_fitted_model_comes_back_from_what_is_loaded():
-    fitted = net(linear(), learning_rate_init=0.1).fit(X, Y)
+    fitted = stored_net(linear_net(), learning_rate_init=0.1).fit(X, Y)
     assert_array_equal(loaded(fitted).to_sklearn(X)[-1].coef_, fitted.to_sklearn()[-1].coef_)
 
 
 def test_nothing_is_loaded_without_trust():
     with pytest.raises(skops_io.exceptions.UntrustedTypesFoundException):
-        skops_io.loads(skops_io.dumps(net().fit(X, Y)))
+        skops_io.loads(skops_io.dumps(stored_net().fit(X, Y)))

@@ -15,7 +15,7 @@ from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
 
-def net(body, **arrays):
+def tensor_net(body, **arrays):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> net (float[N,3] X) => (float[N,1] Y) {{ {body} }}'
     )
@@ -23,19 +23,19 @@ def net(body, **arrays):
     return model
 
 
-def sparse():
+def sparse_tensor():
     values = onnx.numpy_helper.from_array(np.array([2.0], np.float32), "S")
     return onnx.helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(np.array([1]), "i"), [3, 1])
 
 
 def in_a_constant(model):
-    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["S"], name="few", sparse_value=sparse()))
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["S"], name="few", sparse_value=sparse_tensor()))
 
 
 def in_a_branch(model):
     body = "Y = Neg(H)"
     branches = [onnx.parser.parse_graph(f"g () => (float[N,1] Y) {{ {body} }}") for _ in range(2)]
-    branches[0].sparse_initializer.append(sparse())
+    branches[0].sparse_initializer.append(sparse_tensor())
     model.graph.node.add(op_type="If", name="few", input=["yes"], output=["Y"])
     names = ("then_branch", "else_branch")
     model.graph.node[-1].attribute.extend(
@@ -46,7 +46,7 @@ def in_a_branch(model):
 @pytest.mark.parametrize("add", [in_a_constant, in_a_branch])
 def test_sparse_tensors_are_refused_wherever_they_are(add):
     body = "Y = MatMul(X, S)" if add is in_a_constant else "H = MatMul(X, W)"
-    model = net(body, W=np.ones((3, 1), np.float32), yes=np.array(True))
+    model = tensor_net(body, W=np.ones((3, 1), np.float32), yes=np.array(True))
     add(model)
     with pytest.raises(
         ModelError, match=r"Node 'few' \(.*\) holds sparse tensors, which cannot be trained; store them as dense"
@@ -62,7 +62,7 @@ def test_sparse_tensors_are_refused_wherever_they_are(add):
 )
 def test_scales_that_do_not_fit_their_integers(scale, zero, axis):
     arrays = {"q": np.ones((3, 1), np.int8), "s": np.ones(scale, np.float32), "z": np.zeros(zero, np.int8)}
-    model = net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
+    model = tensor_net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
     with pytest.raises(ModelError, match=r"DequantizeLinear.*(is not valid|[Ss]cale|axis|[Dd]im)"):
         dequantized(load(model))
 
@@ -70,6 +70,6 @@ def test_scales_that_do_not_fit_their_integers(scale, zero, axis):
 @pytest.mark.parametrize(("size", "axis"), [((), 1), ((1,), 0), ((3,), 0), ((3,), -2)])
 def test_scales_that_fit(size, axis):
     arrays = {"q": np.array([[1], [2], [3]], np.int8), "s": np.full(size, 2, np.float32), "z": np.ones(size, np.int8)}
-    model = net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
+    model = tensor_net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
     weights = dequantized(load(model)).graph.initializers["q"].const_value
     assert weights.numpy().ravel().tolist() == [0.0, 2.0, 4.0]

@@ -32,13 +32,13 @@ from tests.helpers.mixed_columns import (
     OLD,
     TRANSFORMERS,
     N,
-    classifier,
     columns,
     encoded,
-    fitted,
-    regressor,
+    fitted_to_table,
     rng,
     session_results,
+    table_classifier,
+    table_regressor,
     with_value,
 )
 
@@ -50,7 +50,7 @@ pytestmark = [
 
 class TestUnknownAndMissing:
     def test_unknown_gives_zeros(self):
-        tuned = regressor(fitted(encoded())).fit(with_value("kind", "violet"), NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded())).fit(with_value("kind", "violet"), NUMBER)
         odd = with_value("kind", "violet", row=0)
         assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
         assert_array_equal(session_results(tuned.to_onnx(), odd)[0].ravel(), tuned.predict(odd))
@@ -61,7 +61,7 @@ class TestUnknownAndMissing:
         OneHotEncoder(handle_unknown="infrequent_if_exist"),
     ], ids=["ordinal", "target", "one-hot"])  # fmt: skip
     def test_unknown_has_a_number(self, encoder):
-        tuned = regressor(fitted(encoded(encoder, ["kind"]))).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(encoded(encoder, ["kind"]))).fit(FRAME, NUMBER)
         odd = with_value("kind", "violet", row=0)
         assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
         assert tuned.predict(odd)[0] != tuned.predict(FRAME)[0]
@@ -72,11 +72,11 @@ class TestUnknownAndMissing:
     ])  # fmt: skip
     @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()], ids=["one-hot", "ordinal"])
     def test_unknown_is_an_error_as_in_scikit_learn(self, encoder, name, value, shown):
-        model = fitted(encoded(encoder, ["kind", "count"]))
+        model = fitted_to_table(encoded(encoder, ["kind", "count"]))
         odd = with_value(name, value)
         with pytest.raises(ValueError, match="Found unknown categories"):
             model.predict(odd)
-        tuned = regressor(model)
+        tuned = table_regressor(model)
         with pytest.raises(ValueError, match=f"Found unknown categories {shown}"):
             tuned.fit(odd, NUMBER)
         assert not hasattr(tuned, "_run")
@@ -91,19 +91,19 @@ class TestUnknownAndMissing:
         assert all((array == weights[name]).all() for name, array in tuned.weights_.items())
 
     def test_exported_encoder_refuses_what_it_does_not_know(self):
-        proto = regressor(fitted(encoded(OneHotEncoder()))).fit(FRAME, NUMBER).to_onnx()
+        proto = table_regressor(fitted_to_table(encoded(OneHotEncoder()))).fit(FRAME, NUMBER).to_onnx()
         with pytest.raises(Exception, match="Unknown Category"):
             session_results(proto, with_value("kind", "violet"))
 
     def test_missing_text_is_a_category(self):
-        model = fitted(encoded(OneHotEncoder(), ["size"]))
+        model = fitted_to_table(encoded(OneHotEncoder(), ["size"]))
         assert FRAME["size"].isna().any()
-        tuned = regressor(model).fit(FRAME, NUMBER)
+        tuned = table_regressor(model).fit(FRAME, NUMBER)
         assert_allclose(tuned.predict(FRAME), tuned.to_sklearn().predict(FRAME), rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("name", ["one-hot of two", "imputed"])
     def test_text_that_stands_for_missing_text(self, name):
-        tuned = regressor(fitted(clone(TRANSFORMERS[name]))).fit(FRAME, NUMBER)
+        tuned = table_regressor(fitted_to_table(clone(TRANSFORMERS[name]))).fit(FRAME, NUMBER)
         with pytest.raises(ValueError, match="'nan' in column 'size' of X cannot be told from missing text"):
             tuned.predict(with_value("size", "nan"))
 
@@ -111,22 +111,22 @@ class TestUnknownAndMissing:
         frame = with_value("kind", "nan", row=0)
         model = make_pipeline(encoded(), Ridge()).fit(frame, NUMBER)
         with pytest.raises(ValueError, match="cannot be told from missing text"):
-            regressor(model).fit(with_value("kind", np.nan), NUMBER)
+            table_regressor(model).fit(with_value("kind", np.nan), NUMBER)
 
     def test_both_among_the_categories(self):
         frame = with_value("size", "nan", row=0)
         model = make_pipeline(encoded(names=["size"]), Ridge()).fit(frame, NUMBER)
         with pytest.raises(ModelError, match="two categories of column 'size', and the same in ONNX"):
-            regressor(model).fit(frame, NUMBER)
+            table_regressor(model).fit(frame, NUMBER)
 
     def test_ordinal_without_a_number_for_missing_text(self):
-        model = fitted(encoded(OrdinalEncoder(), ["size"]), last=HistGradientBoostingRegressor(max_iter=3))
+        model = fitted_to_table(encoded(OrdinalEncoder(), ["size"]), last=HistGradientBoostingRegressor(max_iter=3))
         with pytest.raises(ValueError, match="Text is missing in column 'size'"):
-            regressor(model).fit(FRAME, NUMBER)
+            table_regressor(model).fit(FRAME, NUMBER)
 
     def test_missing_numbers(self):
         frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
-        tuned = regressor(fitted(clone(TRANSFORMERS["imputed"]), X=frame)).fit(frame, NUMBER)
+        tuned = table_regressor(fitted_to_table(clone(TRANSFORMERS["imputed"]), X=frame)).fit(frame, NUMBER)
         assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize(("steps", "behind"), [
@@ -136,10 +136,10 @@ class TestUnknownAndMissing:
     def test_missing_numbers_are_scaled_before_they_are_imputed(self, steps, behind):
         frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
         mixed = columns((OneHotEncoder(sparse_output=False), ["kind"]), (make_pipeline(*steps), ["a", "b"]))
-        model = fitted(mixed, *behind, X=frame)
-        start = regressor(model, learning_rate_init=0.0, max_iter=1).fit(frame, NUMBER)
+        model = fitted_to_table(mixed, *behind, X=frame)
+        start = table_regressor(model, learning_rate_init=0.0, max_iter=1).fit(frame, NUMBER)
         assert_allclose(start.predict(frame), model.predict(frame), rtol=1e-4, atol=1e-4)
-        tuned = regressor(model).fit(frame[NEW], NUMBER[NEW])
+        tuned = table_regressor(model).fit(frame[NEW], NUMBER[NEW])
         assert all((array != start.weights_[name]).any() for name, array in tuned.weights_.items())
         assert_allclose(tuned.predict(frame), tuned.to_sklearn().predict(frame), rtol=1e-4, atol=1e-5)
 
@@ -148,9 +148,9 @@ class TestUnknownAndMissing:
         (make_pipeline(StandardScaler(), PolynomialFeatures(), SimpleImputer()), Ridge()),
     ])  # fmt: skip
     def test_missing_numbers_are_refused_where_a_step_does(self, step, last):
-        model = fitted(columns((OneHotEncoder(sparse_output=False), ["kind"]), (step, ["a", "b"])), last=last)
+        model = fitted_to_table(columns((OneHotEncoder(sparse_output=False), ["kind"]), (step, ["a", "b"])), last=last)
         frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))
-        for estimator in (model, regressor(model).fit(FRAME, NUMBER)):
+        for estimator in (model, table_regressor(model).fit(FRAME, NUMBER)):
             with pytest.raises(ValueError, match="contains NaN"):
                 estimator.predict(frame)
 
@@ -163,7 +163,7 @@ class TestDocuments:
     @pytest.mark.parametrize("kind", [list, np.array, pd.Series])
     def test_train(self, kind):
         notes = kind(FRAME["note"].tolist())
-        tuned = classifier(self.model()).fit(notes, BINARY)
+        tuned = table_classifier(self.model()).fit(notes, BINARY)
         assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
         assert "tfidfvectorizer.tfidf.idf" in tuned.weights_
         assert_allclose(tuned.to_sklearn().predict_proba(notes), tuned.predict_proba(notes), rtol=1e-4, atol=1e-5)
@@ -181,7 +181,7 @@ class TestDocuments:
         documents *= 4
         y = np.arange(20) % 5 > 1
         model = make_pipeline(clone(vectorizer), LogisticRegression()).fit(documents, y)
-        tuned = classifier(model, max_iter=2).fit(documents, y)
+        tuned = table_classifier(model, max_iter=2).fit(documents, y)
         others = ["", "The a RED box", "ÉTÉ naïve x² red", "unheard of"]
         back = tuned.to_sklearn()
         for rows in (documents, others, others[:1]):
@@ -194,8 +194,8 @@ class TestDocuments:
         documents = [*plain, "red the bag", *plain]
         y = np.arange(len(documents)) % 2
         with pytest.raises(ModelError, match="differ"):
-            classifier(model).fit(documents, y)
-        classifier(model).fit(plain, y[:600])
+            table_classifier(model).fit(documents, y)
+        table_classifier(model).fit(plain, y[:600])
 
     @pytest.mark.parametrize(("vectorizer", "match"), [
         (TfidfVectorizer(token_pattern=r"(?u)\b\w+\b"), "cannot run what makes numbers of the model's text"),
@@ -203,13 +203,13 @@ class TestDocuments:
     ])  # fmt: skip
     def test_refused(self, vectorizer, match):
         with pytest.raises(ModelError, match=match):
-            classifier(self.model(vectorizer)).fit(FRAME["note"], BINARY)
+            table_classifier(self.model(vectorizer)).fit(FRAME["note"], BINARY)
 
     @pytest.mark.parametrize(("X", "match"), [
         (FRAME[["note"]], "a sequence of texts, got DataFrame of 2 axes"), ("a box", "a sequence of texts, got str"),
         (["a box", None], "Text is missing"), (["a box", 3], "takes text in column 'text' of X, got int"),
     ])  # fmt: skip
     def test_wrong_data(self, X, match):
-        tuned = classifier(self.model()).fit(FRAME["note"], BINARY)
+        tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
         with pytest.raises(ValueError, match=match):
             tuned.predict(X)

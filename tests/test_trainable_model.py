@@ -19,7 +19,7 @@ from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import rows
-from tests.helpers.graphs import W, model, operators, trainable
+from tests.helpers.graphs import W, model, operator_types, trainable
 from tests.helpers.sessions import evaluate
 from tests.helpers.training import one_step, quietly
 
@@ -247,7 +247,7 @@ def test_dropout_trains_with_its_mask_and_predicts_without(ratio, opset):
     assert 0 < kept.sum() < 6
     np.testing.assert_allclose(steps[kept], 2 * 2 * 2 * kept.sum(), rtol=1e-3)
     np.testing.assert_allclose(trained.predict(X), trained.weights_["W"].sum(), rtol=1e-6)
-    assert operators(load(trained.to_onnx()).graph) == ["MatMul"]
+    assert operator_types(load(trained.to_onnx()).graph) == ["MatMul"]
 
 
 def test_every_step_draws_a_new_mask():

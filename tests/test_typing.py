@@ -21,7 +21,7 @@ MOST = 0.02
 """Share of the parameters that may be typed Any, or hold it."""
 
 
-def parameters(path):
+def typed_parameters(path):
     """Yield the annotation of each parameter in a module, but for self and cls."""
     for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(function, ast.FunctionDef):
@@ -31,7 +31,7 @@ def parameters(path):
 
 
 def test_hardly_a_parameter_is_of_any_type():
-    found = [ast.unparse(p) for path in FOLDER.rglob("*.py") for p in parameters(path) if p is not None]
+    found = [ast.unparse(p) for path in FOLDER.rglob("*.py") for p in typed_parameters(path) if p is not None]
     of_any = [annotation for annotation in found if re.search(r"\bAny\b", annotation)]
     assert len(found) > 3000
     assert len(of_any) < MOST * len(found), f"{len(of_any)} of {len(found)}: {of_any}"

@@ -51,36 +51,36 @@ LEFT = {
 }  # fmt: skip
 
 
-def model_of(nodes):
+def unrolled_model(nodes):
     text = f'<ir_version: 8, opset_import: ["": 18]> {HEAD} {{ {SKIP} {nodes} }}'
     return ir.from_proto(onnx.parser.parse_model(text))
 
 
-def run(model):
+def run_unrolled(model):
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
     return session.run(None, {v.name: FEEDS[v.name] for v in model.graph.inputs})
 
 
-def subgraphs(model):
+def subgraphs_of(model):
     return len(list(model.graph.subgraphs()))
 
 
 @pytest.mark.parametrize("nodes", WRITTEN_OUT.values(), ids=WRITTEN_OUT.keys())
 def test_it_gives_the_same_without_a_subgraph(nodes):
-    model = model_of(nodes)
+    model = unrolled_model(nodes)
     flat = unroll(model.clone())
-    assert subgraphs(model)
-    assert not subgraphs(flat)
+    assert subgraphs_of(model)
+    assert not subgraphs_of(flat)
     assert [v.name for v in flat.graph.outputs] == ["y", "e"]
-    for expected, found in zip(run(model), run(flat), strict=True):
+    for expected, found in zip(run_unrolled(model), run_unrolled(flat), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_an_early_end_ends_early():
-    model = model_of(EARLY % ("go", 0))
-    ended = run(unroll(model))[1]
+    model = unrolled_model(EARLY % ("go", 0))
+    ended = run_unrolled(unroll(model))[1]
     rounds = (ended - FEEDS["h"]) / X[0]
     np.testing.assert_allclose(rounds, rounds[0], rtol=1e-4)
     assert 0 < rounds[0] < 4
@@ -88,19 +88,19 @@ def test_an_early_end_ends_early():
 
 @pytest.mark.parametrize("nodes", LEFT.values(), ids=LEFT.keys())
 def test_what_cannot_be_written_out_stays(nodes):
-    model = model_of(nodes)
+    model = unrolled_model(nodes)
     before = len(model.graph)
-    assert subgraphs(unroll(model)) == 1
+    assert subgraphs_of(unroll(model)) == 1
     assert len(model.graph) == before
 
 
 def test_more_nodes_than_the_limit_stay(monkeypatch):
     monkeypatch.setattr(unrolling, "MAX_NODES", 8)
-    assert subgraphs(unroll(model_of(SCAN % ""))) == 1
+    assert subgraphs_of(unroll(unrolled_model(SCAN % ""))) == 1
 
 
 def test_constants_of_a_body_are_written_once():
-    model = unroll(model_of(EARLY % ("yes", 0)))
+    model = unroll(unrolled_model(EARLY % ("yes", 0)))
     outputs = [node.outputs[0] for node in model.graph if node.op_type == "Constant"]
     numbers = [ir.convenience.get_const_tensor(value).numpy() for value in outputs]
     assert sum(array.size == 1 and array.item() == 1.5 for array in numbers) == 1
@@ -109,7 +109,7 @@ def test_constants_of_a_body_are_written_once():
 @pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 @pytest.mark.parametrize("name", ["scan", "scan from the end", "loop", "early end", "nested"])
 def test_onnxruntime_training_differentiates_what_is_written_out(name):
-    model = model_of(WRITTEN_OUT[name])
+    model = unrolled_model(WRITTEN_OUT[name])
     loss = model.graph.outputs[1]
     tail = ir.from_proto(onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> {HEAD.replace("float[s, t] y, float[u] e", "float total")}'
@@ -132,7 +132,7 @@ def test_states_that_begin_with_one_value_and_keep_it():
             (bool d, float[4] p, float[4] q) {
             d = Identity(c) }> }"""
     model = unroll(ir.from_proto(onnx.parser.parse_model(text)))
-    assert not subgraphs(model)
+    assert not subgraphs_of(model)
     assert [v.name for v in model.graph.outputs] == ["e", "f"]
-    for found in run(model):
+    for found in run_unrolled(model):
         np.testing.assert_array_equal(found, FEEDS["h"])

@@ -17,18 +17,20 @@ y = X.sum(axis=1)
 LABELS = np.where(y > 0, "yes", "no")
 
 
-def regressor(**parameters: object) -> OrtGradientRegressor:
+def validated_regressor(**parameters: object) -> OrtGradientRegressor:
     return OrtGradientRegressor(MLP((3,)), max_iter=2, random_state=0, **parameters)
 
 
-def classifier(**parameters: object) -> OrtGradientClassifier:
+def validated_classifier(**parameters: object) -> OrtGradientClassifier:
     return OrtGradientClassifier(MLP((3,)), max_iter=2, random_state=0, **parameters)
 
 
-@pytest.mark.parametrize(("kind", "peer"), [(regressor, MLPRegressor), (classifier, MLPClassifier)])
+@pytest.mark.parametrize(("kind", "peer"), [(validated_regressor, MLPRegressor), (validated_classifier, MLPClassifier)])
 def test_a_split_of_a_single_row_is_refused_as_by_scikit_learn(kind, peer):
-    target = y[:8] if kind is regressor else np.resize(["no", "yes"], 8)
-    message = "The validation set is too small" if kind is regressor else "too small|should be greater or equal"
+    target = y[:8] if kind is validated_regressor else np.resize(["no", "yes"], 8)
+    message = (
+        "The validation set is too small" if kind is validated_regressor else "too small|should be greater or equal"
+    )
     for estimator in (kind(early_stopping=True), peer(early_stopping=True)):
         with pytest.raises(ValueError, match=message):
             estimator.fit(X[:8], target)
@@ -37,33 +39,33 @@ def test_a_split_of_a_single_row_is_refused_as_by_scikit_learn(kind, peer):
 
 def test_a_single_row_of_validation_data_is_refused_for_regression():
     with pytest.raises(ValueError, match=r"too small: R² needs 2 rows .*, X_val and y_val have 1"):
-        regressor().fit(X, y, X_val=X[:1], y_val=y[:1])
+        validated_regressor().fit(X, y, X_val=X[:1], y_val=y[:1])
     with pytest.raises(ValueError, match=r"too small: R² needs 2 rows"):
-        regressor().fit(X, y, X_val=X[:3], y_val=y[:3], sample_weight_val=[1, 0, 0])
-    assert len(classifier().fit(X, LABELS, X_val=X[:1], y_val=LABELS[:1]).validation_scores_) == 2
+        validated_regressor().fit(X, y, X_val=X[:3], y_val=y[:3], sample_weight_val=[1, 0, 0])
+    assert len(validated_classifier().fit(X, LABELS, X_val=X[:1], y_val=LABELS[:1]).validation_scores_) == 2
 
 
 def test_a_rare_class_is_named_by_its_label():
     rare = LABELS.copy().astype(object)
     rare[3] = "perhaps"
     with pytest.raises(ValueError, match=r"single row of class 'perhaps'\. .*X_val") as error:
-        classifier(early_stopping=True).fit(X, rare)
+        validated_classifier(early_stopping=True).fit(X, rare)
     assert "test_size" not in str(error.value)
     numbers = np.where(y > 0, 70, 50)
     numbers[3] = 90
     with pytest.raises(ValueError, match="single row of class 90"):
-        classifier(early_stopping=True).fit(X, numbers)
+        validated_classifier(early_stopping=True).fit(X, numbers)
 
 
 def test_a_rare_class_among_the_weighted_rows_is_named():
     three = np.resize([50, 70, 90], 40)
     with pytest.raises(ValueError, match="single row of class 70"):
-        classifier(early_stopping=True).fit(X, three, sample_weight=(three != 70) | (np.arange(40) == 1))
+        validated_classifier(early_stopping=True).fit(X, three, sample_weight=(three != 70) | (np.arange(40) == 1))
 
 
 def test_a_split_smaller_than_the_number_of_classes_is_refused_in_our_words():
     with pytest.raises(ValueError, match=r"validation_fraction=0.1 of 40 rows splits them into 36 and 4, with 8 cl"):
-        classifier(early_stopping=True).fit(X, np.arange(40) % 8)
+        validated_classifier(early_stopping=True).fit(X, np.arange(40) % 8)
 
 
 FAULTS = {
@@ -84,18 +86,18 @@ FAULTS = {
 def test_faults_of_validation_data_are_reported_as_theirs(case):
     data, error, message = FAULTS[case]
     with pytest.raises(error, match=message):
-        regressor().fit(X, y, **data)
+        validated_regressor().fit(X, y, **data)
 
 
 def test_labels_that_are_unknown_are_those_of_y_val():
     letters = np.where(y > 0, "X", "y")
     with pytest.raises(ValueError, match=r"y_val contains labels .*: \['z'\]\. .*\['X', 'y'\]"):
-        classifier().fit(X, letters, X_val=X, y_val=np.full(40, "z"))
+        validated_classifier().fit(X, letters, X_val=X, y_val=np.full(40, "z"))
 
 
 def test_faults_of_training_data_are_reported_as_theirs():
     with pytest.raises(ValueError, match=r"Input X contains NaN"):
-        regressor().fit(np.full((40, 4), np.nan), y, X_val=X, y_val=y)
+        validated_regressor().fit(np.full((40, 4), np.nan), y, X_val=X, y_val=y)
 
 
 def test_patience_may_be_infinite_as_in_scikit_learn():
@@ -104,7 +106,7 @@ def test_patience_may_be_infinite_as_in_scikit_learn():
     assert MLPRegressor(**settings).fit(X, y).n_iter_ == 30
     for wrong in (0, -np.inf, np.nan, 2.5, "inf"):
         with pytest.raises((ValueError, TypeError), match="n_iter_no_change"):
-            regressor(n_iter_no_change=wrong).fit(X, y)
+            validated_regressor(n_iter_no_change=wrong).fit(X, y)
 
 
 @pytest.mark.parametrize("early_stopping", [True, False])

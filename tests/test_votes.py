@@ -59,7 +59,7 @@ BY_PAIRS = [
 PROBABLE = [SVC(probability=True, random_state=0), NuSVC(nu=0.2, probability=True, random_state=0)]
 
 
-def still(model, X, y, **parameters):
+def at_the_start(model, X, y, **parameters):
     """Return the estimator at the fitted model: nothing has moved."""
     return OrtGradientClassifier(model, learning_rate_init=0.0, max_iter=1, shuffle=False, **parameters).fit(X, y)
 
@@ -68,10 +68,10 @@ def still(model, X, y, **parameters):
 def still_pairs(model):
     """Return one of the models by pairs, fitted to the old rows, and the estimator at it."""
     model.fit(X[OLD], FOUR[OLD])
-    return model, still(model, X[NEW], FOUR[NEW])
+    return model, at_the_start(model, X[NEW], FOUR[NEW])
 
 
-def outputs(tuned, X, **options):
+def file_outputs(tuned, X, **options):
     session = onnxruntime.InferenceSession(
         tuned.to_onnx(**options).SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -90,7 +90,7 @@ class TestPairs:
 
     def test_loss_is_that_of_the_pairs_of_the_row_s_class(self, model):
         model.fit(X[OLD], FOUR[OLD])
-        tuned = still(model, X[NEW], FOUR[NEW], batch_size=120, loss=losses.SquaredHinge())
+        tuned = at_the_start(model, X[NEW], FOUR[NEW], batch_size=120, loss=losses.SquaredHinge())
         assert_allclose(tuned.loss_, pairwise_loss(confidences(model, X[NEW]), FOUR[NEW]), rtol=1e-4)
 
     @pytest.mark.parametrize("engine", available_engines())
@@ -107,7 +107,7 @@ class TestPairs:
 
     def test_exported_file(self, model):
         _, tuned = still_pairs(model)
-        labels, scores = outputs(tuned, X)
+        labels, scores = file_outputs(tuned, X)
         assert_array_equal(labels, tuned.predict(X))
         assert_array_equal(scores, tuned.decision_function(X))
 
@@ -223,11 +223,11 @@ class TestProbabilities:
     def test_labels_are_the_votes(self, model, names):
         y = np.array(names)[FOUR]
         model.fit(X[OLD], y[OLD])
-        tuned = still(model, X[NEW], y[NEW])
+        tuned = at_the_start(model, X[NEW], y[NEW])
         assert_array_equal(tuned.predict(X), model.predict(X))
         assert tuned.predict(X).dtype == model.predict(X).dtype
         assert_allclose(tuned.predict_proba(X), model.predict_proba(X), atol=1e-5)
-        assert_array_equal(outputs(tuned, X)[0].astype(y.dtype), model.predict(X))
+        assert_array_equal(file_outputs(tuned, X)[0].astype(y.dtype), model.predict(X))
 
     def test_votes_and_probabilities_disagree_in_this_data(self):
         model = PROBABLE[0].fit(X[OLD], FOUR[OLD])
@@ -269,7 +269,7 @@ THRESHOLDS = {
 def test_one_pair_of_probabilities():
     model = OneVsOneClassifier(GaussianNB()).fit(X[OLD], TWO[OLD])
     assert (model.decision_function(X) > 0).all()
-    tuned = still(model, X[NEW], TWO[NEW])
+    tuned = at_the_start(model, X[NEW], TWO[NEW])
     assert_array_equal(tuned.predict(X), model.predict(X))
     assert_allclose(tuned.decision_function(X), model.decision_function(X), atol=1e-5)
 
@@ -278,9 +278,9 @@ class TestThresholds:
     @pytest.mark.parametrize("name", THRESHOLDS)
     def test_labels(self, name):
         model = THRESHOLDS[name]().fit(X[OLD], TWO[OLD])
-        tuned = still(model, X[NEW], TWO[NEW])
+        tuned = at_the_start(model, X[NEW], TWO[NEW])
         assert_array_equal(tuned.predict(X), model.predict(X))
-        labels = outputs(tuned, X)[0]
+        labels = file_outputs(tuned, X)[0]
         assert_array_equal(labels, model.predict(X))
 
     @pytest.mark.parametrize("name", THRESHOLDS)
@@ -301,25 +301,25 @@ class TestThresholds:
     )
     def test_decides_in_place_of_votes(self, inner):
         model = FixedThresholdClassifier(inner, threshold=0.3).fit(X[OLD], TWO[OLD])
-        tuned = still(model, X[NEW], TWO[NEW])
+        tuned = at_the_start(model, X[NEW], TWO[NEW])
         assert_array_equal(tuned.predict(X), model.predict(X))
 
     def test_of_a_decision_function_that_is_not_trained(self):
         model = FixedThresholdClassifier(SVC(probability=True), threshold=0.2, response_method="decision_function")
         with pytest.raises(ModelError, match="response_method='predict_proba'"):
-            still(model.fit(X[OLD], TWO[OLD]), X[NEW], TWO[NEW])
+            at_the_start(model.fit(X[OLD], TWO[OLD]), X[NEW], TWO[NEW])
 
 
 class TestExportedPairs:
     def test_no_column_per_class(self):
-        tuned = still(SVC(decision_function_shape="ovo").fit(X[OLD], FOUR[OLD]), X[NEW], FOUR[NEW])
+        tuned = at_the_start(SVC(decision_function_shape="ovo").fit(X[OLD], FOUR[OLD]), X[NEW], FOUR[NEW])
         for zipmap in (True, "columns"):
             with pytest.raises(ModelError, match="6 columns, one for each pair"):
                 tuned.to_onnx(zipmap=zipmap)
 
     def test_column_per_class(self):
-        tuned = still(SVC().fit(X[OLD], FOUR[OLD]), X[NEW], FOUR[NEW])
-        labels, *columns = outputs(tuned, X, zipmap="columns")
+        tuned = at_the_start(SVC().fit(X[OLD], FOUR[OLD]), X[NEW], FOUR[NEW])
+        labels, *columns = file_outputs(tuned, X, zipmap="columns")
         assert_array_equal(labels, tuned.predict(X))
         assert_array_equal(np.stack(columns, axis=1), tuned.decision_function(X))
 
@@ -350,19 +350,19 @@ def test_rules_within_other_models(name):
     y = TWO if "stacking" in name else np.stack([TWO, FOUR if "pairs" in name else TWO], axis=1)
     model = WITHIN[name].fit(X[OLD], y[OLD])
     with pytest.raises(ModelError, match="by a rule of its own"):
-        still(model, X[:1], y[:1])
+        at_the_start(model, X[:1], y[:1])
 
 
 def test_one_vs_rest_of_decision_functions_and_probabilities():
     model = OneVsRestClassifier(BaggingClassifier(LogisticRegression(), 2)).fit(X[OLD], FOUR[OLD])
     with pytest.raises(ModelError, match="decision functions of its BaggingClassifier"):
-        still(model, X[:1], FOUR[:1])
+        at_the_start(model, X[:1], FOUR[:1])
 
 
 def test_clipped_margins():
     model = SGDClassifier(loss="modified_huber", random_state=0).fit(X[OLD], FOUR[OLD])
     assert (model.classes_[model.predict_proba(X).argmax(axis=1)] != model.predict(X)).mean() > 0.02
-    tuned = still(model, X[NEW], FOUR[NEW])
+    tuned = at_the_start(model, X[NEW], FOUR[NEW])
     assert_array_equal(tuned.predict(X), model.predict(X))
     tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.01, random_state=0).fit(X[NEW], FOUR[NEW])
     assert_array_equal(tuned.to_sklearn().predict(X), tuned.predict(X))

@@ -41,68 +41,72 @@ class RowLoss(Loss):
         return op.Mul(op.Mul(error, error), factors[:, None])
 
 
-def factors(height: float) -> np.ndarray:
+def schedule_factors(height: float) -> np.ndarray:
     """Return factors whose first and last three are all a repr shows of them."""
     values = np.ones(N)
     values[10:-10] = height
     return values
 
 
-def regressor(**parameters: object) -> OrtGradientRegressor:
+def warm_regressor(**parameters: object) -> OrtGradientRegressor:
     defaults = {"batch_size": N, "max_iter": 1, "warm_start": True, "shuffle": False, "learning_rate_init": 0.0}
     return OrtGradientRegressor(Linear(), random_state=0, **defaults | parameters)
 
 
-def closing_over(values: np.ndarray):
+def closing_over_array(values: np.ndarray):
     return lambda: values
 
 
 @ENGINES
 def test_a_loss_that_differs_where_its_repr_is_shortened_is_another_loss(engine):
-    assert repr(factors(1.0)) == repr(factors(10.0))
-    estimator = regressor(engine=engine, loss=RowLoss(factors(1.0))).fit(X, Y)
+    assert repr(schedule_factors(1.0)) == repr(schedule_factors(10.0))
+    estimator = warm_regressor(engine=engine, loss=RowLoss(schedule_factors(1.0))).fit(X, Y)
     one = estimator.loss_
-    ten = estimator.set_params(loss=RowLoss(factors(10.0))).fit(X, Y).loss_
+    ten = estimator.set_params(loss=RowLoss(schedule_factors(10.0))).fit(X, Y).loss_
     assert 8 * one < ten < 11 * one
-    assert ten == regressor(engine=engine, loss=RowLoss(factors(10.0))).fit(X, Y).loss_
+    assert ten == warm_regressor(engine=engine, loss=RowLoss(schedule_factors(10.0))).fit(X, Y).loss_
 
 
 def test_a_loss_that_was_changed_in_place_is_another_loss():
-    values = factors(1.0)
-    estimator = regressor(loss=RowLoss(values)).fit(X, Y)
+    values = schedule_factors(1.0)
+    estimator = warm_regressor(loss=RowLoss(values)).fit(X, Y)
     one = estimator.loss_
     values[10:-10] = 10.0
     assert estimator.partial_fit(X, Y).loss_ > 8 * one
 
 
 def test_a_loss_whose_function_closes_over_something_else_is_another_loss():
-    estimator = regressor(loss=RowLoss(function=closing_over(factors(1.0)))).fit(X, Y)
+    estimator = warm_regressor(loss=RowLoss(function=closing_over_array(schedule_factors(1.0)))).fit(X, Y)
     one = estimator.loss_
-    estimator.set_params(loss=RowLoss(function=closing_over(factors(10.0))))
+    estimator.set_params(loss=RowLoss(function=closing_over_array(schedule_factors(10.0))))
     assert estimator.fit(X, Y).loss_ > 8 * one
 
 
 @pytest.mark.parametrize("change", [{"session_options": {"enable_mem_pattern": False}}, {"alpha": 0.1}])
 def test_what_is_equal_keeps_its_step_and_what_is_not_gets_another(change):
-    estimator = regressor(loss=RowLoss(factors(1.0))).fit(X, Y)
+    estimator = warm_regressor(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)
     step = estimator._run.step
-    assert estimator.set_params(loss=RowLoss(factors(1.0))).fit(X, Y)._run.step is step
+    assert estimator.set_params(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)._run.step is step
     assert estimator.set_params(**change).fit(X, Y)._run.step is not step
 
 
 # -- another model ----------------------------------------------------------------------------------------------------
 
 
-def graph(width: int = 4) -> onnx.ModelProto:
+def started_graph(width: int = 4) -> onnx.ModelProto:
     return MLP((width,)).build(3, 1, np.random.RandomState(0))
 
 
 OTHERS = {
     "another builder": (lambda: MLP((4,)), lambda: MLP((5,)), r"from MLP\(.*4.* to MLP\(.*5"),
     "none": (lambda: None, lambda: Linear(), r"from None to Linear\(\)"),
-    "another graph": (graph, lambda: graph(5), "to another ModelProto"),
-    "other bytes": (lambda: graph().SerializeToString(), lambda: graph(5).SerializeToString(), "to another bytes"),
-    "a graph for a builder": (lambda: MLP((4,)), graph, r"from MLP\(.*\) to ModelProto"),
+    "another graph": (started_graph, lambda: started_graph(5), "to another ModelProto"),
+    "other bytes": (
+        lambda: started_graph().SerializeToString(),
+        lambda: started_graph(5).SerializeToString(),
+        "to another bytes",
+    ),
+    "a graph for a builder": (lambda: MLP((4,)), started_graph, r"from MLP\(.*\) to ModelProto"),
     "another fitted model": (lambda: Ridge().fit(X, Y), lambda: Ridge(9.0).fit(X, -Y), "to another Ridge"),
 }
 
@@ -143,7 +147,7 @@ def test_a_builder_that_was_changed_in_place_is_refused():
 
 
 def test_another_output_is_refused():
-    model = graph()
+    model = started_graph()
     estimator = OrtGradientRegressor(model, warm_start=True, max_iter=1).fit(X, Y)
     estimator.set_params(output=model.graph.output[0].name)
     with pytest.raises(ModelError, match=f"output was changed from None to {model.graph.output[0].name}"):
@@ -151,6 +155,6 @@ def test_another_output_is_refused():
 
 
 def test_a_path_is_the_same_model_however_it_is_given(tmp_path):
-    onnx.save(graph(), tmp_path / "model.onnx")
+    onnx.save(started_graph(), tmp_path / "model.onnx")
     estimator = OrtGradientRegressor(str(tmp_path / "model.onnx"), warm_start=True, max_iter=1).fit(X, Y)
     assert estimator.set_params(model=tmp_path / "model.onnx").fit(X, Y).n_iter_ == 2

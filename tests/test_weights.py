@@ -26,7 +26,7 @@ W = "float[3, 1] W = {1, -2, 3}"
 ENGINES = pytest.mark.parametrize("engine", available_engines())
 
 
-def model(body, weights=W, x="float[N, 3] X", y="float[N, 1] Y", opset=18, **arrays):
+def weighted_model(body, weights=W, x="float[N, 3] X", y="float[N, 1] Y", opset=18, **arrays):
     proto = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> net ({x}) => ({y}) <{weights}> {{ {body} }}'
     )
@@ -38,12 +38,12 @@ def parameters(proto):
     return set(source_of(proto, None)[0].parameters)
 
 
-def evaluate(proto, **feeds):
+def first_output(proto, **feeds):
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, feeds)[0]
 
 
-def one_step(proto, engine="auto", **settings):
+def step_of_weights(proto, engine="auto", **settings):
     settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "max_iter": 1, "engine": engine} | settings
     return OrtGradientRegressor(proto, **settings).fit(rows(), rows(8, 1, seed=1).ravel())
 
@@ -171,7 +171,7 @@ RENAMED = {"filler": "net/gru/zeros/Const:0", "M": "onnx::MatMul_12", "N": "onnx
 def test_role_and_name_decide_what_is_trained(case):
     body, arrays, expected = CASES[case]
     x = SEQUENCE if "axes" in body or "GRU" in body else "float[N, 3] X"
-    proto = model(body, SIZES, x, **arrays)
+    proto = weighted_model(body, SIZES, x, **arrays)
     renamed = dict(RENAMED, B=next((n for n in ("onnx::Add_13", "onnx::Add_2") if n in arrays), "B"))
     for node in proto.graph.node:
         node.input[:] = [renamed.get(name, name) if renamed.get(name) in arrays else name for name in node.input]
@@ -187,7 +187,7 @@ def test_constants_are_no_weights_of_the_estimator_and_stay_in_its_file():
     body, arrays, expected = CASES["filler of an initial state"]
     X = np.random.default_rng(0).normal(size=(8, 5, 8)).astype(np.float32)
     settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "max_iter": 2, "engine": "portable"}
-    proto = model(body, SIZES, SEQUENCE, **arrays)
+    proto = weighted_model(body, SIZES, SEQUENCE, **arrays)
     trained = OrtGradientRegressor(proto, **settings).fit(X, X[:, 0, 0])
     assert set(trained.weights_) == expected
     assert all((trained.weights_[name] != arrays[name]).any() for name in expected)
@@ -209,20 +209,22 @@ def test_constants_are_no_weights_of_the_estimator_and_stay_in_its_file():
      "a = Constant <value = float[3] {1, -2, 3}> () k = Reshape(a, shape) Y = MatMul(X, k)"],
 )  # fmt: skip
 def test_weights_in_constant_nodes_are_trained(body, engine):
-    proto = model(body, "int64[1] last = {1}, int64[2] shape = {3, 1}")
+    proto = weighted_model(body, "int64[1] last = {1}, int64[2] shape = {3, 1}")
     before = proto.SerializeToString()
-    trained = one_step(proto, engine)
+    trained = step_of_weights(proto, engine)
     assert proto.SerializeToString() == before
     [(name, array)] = trained.weights_.items()
     assert name == body.split(" =")[0]
-    assert_allclose(array.ravel(), one_step(model("Y = MatMul(X, W)"), engine).weights_["W"].ravel(), atol=1e-6)
-    assert_allclose(evaluate(trained.to_onnx(), X=rows()).ravel(), trained.predict(rows()), rtol=1e-6)
+    assert_allclose(
+        array.ravel(), step_of_weights(weighted_model("Y = MatMul(X, W)"), engine).weights_["W"].ravel(), atol=1e-6
+    )
+    assert_allclose(first_output(trained.to_onnx(), X=rows()).ravel(), trained.predict(rows()), rtol=1e-6)
 
 
 def test_bias_in_a_constant_node_is_trained_and_settings_stay():
     body = """b = Constant <value = float[1] {0.5}> () low = Constant <value_float = -9.0> ()
               two = Constant <value_float = 2.0> () H = MatMul(X, W) I = Add(H, b) J = Clip(I, low) Y = Mul(J, two)"""
-    source, _ = source_of(model(body), None)
+    source, _ = source_of(weighted_model(body), None)
     assert set(source.parameters) == {"W", "b"}
     assert set(source.constants) == {"low", "two"}
     assert [n.op_type for n in source.model.graph] == ["Constant", "Constant", "MatMul", "Add", "Clip", "Mul"]
@@ -232,11 +234,11 @@ def test_bias_in_a_constant_node_is_trained_and_settings_stay():
 def test_narrow_weights_behind_a_cast_are_trained_in_float32(half):
     given = table(3, 1)
     tensor = onnx.helper.make_tensor("W", getattr(onnx.TensorProto, half.upper()), (3, 1), given.ravel())
-    proto = model("k = Cast <to = 1> (W) Y = MatMul(X, k)", "")
+    proto = weighted_model("k = Cast <to = 1> (W) Y = MatMul(X, k)", "")
     proto.graph.initializer.append(tensor)
     rounded = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-    expected = one_step(model("Y = MatMul(X, W)", "", W=rounded)).weights_["W"]
-    trained = one_step(proto)
+    expected = step_of_weights(weighted_model("Y = MatMul(X, W)", "", W=rounded)).weights_["W"]
+    trained = step_of_weights(proto)
     assert_array_equal(trained.weights_["W"], expected)
     assert trained.weights_["W"].dtype == np.float32
 
@@ -249,43 +251,45 @@ def test_integer_weights_behind_dequantize_linear_are_trained_as_floats(axis, na
     zero = np.full(scale.shape, 2, np.int8)
     attribute = "" if axis is None else f"<axis = {axis}>"
     body = f"D = DequantizeLinear {attribute} ({name}, s, z) H = MatMul(X, D) Y = MatMul(H, V)"
-    proto = model(body, "float[2, 1] V = {1, -1}", opset=19, **{name: integers, "s": scale, "z": zero})
+    proto = weighted_model(body, "float[2, 1] V = {1, -1}", opset=19, **{name: integers, "s": scale, "z": zero})
     source, _ = source_of(proto, None)
     assert set(source.parameters) == {"W", "V"}
     X = rows()
     expected = ReferenceEvaluator(proto).run(None, {"X": X})[0]  # onnxruntime may compute with integers
-    assert_allclose(evaluate(to_proto(source.model), X=X), expected, rtol=0, atol=1e-6)
-    assert (one_step(proto).weights_["W"] != source.weights()["W"]).all()
+    assert_allclose(first_output(to_proto(source.model), X=X), expected, rtol=0, atol=1e-6)
+    assert (step_of_weights(proto).weights_["W"] != source.weights()["W"]).all()
 
 
 def test_weights_in_bodies_are_trained():
     body = """Y = If (yes) <then_branch = t () => (float[N, 1] a) {
                   k = Constant <value = float[3, 1] {1, -2, 3}> () a = MatMul(X, k) },
                   else_branch = e () => (float[N, 1] b) { b = MatMul(X, W) }>"""
-    proto = model(body, "bool yes = {1}")
+    proto = weighted_model(body, "bool yes = {1}")
     branch = next(a.g for a in proto.graph.node[0].attribute if a.name == "else_branch")
     branch.initializer.append(onnx.numpy_helper.from_array(table(3, 1), "W"))
     assert parameters(proto) == {"k", "W"}
-    trained = one_step(proto, "portable")
-    assert_allclose(trained.weights_["k"], one_step(model("Y = MatMul(X, W)")).weights_["W"], rtol=0, atol=1e-6)
+    trained = step_of_weights(proto, "portable")
+    assert_allclose(
+        trained.weights_["k"], step_of_weights(weighted_model("Y = MatMul(X, W)")).weights_["W"], rtol=0, atol=1e-6
+    )
     assert_array_equal(trained.weights_["W"], table(3, 1))
 
 
 def test_names_that_clash_stay_unique():
     body = """Y = If (yes) <then_branch = t () => (float[N, 1] a) { a = MatMul(X, W) },
                             else_branch = e () => (float[N, 1] b) { b = MatMul(X, W) }>"""
-    proto = model(body, "bool yes = {1}")
+    proto = weighted_model(body, "bool yes = {1}")
     for attribute, seed in zip(proto.graph.node[0].attribute, (1, 2), strict=True):
         attribute.g.initializer.append(onnx.numpy_helper.from_array(table(3, 1, seed=seed), "W"))
     before = proto.SerializeToString()
     source, _ = source_of(proto, None)
     assert proto.SerializeToString() == before
     assert set(source.parameters) == {"W", "W_1"}
-    assert_allclose(evaluate(to_proto(source.model), X=rows()), evaluate(proto, X=rows()))
+    assert_allclose(first_output(to_proto(source.model), X=rows()), first_output(proto, X=rows()))
 
 
 def test_graphs_of_known_origin_are_taken_as_they_are():
-    proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
+    proto = weighted_model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
     assert set(trainable_model(load(proto)).parameters) == {"W", "val_3"}
     assert set(trainable_model(load(proto), foreign=True).parameters) == {"W"}
 
@@ -297,17 +301,17 @@ def dynamic(tail="Y = Add(P, b)"):
     body = f"""Q, s, z = DynamicQuantizeLinear(X) I = MatMulInteger(Q, W, z) F = Cast <to = 1> (I) t = Mul(s, scale)
                P = Mul(F, t) {tail}"""
     arrays = {"W": np.array([[10], [-20], [3]], np.int8), "scale": single(0.1), "b": np.ones(1, np.float32)}
-    return model(body, "float[1, 1] V = {2}", **arrays)
+    return weighted_model(body, "float[1, 1] V = {2}", **arrays)
 
 
 def test_a_quantized_graph_is_refused():
     with pytest.raises(ModelError, match=r"quantized: DynamicQuantizeLinear '.*', MatMulInteger .*'b'"):
-        one_step(dynamic())
+        step_of_weights(dynamic())
 
 
 def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
     proto = dynamic("H = Add(P, b) Y = MatMul(H, V)")
-    trained = one_step(proto, trainable=["V"])
+    trained = step_of_weights(proto, trainable=["V"])
     assert set(trained.weights_) == {"b", "V"}
     assert trained.weights_["b"] == 1
     assert trained.weights_["V"] != 2
@@ -315,32 +319,32 @@ def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
 
 def test_floats_before_a_rounding_are_refused_even_where_they_are_named():
     body = """H = MatMul(X, W) Q = QuantizeLinear(H, s, z) D = DequantizeLinear(Q, s, z) Y = Mul(D, V)"""
-    proto = model(body, f"{W}, float[1] V = {{2}}, float s = {{0.1}}, uint8 z = {{128}}")
+    proto = weighted_model(body, f"{W}, float[1] V = {{2}}, float s = {{0.1}}, uint8 z = {{128}}")
     with pytest.raises(ValueError, match="'W' matches no parameter"):
-        one_step(proto, trainable=["W", "V"])
-    assert one_step(proto, trainable=["V"]).weights_["V"] != 2
+        step_of_weights(proto, trainable=["W", "V"])
+    assert step_of_weights(proto, trainable=["V"]).weights_["V"] != 2
     second = "A = Add(P, b) C, r, o = DynamicQuantizeLinear(A) D = DequantizeLinear(C, r, o) Y = MatMul(D, V)"
     with pytest.raises(ModelError, match=r"quantized: .* rounding has no gradient.*: 'V'\."):
-        one_step(dynamic(second), trainable=["b", "V"])
+        step_of_weights(dynamic(second), trainable=["b", "V"])
 
 
 def test_a_file_that_ends_in_integers_is_said_to_be_quantized():
     body = "H = MatMul(X, W) Q = QuantizeLinear(H, s, z) Y = DequantizeLinear(Q, s, z)"
     with pytest.raises(ModelError, match=r"quantized: .*QuantizeLinear"):
-        one_step(model(body, f"{W}, float s = {{0.1}}, uint8 z = {{128}}"))
+        step_of_weights(weighted_model(body, f"{W}, float s = {{0.1}}, uint8 z = {{128}}"))
 
 
 def test_a_constant_is_trained_where_it_is_named():
-    proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
-    assert set(one_step(proto).weights_) == {"W"}
-    trained = one_step(proto, trainable=["W", "val_3"])
+    proto = weighted_model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
+    assert set(step_of_weights(proto).weights_) == {"W"}
+    trained = step_of_weights(proto, trainable=["W", "val_3"])
     assert set(trained.weights_) == {"W", "val_3"}
     assert trained.weights_["val_3"] != 2
-    assert set(one_step(proto, trainable="*").weights_) == {"W"}
+    assert set(step_of_weights(proto, trainable="*").weights_) == {"W"}
 
 
 def test_a_constant_is_trained_from_the_call_that_names_it():
-    proto = model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
+    proto = weighted_model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
     X, y = rows(), rows(8, 1, seed=1).ravel()
     trained = OrtGradientRegressor(proto, optimizer=SGD(), learning_rate_init=0.1).partial_fit(X, y)
     before = trained.weights_["W"]
@@ -351,17 +355,17 @@ def test_a_constant_is_trained_from_the_call_that_names_it():
 
 
 def test_a_constant_node_that_is_named_cannot_be_trained():
-    proto = model("two = Constant <value_float = 2.0> () H = MatMul(X, W) Y = Mul(H, two)")
+    proto = weighted_model("two = Constant <value_float = 2.0> () H = MatMul(X, W) Y = Mul(H, two)")
     with pytest.raises(ValueError, match=r"'two' names a constant .*\(a single number in Mul.*Store it"):
-        one_step(proto, trainable=["two"])
+        step_of_weights(proto, trainable=["two"])
 
 
 def test_weights_of_float16_are_not_left_out_silently():
     body = """A = Cast <to = 10> (X) H = MatMul(A, W) B = Cast <to = 1> (H) Y = Add(B, b)"""
-    proto = model(body, "float[1] b = {1}", W=table(3, 1).astype(np.float16))
+    proto = weighted_model(body, "float[1] b = {1}", W=table(3, 1).astype(np.float16))
     with pytest.raises(ModelError, match=r"1 weight\(s\) of types that are not trained: 'W' \(FLOAT16\)"):
-        one_step(proto)
-    assert set(one_step(proto, trainable=["b"]).weights_) == {"b"}
+        step_of_weights(proto)
+    assert set(step_of_weights(proto, trainable=["b"]).weights_) == {"b"}
 
 
 # Declarations
@@ -370,18 +374,18 @@ def test_weights_of_float16_are_not_left_out_silently():
 @pytest.mark.parametrize("place", ["input", "value_info"])
 @pytest.mark.parametrize(("kind", "shape"), [("FLOAT", [3, 2]), ("FLOAT", [4, 1]), ("FLOAT", [3]), ("DOUBLE", [3, 1])])
 def test_a_declaration_that_contradicts_an_initializer_is_named(place, kind, shape):
-    proto = model("Y = MatMul(X, W)")
+    proto = weighted_model("Y = MatMul(X, W)")
     info = onnx.helper.make_tensor_value_info("W", getattr(onnx.TensorProto, kind), shape)
     getattr(proto.graph, place).append(info)
     declared = rf"{kind}\[{','.join(map(str, shape))}\]"
     with pytest.raises(ModelError, match=rf"declares 'W' as {declared}, but its initializer is FLOAT\[3,1\]"):
-        one_step(proto)
+        step_of_weights(proto)
 
 
 @pytest.mark.parametrize("shape", [[3, 1], ["rows", 1]])
 def test_initializers_among_the_inputs_are_weights_and_no_data(shape):
-    proto = model("Y = MatMul(X, W)")
+    proto = weighted_model("Y = MatMul(X, W)")
     proto.graph.input.append(onnx.helper.make_tensor_value_info("W", onnx.TensorProto.FLOAT, shape))
-    trained = one_step(proto)
-    assert_array_equal(trained.weights_["W"], one_step(model("Y = MatMul(X, W)")).weights_["W"])
+    trained = step_of_weights(proto)
+    assert_array_equal(trained.weights_["W"], step_of_weights(weighted_model("Y = MatMul(X, W)")).weights_["W"])
     assert [value.name for value in trained.to_onnx().graph.input] == ["X"]

@@ -58,7 +58,7 @@ FLOATS = {kind.format("tensor(float)") for kind in ("{}", "seq({})", "optional({
 
 
 @functools.cache
-def operators() -> dict[str, onnx.defs.OpSchema]:
+def operators_by_page() -> dict[str, onnx.defs.OpSchema]:
     """Return ONNX's own operators that take and return floats, in the newest opset.
 
     ``If`` is one of them: it reads from around it.
@@ -109,7 +109,7 @@ class Held:
 
 
 @functools.cache
-def cases(engine: str) -> list[Held]:
+def covered_cases(engine: str) -> list[Held]:
     if engine == "ort-training":
         return [Held(one, one.opsets, extra_opset(one)) for one in ort_training_cases.CASES]
     return [Held(one, opsets(one), extra_opset(one)) for one in portable_cases.CASES] + [
@@ -119,8 +119,8 @@ def cases(engine: str) -> list[Held]:
 
 def trials(engine: str, name: str) -> Iterator[Trial]:
     """Try the cases of an operator in each form that the contracts hold them in; those of no operator name it."""
-    own = [held for held in cases(engine) if name == (held.case.operator or name) and name in held.case.body]
-    for held in own or [held for held in cases(engine) if passes(held.case, name)]:
+    own = [held for held in covered_cases(engine) if name == (held.case.operator or name) and name in held.case.body]
+    for held in own or [held for held in covered_cases(engine) if passes(held.case, name)]:
         named = replace(held, case=replace(held.case, operator=held.case.operator and name))
         made = (trial(engine, named, opset, form) for form, opset in named.forms())
         yield from (t for t in made if t.operator == name)
@@ -163,7 +163,7 @@ def reason_of(error: Exception) -> str:
 
 def prove(engine: str) -> dict[str, dict]:
     """Return the outcome for each operator: with fixed sizes, with a symbolic batch, and the reasons of refusals."""
-    return {name: summary(engine, name, list(trials(engine, name))) for name in operators()}
+    return {name: coverage_summary(engine, name, list(trials(engine, name))) for name in operators_by_page()}
 
 
 def prove_quickly(engine: str, name: str) -> dict:
@@ -173,17 +173,17 @@ def prove_quickly(engine: str, name: str) -> dict:
         made.append(one)
         if {t.form for t in made if t.outcome == RIGHT} == {"inputs", "dynamic"}:
             break
-    return summary(engine, name, made)
+    return coverage_summary(engine, name, made)
 
 
-def summary(engine: str, name: str, made: list[Trial]) -> dict[str, str | list[str]]:
+def coverage_summary(engine: str, name: str, made: list[Trial]) -> dict[str, str | list[str]]:
     if first_opset(name) > NEWEST[engine]:
         return {"fixed": ABSENT, "dynamic": ABSENT}
     made = made or probe(engine, name)
     fixed, dynamic = ([t for t in made if t.form == form] for form in ("inputs", "dynamic"))
     reasons = {t.reason for t in fixed if t.reason} - {"this opset"}
     further = {t.reason for t in dynamic if t.reason} - reasons - {"this opset"}
-    unsized = not any(held.case.arrays["x"].ndim for held in cases(engine) if held.case.operator == name)
+    unsized = not any(held.case.arrays["x"].ndim for held in covered_cases(engine) if held.case.operator == name)
     found = {"fixed": best(fixed), "dynamic": best(dynamic or (fixed if unsized else []))}
     notes = {"refused": sorted(reasons), "refused, dynamic": sorted(further)}
     return found | {key: listed for key, listed in notes.items() if listed}
@@ -195,7 +195,7 @@ def best(made: list[Trial]) -> str:
 
 def probe(engine: str, name: str) -> list[Trial]:
     """Ask the engine for an operator that has no case."""
-    schema = operators()[name]
+    schema = operators_by_page()[name]
     names = [f"x{i}" for i in range(max(1, schema.min_input))]
     node = helper.make_node(name, names, ["y"])
     values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in [*names, "y"]]
@@ -225,7 +225,7 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-def read() -> dict:
+def read_coverage() -> dict:
     return json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {"engines": {}}
 
 
@@ -240,7 +240,7 @@ def without_kernel() -> list[str] | None:
     if not hasattr(_pybind_state, "get_all_opkernel_def"):
         return None
     kernels = {k.op_name for k in _pybind_state.get_all_opkernel_def() if not k.domain and "CPU" in k.provider}
-    return [n for n, s in operators().items() if n not in kernels and not expands(s)]
+    return [n for n, s in operators_by_page().items() if n not in kernels and not expands(s)]
 
 
 def expands(schema: onnx.defs.OpSchema) -> bool:
@@ -256,10 +256,10 @@ def update(data: dict) -> dict:
     return {"opset": onnx.defs.onnx_opset_version(), **kernels, "engines": engines}
 
 
-def write() -> None:
-    data = update(read())
+def write_coverage() -> None:
+    data = update(read_coverage())
     DATA.write_text(json.dumps(data, indent=1, sort_keys=False) + "\n", encoding="utf-8")
-    PAGE.write_text(page(data), encoding="utf-8")
+    PAGE.write_text(coverage_page(data), encoding="utf-8")
 
 
 WORDS = {
@@ -275,10 +275,10 @@ def word(entry: dict) -> str:
     return WORDS.get(pair, pair[0] if pair[0] != UNPROVEN else "not proven")
 
 
-def page(data: dict) -> str:
+def coverage_page(data: dict) -> str:
     """Return the page that shows the outcomes."""
     names = list(next(iter(data["engines"].values()))["operators"])
-    rows = [row(data, name) for name in names]
+    rows = [coverage_row(data, name) for name in names]
     engines = list(data["engines"])
     head = f"| operator | {' | '.join(f'`{engine}`' for engine in engines)} | refused settings |\n"
     return HEAD.format(
@@ -286,7 +286,7 @@ def page(data: dict) -> str:
         command=COMMAND,
         newest=", ".join(f"`{engine}`: {opset}" for engine, opset in NEWEST.items()),
         rows=len(names),
-        counts="\n".join(counts(data, names)),
+        counts="\n".join(outcome_counts(data, names)),
         left_out="\n".join(f"- `{name}`: {reason}." for name, reason in LEFT_OUT.items() if name in names),
         kernels=", ".join(f"`{name}`" for name in data["without kernel"] if name not in LEFT_OUT) or "none",
         runtimes=", ".join(f"`{name}` with {entry['runtime']}" for name, entry in data["engines"].items()),
@@ -294,7 +294,7 @@ def page(data: dict) -> str:
     )
 
 
-def counts(data: dict, names: list[str]) -> Iterator[str]:
+def outcome_counts(data: dict, names: list[str]) -> Iterator[str]:
     """Yield the rows of the table of counts: each engine, then either of them."""
     counted = [n for n in names if n not in LEFT_OUT and n not in data["without kernel"]]
     yield f"| | right, dynamic batch | right, fixed batch | of all {len(names)}, dynamic batch |"
@@ -313,7 +313,7 @@ def share(some: set[str], of: list[str]) -> str:
     return f"{len(some)} of {len(of)} ({100 * len(some) / len(of):.0f} %)"
 
 
-def row(data: dict, name: str) -> str:
+def coverage_row(data: dict, name: str) -> str:
     entries = {engine: entry["operators"][name] for engine, entry in data["engines"].items()}
     notes = [note for engine, entry in entries.items() for note in remarks(engine, entry)]
     if name in LEFT_OUT:
@@ -362,4 +362,4 @@ Steps such as `Floor`, whose gradient is zero, are counted.
 
 
 if __name__ == "__main__":
-    write()
+    write_coverage()

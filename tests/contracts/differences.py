@@ -16,7 +16,7 @@ NO_KERNEL = "NOT_IMPLEMENTED|ValidateOpsetForDomain|ValidateNoTransposeReduce|Ty
 """What a runtime says of graphs that it cannot run: no kernel, an opset too new, its own fault, what is not allowed."""
 
 
-def forward(model):
+def forward_values(model):
     """Return the function that runs the model, in onnxruntime where it has the kernels, else in ONNX's reference.
 
     No runtime has kernels of recurrences in float64; sessions are created, and fail or give NaN when they run.
@@ -39,8 +39,10 @@ def reference_gradients(case, index, opset=21):
     everything = in_type(Case("", body, arrays, fed=tuple(arrays)), np.float64)
     probe = model_of(everything, opset, arrays, np.ones(()), "inputs")
     probe.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, None))
-    weighting = np.random.default_rng(index).normal(size=np.shape(forward(probe)({**arrays, "weighting": np.ones(())})))
-    run = forward(model_of(everything, opset, arrays, weighting, "inputs"))
+    weighting = np.random.default_rng(index).normal(
+        size=np.shape(forward_values(probe)({**arrays, "weighting": np.ones(())}))
+    )
+    run = forward_values(model_of(everything, opset, arrays, weighting, "inputs"))
     feeds = {**arrays, "weighting": weighting}
     return weighting, float(run(feeds)), {name: central_differences(run, feeds, name) for name in case.names}
 

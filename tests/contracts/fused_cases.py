@@ -11,7 +11,7 @@ CONTRIB = "com.microsoft"
 
 
 @dataclass(frozen=True)
-class Case:
+class FusedCase:
     """A node: its inputs in their order (None: left out), how many outputs it has, and what they are in numpy.
 
     ``refused`` says why it has no form; ``opsets`` are those that it is tried in. ``broken`` begins the versions of
@@ -33,10 +33,10 @@ class Case:
         return CONTRIB if self.operator.startswith(CONTRIB) else ""
 
 
-CASES: list[Case] = []
+CASES: list[FusedCase] = []
 
 
-def draw(value):
+def drawn_value(value):
     if isinstance(value, tuple):
         return np.random.default_rng(len(CASES) + sum(value)).normal(size=value).astype(np.float32)
     return value
@@ -47,10 +47,12 @@ def case(
 ):
     """Add a case; a tuple stands for random numbers of that shape."""
     name = operator if plain else f"{CONTRIB}.{operator}"
-    CASES.append(Case(name, tuple(map(draw, inputs)), attributes, outputs, reference, refused, opsets, broken))
+    CASES.append(
+        FusedCase(name, tuple(map(drawn_value, inputs)), attributes, outputs, reference, refused, opsets, broken)
+    )
 
 
-def ints(*values, kind=np.int32):
+def integers(*values, kind=np.int32):
     return np.array(values, kind)
 
 
@@ -137,8 +139,8 @@ case(
     "SkipSimplifiedLayerNormalization", X, X, (4,), (4,), epsilon=0.1, outputs=(0, 3), broken="1.19",
     reference=lambda x, s, g, b: [root_mean_square(x + s + b, 0.1) * g, x + s + b],
 )  # fmt: skip
-IDS, SEGMENTS = ints([1, 2, 2], [0, 1, 3]), ints([0, 0, 1], [0, 1, 1])
-MASK, PLACED = ints([1, 1, 0], [1, 1, 1]), ints([1, 0, 3], [2, 2, 5])
+IDS, SEGMENTS = integers([1, 2, 2], [0, 1, 3]), integers([0, 0, 1], [0, 1, 1])
+MASK, PLACED = integers([1, 1, 0], [1, 1, 1]), integers([1, 0, 3], [2, 2, 5])
 TABLES = ((5, 4), (6, 4))
 case("EmbedLayerNormalization", IDS, None, *TABLES, None, (4,), (4,), epsilon=0.1, outputs=(0, 1))
 case("EmbedLayerNormalization", IDS, SEGMENTS, *TABLES, (2, 4), (4,), (4,), MASK, outputs=(0, 1))
@@ -146,7 +148,7 @@ case("EmbedLayerNormalization", IDS, SEGMENTS, *TABLES, (2, 4), (4,), (4,), MASK
 case("EmbedLayerNormalization", IDS, SEGMENTS, *TABLES, (2, 4), (4,), (4,), None, PLACED, outputs=(0, 1))
 
 ROWS, QKV = (2, 3, 8), (8, 24)
-CLEAR = ints([1, 1, 0], [1, 0, 1])
+CLEAR = integers([1, 1, 0], [1, 0, 1])
 case("Attention", ROWS, QKV, (24,), num_heads=2)
 case(
     "Attention",
@@ -162,8 +164,8 @@ case("Attention", ROWS, QKV, (24,), CLEAR, num_heads=2, mask_filter_value=-1.5)
 case("Attention", ROWS, QKV, (24,), num_heads=2, unidirectional=1)
 case("Attention", ROWS, QKV, (24,), CLEAR, num_heads=2, unidirectional=1)
 case("Attention", ROWS, QKV, (24,), np.stack([MASK, CLEAR, MASK], 1), num_heads=2)
-case("Attention", ROWS, QKV, (24,), ints(2, 3), num_heads=2)
-case("Attention", ROWS, QKV, (24,), ints(2, 3, 1, 0), num_heads=2)
+case("Attention", ROWS, QKV, (24,), integers(2, 3), num_heads=2)
+case("Attention", ROWS, QKV, (24,), integers(2, 3, 1, 0), num_heads=2)
 case("Attention", ROWS, (8, 20), (20,), num_heads=2, qkv_hidden_sizes=[8, 8, 4])
 case("Attention", ROWS, QKV, (24,), None, None, (2, 2, 3, 3), num_heads=2)
 case("Attention", ROWS, QKV, (24,), num_heads=2, do_rotary=0, past_present_share_buffer=0)
@@ -174,7 +176,7 @@ case("MultiHeadAttention", ROWS, OTHERS, OTHERS, num_heads=2)
 case("MultiHeadAttention", ROWS, OTHERS, OTHERS, (24,), num_heads=4, scale=0.7, outputs=(0, 1, 2))
 case("MultiHeadAttention", ROWS, ROWS, ROWS, None, CLEAR, num_heads=2, mask_filter_value=-2.0)
 case("MultiHeadAttention", ROWS, ROWS, ROWS, None, np.stack([MASK, CLEAR, MASK], 1), num_heads=2)
-case("MultiHeadAttention", ROWS, ROWS, ROWS, None, ints(2, 3), num_heads=2)
+case("MultiHeadAttention", ROWS, ROWS, ROWS, None, integers(2, 3), num_heads=2)
 case("MultiHeadAttention", ROWS, ROWS, ROWS, None, None, (2, 2, 3, 3), num_heads=2, unidirectional=1)
 case(
     "MultiHeadAttention", ROWS, ROWS, ROWS, None, None, (1, 2, 3, 3), num_heads=2, broken="1.19",
@@ -196,9 +198,9 @@ case(
 case("MultiHeadAttention", (2, 3, 2, 3, 4), None, None, (24,), num_heads=2, refused="a bias beside packed keys")
 case("MultiHeadAttention", (2, 3, 24), num_heads=2, refused="packed into one axis with others")
 ANGLES = ((6, 2), (6, 2))
-PLACES = ints([0, 1, 2], [3, 4, 5], kind=np.int64)
+PLACES = integers([0, 1, 2], [3, 4, 5], kind=np.int64)
 case("RotaryEmbedding", ROWS, PLACES, *ANGLES)
-case("RotaryEmbedding", ROWS, ints(2, kind=np.int64), *ANGLES)
+case("RotaryEmbedding", ROWS, integers(2, kind=np.int64), *ANGLES)
 case("RotaryEmbedding", (2, 2, 3, 4), PLACES, *ANGLES, interleaved=1)
 case("RotaryEmbedding", ROWS, PLACES, *ANGLES, num_heads=1, rotary_embedding_dim=4)
 case("RotaryEmbedding", ROWS, PLACES, *ANGLES, scale=2.0, refused="attribute scale = 2.0")

@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def with_loss(test: NodeTest, opset: int, *, constants: bool = False) -> onnx.ModelProto:
+def with_weighted_sum(test: NodeTest, opset: int, *, constants: bool = False) -> onnx.ModelProto:
     """Return the model with the weighted sum of its outputs as a further output; the weights are further inputs.
 
     With ``constants`` what is no floating-point number is an initializer, as in the graphs that exporters write.
@@ -128,7 +128,7 @@ def wide_kind(output: onnx.ValueInfoProto) -> int:
     return TensorProto.DOUBLE if element(output) == TensorProto.DOUBLE else TensorProto.FLOAT
 
 
-def weights(test: NodeTest) -> dict[str, np.ndarray]:
+def weights_of_outputs(test: NodeTest) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(len(test.name))
     outputs = {o.name: o for o in test.model.graph.output}
     return {
@@ -167,7 +167,7 @@ def _double_tensor(tensor: onnx.TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
 
 
-def double(value: Any) -> Any:
+def as_double(value: Any) -> Any:
     return value.astype(np.float64) if isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f" else value
 
 

@@ -14,13 +14,13 @@ import onnx.defs
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from tests.contracts.node_test_models import LOSS, NodeTest, in_double, number, weights
+from tests.contracts.node_test_models import LOSS, NodeTest, in_double, number, weights_of_outputs
 from tests.contracts.references import Erf, Gelu
 
 Run: TypeAlias = Callable[[dict[str, Any], list[str]], list[Any]]
 
 
-def session(model: onnx.ModelProto) -> Run:
+def session_run(model: onnx.ModelProto) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -34,7 +34,7 @@ def copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def reference(model: onnx.ModelProto) -> Run:
+def reference_run(model: onnx.ModelProto) -> Run:
     run = ReferenceEvaluator(model, new_ops=[Erf, Gelu])
     names = {i.name for i in model.graph.input}
     return lambda feeds, outputs: run.run(outputs, {n: v for n, v in feeds.items() if n in names})
@@ -58,10 +58,12 @@ class Forward:
 def forward(test: NodeTest, model: onnx.ModelProto) -> Forward | None:
     """Return what runs the graph, in float64 where that can be, and gives what the test expects."""
     for graph, double in ((in_double(model), True), (model, False)):
-        for start in (session, reference):
+        for start in (session_run, reference_run):
             with contextlib.suppress(Exception):
                 run = Forward(start(graph), double)
-                if _gives(run({**test.inputs, **weights(test)}, test.of), [test.outputs[name] for name in test.of]):
+                if _gives(
+                    run({**test.inputs, **weights_of_outputs(test)}, test.of), [test.outputs[name] for name in test.of]
+                ):
                     return run
     return None
 
@@ -81,17 +83,17 @@ def points(test: NodeTest, run: Forward) -> Iterator[dict[str, Any]]:
     """Yield points a little beside that of the test where the graph has outputs of the same shapes, then that point."""
     shapes = [np.shape(test.outputs[name]) for name in test.of]
     for seed, sizes in enumerate((1, 1, -1, -1, 0, 0)):
-        feeds = {n: moved(v, seed, sizes) if n in test.wrt else v for n, v in test.inputs.items()}
-        feeds |= weights(test)
+        feeds = {n: moved_a_little(v, seed, sizes) if n in test.wrt else v for n, v in test.inputs.items()}
+        feeds |= weights_of_outputs(test)
         with contextlib.suppress(Exception), np.errstate(all="ignore"):
             *values, loss = run(feeds, [*test.of, LOSS])
             again = run(feeds, [LOSS])[0]  # what is drawn at random is not the same twice
             if [np.shape(v) for v in values] == shapes and np.isfinite(loss) and loss == again:
                 yield feeds
-    yield {**test.inputs, **weights(test)}
+    yield {**test.inputs, **weights_of_outputs(test)}
 
 
-def moved(value: np.ndarray, seed: int, sizes: int) -> np.ndarray:
+def moved_a_little(value: np.ndarray, seed: int, sizes: int) -> np.ndarray:
     """Move every number by about a hundredth; a single whole number may tell a size, and goes the way of ``sizes``."""
     if value.size == 1 and value.item() == int(value.item()):
         return np.asarray(value + sizes * 0.01).astype(value.dtype)
@@ -100,7 +102,9 @@ def moved(value: np.ndarray, seed: int, sizes: int) -> np.ndarray:
     return np.asarray(value + step).astype(value.dtype)
 
 
-def slope(run: Forward, feeds: dict[str, Any], name: str, direction: np.ndarray, tolerance: float) -> float | None:
+def slope_along(
+    run: Forward, feeds: dict[str, Any], name: str, direction: np.ndarray, tolerance: float
+) -> float | None:
     """Return the central difference of the first two steps that agree, None where no two do: there is no derivative."""
     last = math.nan
     for step in run.steps:

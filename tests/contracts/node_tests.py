@@ -23,8 +23,8 @@ from onnxtrain_sklearn._gradient.ort_training import engine as ort
 from onnxtrain_sklearn._graph.versions import MAX_OPSET, MIN_OPSET
 from onnxtrain_sklearn._runtime import capabilities
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
-from tests.contracts.node_test_models import LOSS, NodeTest, element, with_loss
-from tests.contracts.node_test_runs import Forward, Run, forward, points, reference, session, slope
+from tests.contracts.node_test_models import LOSS, NodeTest, element, with_weighted_sum
+from tests.contracts.node_test_runs import Forward, Run, forward, points, reference_run, session_run, slope_along
 
 FAILS = "the graph with gradients does not run"
 RIGHT, REFUSED, UNCHECKED, WRONG = "right", "refused", "unchecked", "wrong"
@@ -42,7 +42,7 @@ def stamped(test: NodeTest, engine: str) -> int:
     if other == own:
         return own
     with contextlib.suppress(Exception):
-        onnx.checker.check_model(with_loss(test, other), full_check=True)
+        onnx.checker.check_model(with_weighted_sum(test, other), full_check=True)
         return other
     return own
 
@@ -50,19 +50,19 @@ def stamped(test: NodeTest, engine: str) -> int:
 def outcomes(test: NodeTest, engine: str) -> Iterator[tuple[str, str, str]]:
     """Yield for each input what an engine makes of it, and the reason."""
     opset = stamped(test, engine)
-    run = forward(test, with_loss(test, opset))
-    whole = outcome(test, with_loss(test, opset), test.wrt, engine, run)
+    run = forward(test, with_weighted_sum(test, opset))
+    whole = node_outcome(test, with_weighted_sum(test, opset), test.wrt, engine, run)
     if whole[0] == RIGHT:
         yield from ((name, *whole) for name in test.wrt)
         return
     for name in test.wrt:
-        result = outcome(test, with_loss(test, opset), [name], engine, run) if len(test.wrt) > 1 else whole
+        result = node_outcome(test, with_weighted_sum(test, opset), [name], engine, run) if len(test.wrt) > 1 else whole
         if result[0] == REFUSED:
-            result = outcome(test, with_loss(test, opset, constants=True), [name], engine, run)
+            result = node_outcome(test, with_weighted_sum(test, opset, constants=True), [name], engine, run)
         yield (name, *result)
 
 
-def outcome(
+def node_outcome(
     test: NodeTest, model: onnx.ModelProto, wrt: list[str], engine: str, run: Forward | None
 ) -> tuple[str, str]:
     try:
@@ -88,7 +88,7 @@ def at_point(
     try:
         loss, *gradients = gradient_of(model, graph)(feeds, [LOSS, *(f"{name}_grad" for name in wrt)])
     except Exception as error:
-        return (WRONG, f"{FAILS}: {error}") if runs(model, feeds) else (UNCHECKED, "this runtime cannot run it")
+        return (WRONG, f"{FAILS}: {error}") if runs_at_all(model, feeds) else (UNCHECKED, "this runtime cannot run it")
     half, wanted = has(model, TensorProto.FLOAT16), float(run(feeds, [LOSS])[0])
     if not np.allclose(loss, wanted, *([1e-2] * 2 if half else [1e-3] * 2), equal_nan=True):
         return UNCHECKED, f"the runtime computes other values: {float(loss):.6g} for {wanted:.6g}"
@@ -99,17 +99,17 @@ def at_point(
 def gradient_of(model: onnx.ModelProto, graph: onnx.ModelProto) -> Run:
     """Return what runs the graph with gradients: onnxruntime, unless it cannot run the graph without them either."""
     try:
-        return session(graph)
+        return session_run(graph)
     except Exception:
-        if runs(model, {}):
+        if runs_at_all(model, {}):
             raise
-        return reference(graph)
+        return reference_run(graph)
 
 
-def runs(model: onnx.ModelProto, feeds: dict[str, Any]) -> bool:
+def runs_at_all(model: onnx.ModelProto, feeds: dict[str, Any]) -> bool:
     """Whether onnxruntime takes the graph without gradients, and runs it where it is fed."""
     with contextlib.suppress(Exception):
-        run = session(model)
+        run = session_run(model)
         return not feeds or bool(run(feeds, [LOSS]))
     return False
 
@@ -126,7 +126,7 @@ def compared(run: Forward, feeds: dict[str, Any], name: str, gradient: np.ndarra
     direction = direction_in(gradient.shape)
     parts = gradient.astype(np.float64) * direction
     tolerance = (2e-2 if half else 1e-3) * max(1.0, float(np.linalg.norm(parts)))
-    wanted, found = slope(run, feeds, name, direction, tolerance), float(parts.sum())
+    wanted, found = slope_along(run, feeds, name, direction, tolerance), float(parts.sum())
     if wanted is None:
         return UNCHECKED, f"no derivative with respect to {name} here"
     if not abs(found - wanted) <= tolerance:

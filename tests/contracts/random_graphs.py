@@ -256,7 +256,7 @@ def windows(s: Sketch, x: Value, *, dilated: bool = True) -> tuple[dict, list[in
     return settings | {"pads": pads} | ({"dilations": dilations} if dilated else {}), steps
 
 
-def convolution(s: Sketch) -> None:
+def convolution_layer(s: Sketch) -> None:
     x = image(s)
     group = s.choice([1, x.shape[1]])
     settings, steps = windows(s, x)
@@ -359,7 +359,7 @@ GENERATORS: dict[str, Generator] = {
     "Cast": cast,
     "CastLike": cast_like,
     "Clip": clip,
-    "Conv": convolution,
+    "Conv": convolution_layer,
     "ConvTranspose": transposed_convolution,
     "CumSum": cumulative_sum,
     "Div": division,

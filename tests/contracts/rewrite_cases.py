@@ -23,7 +23,7 @@ def lacks_kernel(c, error):
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Rewrite:
     """One node; `refused` is part of an error, `parameters` the roles with the shapes expected of them."""
 
     operator: str
@@ -74,7 +74,7 @@ class Case:
         return {name: a for name, a in self.feeds.items() if name not in self.initializers}
 
 
-CASES: list[Case] = []
+CASES: list[Rewrite] = []
 LABELED = ("label:int64", "scores:float32")
 STRINGS = ("label:object", "scores:float32")
 
@@ -90,7 +90,7 @@ def case(
     attributes = {name: a for name, a in attributes.items() if not (isinstance(a, list) and not a)}
     outputs = outputs or (LABELED if operator.endswith("Classifier") else ("y0:float32",))
     CASES.append(
-        Case(operator, attributes, feeds, outputs, domain, refused, dict(parameters), initializers, portable_only,
+        Rewrite(operator, attributes, feeds, outputs, domain, refused, dict(parameters), initializers, portable_only,
              stays, version)
     )  # fmt: skip
 

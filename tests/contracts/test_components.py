@@ -56,13 +56,13 @@ X, y = make_classification(60, 5, n_informative=5, n_redundant=0, random_state=0
 X = scale(X).astype(np.float32)
 
 
-def changed(kind: type[BaseEstimator]) -> dict[str, Any]:
+def changed_value(kind: type[BaseEstimator]) -> dict[str, Any]:
     """Return other values of all parameters that go together."""
     names = [name for name in kind().get_params(deep=False) if (kind.__name__, name) != ("SGD", "dampening")]
     return {name: other(kind, name) for name in names}
 
 
-def estimator(role: str, component: Any, **parameters: Any) -> OrtGradientClassifier | OrtGradientRegressor:
+def estimator_with(role: str, component: Any, **parameters: Any) -> OrtGradientClassifier | OrtGradientRegressor:
     regression = role == "loss" and "regression" in component.tasks
     kind = OrtGradientRegressor if regression else OrtGradientClassifier
     settings = {"max_iter": 2, "batch_size": 16, "random_state": 0, "model": models.MLP((3,)), role: component}
@@ -84,7 +84,7 @@ def test_parameters_are_stored_as_they_were_given(role, kind):
     "make", [clone, copy.copy, copy.deepcopy, lambda component: pickle.loads(pickle.dumps(component))]
 )
 def test_copies_are_of_the_kind_and_have_the_parameters(role, kind, make):
-    for component in (kind(), kind(**changed(kind))):
+    for component in (kind(), kind(**changed_value(kind))):
         twin = make(component)
         assert type(twin) is kind
         assert twin is not component
@@ -93,7 +93,7 @@ def test_copies_are_of_the_kind_and_have_the_parameters(role, kind, make):
 
 @pytest.mark.parametrize(("role", "kind"), COMPONENTS)
 def test_parameters_can_be_set(role, kind):
-    component, other = kind(), changed(kind)
+    component, other = kind(), changed_value(kind)
     assert all(component.get_params()[name] != value for name, value in other.items())
     assert component.set_params(**other) is component
     assert component.get_params() | other == component.get_params()
@@ -107,7 +107,7 @@ def test_parameters_can_be_set(role, kind):
 def test_what_is_printed_makes_the_object_again(role, kind):
     names = vars(MODULES[role]) | {"inf": np.inf}
     assert repr(kind()) == f"{kind.__name__}()"
-    for component in (kind(), kind(**changed(kind))):
+    for component in (kind(), kind(**changed_value(kind))):
         assert repr(eval(repr(component), names)) == repr(component)
 
 
@@ -120,8 +120,8 @@ def test_every_component_has_documentation_with_its_parameters(role, kind):
 
 @pytest.mark.parametrize(("role", "kind"), COMPONENTS)
 def test_nested_parameters_of_an_estimator(role, kind):
-    outer = estimator(role, kind())
-    for name, value in changed(kind).items():
+    outer = estimator_with(role, kind())
+    for name, value in changed_value(kind).items():
         outer.set_params(**{f"{role}__{name}": value})
         assert outer.get_params()[f"{role}__{name}"] == getattr(getattr(outer, role), name) == value
     twin = clone(outer)
@@ -131,12 +131,12 @@ def test_nested_parameters_of_an_estimator(role, kind):
 
 @pytest.mark.parametrize(("role", "kind"), COMPONENTS)
 def test_training_leaves_a_component_as_it_was_and_its_pickle_trains_alike(role, kind):
-    component = kind(**changed(kind))
+    component = kind(**changed_value(kind))
     before, attributes = component.get_params(), dict(vars(component))
-    fitted = estimator(role, component).fit(X, y + 1)
+    fitted = estimator_with(role, component).fit(X, y + 1)
     assert component.get_params() == before
     assert vars(component) == attributes
-    twin = pickle.loads(pickle.dumps(estimator(role, component))).fit(X, y + 1)
+    twin = pickle.loads(pickle.dumps(estimator_with(role, component))).fit(X, y + 1)
     assert_array_equal(fitted.predict(X), twin.predict(X))
     for name, array in fitted.weights_.items():
         assert_array_equal(array, twin.weights_[name])
@@ -145,7 +145,10 @@ def test_training_leaves_a_component_as_it_was_and_its_pickle_trains_alike(role,
 @pytest.mark.parametrize("role", ["loss", "optimizer", "learning_rate"])
 def test_a_name_stands_for_the_object_with_its_defaults(role):
     for name, kind in ROLES[role].items():
-        by_name, by_object = estimator(role, kind()).set_params(**{role: name}).fit(X, y + 1), estimator(role, kind())
+        by_name, by_object = (
+            estimator_with(role, kind()).set_params(**{role: name}).fit(X, y + 1),
+            estimator_with(role, kind()),
+        )
         assert_array_equal(by_name.predict(X), by_object.fit(X, y + 1).predict(X))
 
 

@@ -8,7 +8,7 @@ import pytest
 from onnxtrain_sklearn._gradient.engine import ENGINES
 from tests.contracts import coverage
 
-DATA = coverage.read()
+DATA = coverage.read_coverage()
 
 
 @pytest.mark.exhaustive
@@ -17,7 +17,7 @@ def test_table_is_what_the_cases_prove(engine):
     if engine not in coverage.provable(DATA) or onnx.defs.onnx_opset_version() != DATA["opset"]:
         pytest.skip("the table was proven with newer packages")
     written = DATA["engines"][engine]["operators"]
-    assert written.keys() == coverage.operators().keys()
+    assert written.keys() == coverage.operators_by_page().keys()
     ranks = {name: ranks_of(coverage.prove_quickly(engine, name)) for name in written}
     worse = [name for name in written if any(n < w for n, w in zip(ranks[name], ranks_of(written[name]), strict=True))]
     assert not worse, f"{worse} were differentiated when the table was made; if they cannot be: {coverage.COMMAND}"
@@ -31,7 +31,7 @@ def ranks_of(entry):
 
 
 def test_page_shows_the_data():
-    assert coverage.PAGE.read_text(encoding="utf-8") == coverage.page(DATA)
+    assert coverage.PAGE.read_text(encoding="utf-8") == coverage.coverage_page(DATA)
 
 
 def test_counts_add_up():
@@ -39,4 +39,4 @@ def test_counts_add_up():
     assert len(written) > 150
     assert coverage.LEFT_OUT.keys() <= written.keys()
     right = sum(entry["dynamic"] == coverage.RIGHT for entry in written.values())
-    assert f"{right} of {len(written)} (" in coverage.page(DATA)
+    assert f"{right} of {len(written)} (" in coverage.coverage_page(DATA)

@@ -199,7 +199,7 @@ IDS = [f"{task}: {name}" for task, name in CASES]
 
 
 @cache
-def graph(task: str, name: str) -> onnx.ModelProto:
+def graph_with_ending(task: str, name: str) -> onnx.ModelProto:
     """Return a linear model with this ending."""
     tail, output = TASKS[task][0][name]
     k = TASKS[task][1]
@@ -214,18 +214,20 @@ def graph(task: str, name: str) -> onnx.ModelProto:
     return model
 
 
-def estimator(task: str, model: Any, **settings: Any) -> Any:
+def estimator_of_ending(task: str, model: Any, **settings: Any) -> Any:
     kind = OrtGradientRegressor if task in ("poisson", "gamma") else OrtGradientClassifier
     return kind(model, loss=TASKS[task][3], optimizer=SGD(), batch_size=N, max_iter=1, random_state=0, **settings)
 
 
 def own(task: str, name: str) -> np.ndarray:
     """Return what onnxruntime computes of the graph as it was given, a column each."""
-    session = onnxruntime.InferenceSession(graph(task, name).SerializeToString(), providers=["CPUExecutionProvider"])
-    return probabilities(task, name, session.run(None, {"X": X})[0])
+    session = onnxruntime.InferenceSession(
+        graph_with_ending(task, name).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return ending_probabilities(task, name, session.run(None, {"X": X})[0])
 
 
-def probabilities(task: str, name: str, output: np.ndarray) -> np.ndarray:
+def ending_probabilities(task: str, name: str, output: np.ndarray) -> np.ndarray:
     columns = np.asarray(output).reshape(N, -1)
     return np.exp(columns) if (columns < 0).any() and task not in ("poisson", "gamma") else columns
 
@@ -235,7 +237,7 @@ def reference(task: str, name: str) -> dict[str, np.ndarray]:
     """Return the gradient of the loss of the graph's own output, by central differences in float64."""
     loss, y = TASKS[task][4], TASKS[task][2]
     model = onnx.ModelProto()
-    model.CopyFrom(graph(task, name))
+    model.CopyFrom(graph_with_ending(task, name))
     del model.graph.initializer[:]
     for weight in ("W", "B"):
         model.graph.input.append(onnx.helper.make_tensor_value_info(weight, onnx.TensorProto.DOUBLE, None))
@@ -248,12 +250,14 @@ def reference(task: str, name: str) -> dict[str, np.ndarray]:
                 array = np.array(numbers if attribute.floats else numbers[0], np.float64)
                 attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
     evaluator = ReferenceEvaluator(model)
-    weights = {w.name: onnx.numpy_helper.to_array(w).astype(float) for w in graph(task, name).graph.initializer}
+    weights = {
+        w.name: onnx.numpy_helper.to_array(w).astype(float) for w in graph_with_ending(task, name).graph.initializer
+    }
 
     def value(changed: dict[str, np.ndarray]) -> float:
         with np.errstate(all="ignore"):
             output = evaluator.run(None, {"X": X.astype(np.float64), **changed})[0]
-        return loss(probabilities(task, name, output), y)
+        return loss(ending_probabilities(task, name, output), y)
 
     slopes = {}
     for weight, array in weights.items():
@@ -266,17 +270,17 @@ def reference(task: str, name: str) -> dict[str, np.ndarray]:
     return slopes
 
 
-def covered(task, name, engine=None):
+def covered_by_ending(task, name, engine=None):
     """Return the task, and the operators of an ending."""
     return {task, *((engine, operator) for operator in re.findall(r"[A-Z]\w+(?= ?[<(])", TASKS[task][0][name][0]))}
 
 
-@pytest.mark.thinned(by=covered)
+@pytest.mark.thinned(by=covered_by_ending)
 @pytest.mark.parametrize(("task", "name"), CASES, ids=IDS)
 def test_the_untrained_estimator_predicts_what_the_graph_gives(task, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
-        fitted = estimator(task, graph(task, name), learning_rate_init=0).fit(X, TASKS[task][2])
+        fitted = estimator_of_ending(task, graph_with_ending(task, name), learning_rate_init=0).fit(X, TASKS[task][2])
     expected = own(task, name)
     if task in ("poisson", "gamma"):
         assert_allclose(fitted.predict(X), expected[:, 0], rtol=1e-5)
@@ -288,16 +292,18 @@ def test_the_untrained_estimator_predicts_what_the_graph_gives(task, name):
 
 
 @pytest.mark.proof
-@pytest.mark.thinned(by=covered)
+@pytest.mark.thinned(by=covered_by_ending)
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize(("task", "name"), CASES, ids=IDS)
 def test_the_gradient_is_that_of_the_loss_of_the_graphs_own_output(task, name, engine):
-    trained = estimator(task, graph(task, name), learning_rate_init=1.0, engine=engine)
-    if engine == "ort-training" and {"HardSigmoid", "Mean"} & {node.op_type for node in graph(task, name).graph.node}:
+    trained = estimator_of_ending(task, graph_with_ending(task, name), learning_rate_init=1.0, engine=engine)
+    if engine == "ort-training" and {"HardSigmoid", "Mean"} & {
+        node.op_type for node in graph_with_ending(task, name).graph.node
+    }:
         with pytest.raises(UnsupportedOperatorError):
             trained.fit(X, TASKS[task][2])
         return
     fitted = trained.fit(X, TASKS[task][2])
-    before = {w.name: onnx.numpy_helper.to_array(w) for w in graph(task, name).graph.initializer}
+    before = {w.name: onnx.numpy_helper.to_array(w) for w in graph_with_ending(task, name).graph.initializer}
     for weight, slope in reference(task, name).items():
         assert_allclose(before[weight] - fitted.weights_[weight], slope, rtol=1e-3, atol=2e-5)

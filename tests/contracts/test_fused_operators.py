@@ -27,7 +27,7 @@ from tests.contracts.fused_cases import CASES, CONTRIB
 NO_KERNEL = "NOT_IMPLEMENTED|is not a registered function/op|Could not find an implementation|No Op registered"
 
 
-def model_of(one, opset, *, dynamic=False):
+def fused_model(one, opset, *, dynamic=False):
     """Return a model of the node; its float outputs, weighted, sum up to the first output."""
     names = [f"x{i}" if x is not None else "" for i, x in enumerate(one.inputs)]
     outputs = [f"y{i}" if i in one.outputs else "" for i in range(max(one.outputs) + 1)]
@@ -36,7 +36,7 @@ def model_of(one, opset, *, dynamic=False):
     )
     given = []
     for i, x in ((i, x) for i, x in enumerate(one.inputs) if x is not None):
-        shape = ["N", *x.shape[1:]] if dynamic and rows(one, i) else x.shape
+        shape = ["N", *x.shape[1:]] if dynamic and rows_of_fused(one, i) else x.shape
         given.append(helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(x.dtype), shape))
     results = [helper.make_empty_tensor_value_info(f"y{i}") for i in one.outputs]
     for value in results:
@@ -46,7 +46,7 @@ def model_of(one, opset, *, dynamic=False):
     return helper.make_model(graph, opset_imports=domains, ir_version=8)
 
 
-def rows(one, index):
+def rows_of_fused(one, index):
     """Whether the first axis of an input is that of the rows."""
     x, first = one.inputs[index], one.inputs[0]
     weights = {"Gemm": (), "FusedGemm": (), "FusedMatMul": (), "TransposeMatMul": (), "GemmFastGelu": ()}
@@ -71,17 +71,17 @@ def session_of(proto):
     return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run(proto, given, names=None):
+def run_fused(proto, given, names=None):
     return session_of(proto).run(names, given)
 
 
-def expected(one, proto):
+def expected_of_fused(one, proto):
     """Return what onnxruntime's kernel computes, or numpy where there is none."""
     if one.broken and onnxruntime.__version__.startswith(one.broken):
         found = one.reference(*one.inputs)
         return found if isinstance(found, list) else [found]
     try:
-        return run(proto, feeds(one))
+        return run_fused(proto, feeds(one))
     except Exception as error:
         if not re.search(NO_KERNEL, str(error)) or one.reference is None:
             raise
@@ -95,33 +95,33 @@ def lowered(one, proto):
     return to_proto(result)
 
 
-def variants(*, right, newest=False):
+def variants_of_fused(*, right, newest=False):
     for index, one in enumerate(CASES):
         if bool(one.refused) != right:
             for opset in one.opsets[-1:] if newest else one.opsets:
                 yield pytest.param(one, opset, id=f"{one.operator.rpartition('.')[2]}-{index}-opset{opset}")
 
 
-def covered(one, opset, engine=None):
+def covered_by_fused(one, opset, engine=None):
     """Return the operator with its attributes, and with each input that is there."""
     given = [i for i, x in enumerate(one.inputs) if x is not None]
     return {(one.operator, engine, subject) for subject in (*one.attributes, *given)}
 
 
-@pytest.mark.thinned(by=covered)
-@pytest.mark.parametrize(("one", "opset"), variants(right=True))
+@pytest.mark.thinned(by=covered_by_fused)
+@pytest.mark.parametrize(("one", "opset"), variants_of_fused(right=True))
 def test_values_are_those_of_the_kernel(one, opset):
     """The number of rows is fixed in the oldest opset, and not in the others."""
-    proto = model_of(one, opset, dynamic=opset != one.opsets[0])
-    for found, wanted in zip(run(lowered(one, proto), feeds(one)), expected(one, proto), strict=True):
+    proto = fused_model(one, opset, dynamic=opset != one.opsets[0])
+    for found, wanted in zip(run_fused(lowered(one, proto), feeds(one)), expected_of_fused(one, proto), strict=True):
         assert found.shape == wanted.shape
         assert_allclose(found, wanted, rtol=1e-5, atol=2e-6)
 
 
-def with_loss(one, opset, dynamic):
+def with_fused_loss(one, opset, dynamic):
     """Return the model with a weighted sum of its float outputs as the output that is differentiated."""
-    proto = model_of(one, opset, dynamic=dynamic)
-    values = run(lowered(one, proto), feeds(one))
+    proto = fused_model(one, opset, dynamic=dynamic)
+    values = run_fused(lowered(one, proto), feeds(one))
     totals = []
     for value, found in zip(list(proto.graph.output), values, strict=True):
         if found.dtype != np.float32:
@@ -144,7 +144,7 @@ def with_loss(one, opset, dynamic):
 DIRECTIONS = 4
 
 
-def differences(proto, one, names):
+def fused_differences(proto, one, names):
     """Return random directions by input, and the slopes along them: central differences in float64."""
     double = to_proto(in_dtype(lower(ir.from_proto(proto)), ir.DataType.DOUBLE))
     session = session_of(double)
@@ -156,37 +156,37 @@ def differences(proto, one, names):
 
 
 @pytest.mark.proof(operators=lambda one, opset, engine: one.operator.rpartition(".")[2])
-@pytest.mark.thinned(by=covered)
+@pytest.mark.thinned(by=covered_by_fused)
 @pytest.mark.parametrize("engine", available_engines())
-@pytest.mark.parametrize(("one", "opset"), variants(right=True, newest=True))
+@pytest.mark.parametrize(("one", "opset"), variants_of_fused(right=True, newest=True))
 def test_gradients_are_right(one, opset, engine):
     """The engine for training may lack the gradient of what an operator consists of; the portable one may not."""
     names = [name for name, x in feeds(one).items() if x.dtype == np.float32 and x.ndim]
-    proto = with_loss(one, opset, dynamic=False)
+    proto = with_fused_loss(one, opset, dynamic=False)
     try:
-        slopes = list(differences(proto, one, names))
+        slopes = list(fused_differences(proto, one, names))
     except Exception as error:
         if not re.search(NO_KERNEL, str(error)):
             raise
         pytest.skip(f"no differences in float64: {error}")
     for dynamic in (False, True):
         try:
-            graph = gradient_graph(with_loss(one, opset, dynamic), wrt=names, engine=engine)
+            graph = gradient_graph(with_fused_loss(one, opset, dynamic), wrt=names, engine=engine)
         except UnsupportedOperatorError:
             if engine == "portable":
                 raise
             continue
-        found = dict(zip(names, run(graph, feeds(one), [f"{name}_grad" for name in names]), strict=True))
+        found = dict(zip(names, run_fused(graph, feeds(one), [f"{name}_grad" for name in names]), strict=True))
         for name, direction, wanted in slopes:
             scale = max(1.0, np.abs(found[name]).sum())
             assert found[name].shape == direction.shape
             assert_allclose((found[name] * direction).sum(), wanted, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize(("one", "opset"), variants(right=False, newest=True))
+@pytest.mark.parametrize(("one", "opset"), variants_of_fused(right=False, newest=True))
 @pytest.mark.parametrize("engine", available_engines())
 def test_what_has_no_form_is_refused(one, opset, engine):
-    proto = model_of(one, opset)
+    proto = fused_model(one, opset)
     proto.graph.node.append(helper.make_node("ReduceSum", ["y0"], ["loss"], "sum", keepdims=0))
     del proto.graph.output[:]
     proto.graph.output.append(helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
@@ -227,11 +227,11 @@ def test_each_attribute_matters(operator):
 
 def changes(one, name):
     opset = min(one.opsets)
-    proto = model_of(one, opset)
-    with_it = run(lowered(one, proto), feeds(one))
+    proto = fused_model(one, opset)
+    with_it = run_fused(lowered(one, proto), feeds(one))
     del proto.graph.node[0].attribute[[a.name for a in proto.graph.node[0].attribute].index(name)]
     try:
-        without = run(lowered(one, proto), feeds(one))
+        without = run_fused(lowered(one, proto), feeds(one))
     except Exception:
         return True
     return any(a.shape != b.shape or not np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(with_it, without, strict=True))
@@ -241,11 +241,11 @@ def changes(one, name):
 def test_an_attribute_or_input_that_is_new_is_refused(operator):
     """As a newer onnxruntime may bring one."""
     one = right_cases(operator)[0]
-    proto = model_of(one, 18)
+    proto = fused_model(one, 18)
     proto.graph.node[0].attribute.append(helper.make_attribute("brought_later", 1))
     with pytest.raises(AssertionError):
         lowered(one, proto)
-    more = model_of(one, 18)
+    more = fused_model(one, 18)
     inputs = more.graph.node[0].input
     inputs.extend([""] * (LOWERINGS[operator].inputs - len(inputs)))
     inputs.append("x0")
@@ -255,7 +255,7 @@ def test_an_attribute_or_input_that_is_new_is_refused(operator):
 
 def test_names_of_outputs_and_initializers_stay():
     one = next(c for c in CASES if c.operator.endswith("BiasGelu"))
-    proto = model_of(one, 18)
+    proto = fused_model(one, 18)
     bias = proto.graph.input.pop()
     proto.graph.initializer.append(numpy_helper.from_array(one.inputs[1], bias.name))
     result = load(proto)

@@ -31,7 +31,7 @@ KNOWN = [
 SCHEMAS = [s for s in onnx.defs.get_all_schemas_with_history() if not s.domain]
 
 
-def model_of(operator, inputs, *, opset, outputs=("y",), **attributes):
+def model_of_node(operator, inputs, *, opset, outputs=("y",), **attributes):
     """Return the model of one node, and of the sum of the squares of its first output."""
     names = [name if array is not None else "" for name, array in inputs.items()]
     node = helper.make_node(operator, names, list(outputs), **attributes)
@@ -77,7 +77,7 @@ LATER = [
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize(("operator", "inputs", "attributes", "opset", "message"), LATER)
 def test_what_no_rule_knows_is_refused(engine, operator, inputs, attributes, opset, message):
-    model = model_of(operator, inputs, opset=opset, **attributes)
+    model = model_of_node(operator, inputs, opset=opset, **attributes)
     if engine == "ort-training" and (opset not in ort.OPSETS or operator not in ort.PROVEN):
         message = "proven right|opset 11 to 21"
     with pytest.raises((UnsupportedOperatorError, ModelError), match=f"{message}|graph is not valid"):
@@ -85,14 +85,14 @@ def test_what_no_rule_knows_is_refused(engine, operator, inputs, attributes, ops
 
 
 def test_a_used_output_beyond_the_known_is_refused():
-    model = model_of("Relu", {"x": floats(3)}, opset=18, outputs=("y", "z"))
+    model = model_of_node("Relu", {"x": floats(3)}, opset=18, outputs=("y", "z"))
     model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [3]))
     with pytest.raises((UnsupportedOperatorError, ModelError), match=r"with its output 1|graph is not valid"):
         gradient_graph(model, wrt="x", engine="portable")
 
 
 def test_another_domain_has_other_operators():
-    model = model_of("Relu", {"x": floats(3)}, opset=18)
+    model = model_of_node("Relu", {"x": floats(3)}, opset=18)
     model.graph.node[0].domain = "acme"
     model.opset_import.add(domain="acme", version=1)
     with pytest.raises(UnsupportedOperatorError, match=r"acme\.Relu"):
@@ -102,8 +102,8 @@ def test_another_domain_has_other_operators():
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_default_that_is_written_down_is_no_setting(engine):
     layer = {"x": floats(2, 2), "s": floats(2), "b": floats(2)}
-    gradient_graph(model_of("LayerNormalization", layer, opset=18, stash_type=1), wrt="x", engine=engine)
-    gradient_graph(model_of("Attention", QKV, opset=25, left_window_size=-1), wrt="x", engine="portable")
+    gradient_graph(model_of_node("LayerNormalization", layer, opset=18, stash_type=1), wrt="x", engine=engine)
+    gradient_graph(model_of_node("Attention", QKV, opset=25, left_window_size=-1), wrt="x", engine="portable")
 
 
 # --- every operator, of every opset, by its schemas ---

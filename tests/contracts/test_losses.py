@@ -96,7 +96,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-class Case:
+class LossCase:
     """One loss with its parameters on one task; ``id`` names it in the test report."""
 
     def __init__(self, name: str, parameters: dict[str, float], task: Any) -> None:
@@ -127,16 +127,16 @@ class Case:
             y = np.eye(k)[rng.integers(k, size=n)]
         else:
             y = rng.integers(2, size=(n, k))
-        return single(scores), single(y), single(rng.uniform(0.5, 2, size=n))
+        return single_row(scores), single_row(y), single_row(rng.uniform(0.5, 2, size=n))
 
 
-def single(x):
+def single_row(x):
     """Numbers of float32 as float64: the reference and the graph start from the same."""
     return np.asarray(x, np.float32).astype(np.float64)
 
 
 CASES = [
-    Case(name, parameters, task)
+    LossCase(name, parameters, task)
     for name, loss in losses.LOSSES.items()
     for task in sorted(loss.tasks)
     for parameters in [{}, *VARIANTS.get(name, [])]
@@ -145,7 +145,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 
 
 @cache
-def session(case: Case, n: int, k: int, engine: str, opset: int) -> onnxruntime.InferenceSession:
+def loss_session(case: LossCase, n: int, k: int, engine: str, opset: int) -> onnxruntime.InferenceSession:
     shapes = {"scores": (n, k), "y": (n, k), "sample_weight": (n,)}
     inputs = {name: ir.val(name, dtype=ir.DataType.FLOAT, shape=shape) for name, shape in shapes.items()}
     graph = ir.Graph(list(inputs.values()), [], nodes=[], opset_imports={"": opset}, name="loss")
@@ -158,16 +158,16 @@ def session(case: Case, n: int, k: int, engine: str, opset: int) -> onnxruntime.
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run(case, scores, y, sample_weight, *, engine, opset=18):
+def run_loss(case, scores, y, sample_weight, *, engine, opset=18):
     """The loss and its gradient with respect to the scores, from the gradient graph."""
     feeds = {"scores": scores, "y": y, "sample_weight": sample_weight}
-    return session(case, *scores.shape, engine, opset).run(
+    return loss_session(case, *scores.shape, engine, opset).run(
         ["loss", "scores_grad"], {name: np.asarray(x, np.float32) for name, x in feeds.items()}
     )
 
 
 def assert_right(case, scores, y, sample_weight, *, step, tolerance=2e-5, **where):
-    value, gradient = run(case, scores, y, sample_weight, **where)
+    value, gradient = run_loss(case, scores, y, sample_weight, **where)
     expected = case.differences(scores, y, sample_weight, left=step, right=step)
     scale = np.abs(case.rows(scores, y)).max()
     np.testing.assert_allclose(value, case.value(scores, y, sample_weight), rtol=1e-5, atol=1e-6 * scale)
@@ -209,7 +209,7 @@ def test_subgradient_at_kinks_and_at_zero(case, engine):
     for k in COLUMNS[case.task]:
         scores, y = kinks(case, k)
         w, h = np.ones(len(y)), 1e-6
-        gradient = run(case, scores, y, w, engine=engine)[1]
+        gradient = run_loss(case, scores, y, w, engine=engine)[1]
         left, right = (case.differences(scores, y, w, left=a, right=b) for a, b in ((h, 0), (0, h)))
         tolerance = 2e-5 * max(np.abs(left).max(), np.abs(right).max())
         assert np.all(gradient >= np.minimum(left, right) - tolerance)
@@ -251,8 +251,8 @@ def test_weights_repeat_rows(case, engine):
     times = np.array([1, 2, 0, 3, 1, 0, 0, 1])
     scores, y, _ = case.sample(COLUMNS[case.task][-1])
     rows = np.repeat(np.arange(8), times)
-    value, gradient = run(case, scores, y, times, engine=engine)
-    repeated, gradients = run(case, scores[rows], y[rows], np.ones(8), engine=engine)
+    value, gradient = run_loss(case, scores, y, times, engine=engine)
+    repeated, gradients = run_loss(case, scores[rows], y[rows], np.ones(8), engine=engine)
     np.testing.assert_allclose(value, repeated, rtol=1e-6, atol=1e-7)
     sums = np.array([gradients[rows == i].sum(axis=0) for i in range(8)])
     np.testing.assert_allclose(gradient, sums, rtol=1e-5, atol=1e-6 * np.abs(sums).max())
@@ -262,9 +262,9 @@ def test_weights_repeat_rows(case, engine):
 @each_case
 def test_scale_of_the_weights_does_not_matter(case, engine):
     scores, y, w = case.sample(COLUMNS[case.task][-1])
-    value, gradient = run(case, scores, y, w, engine=engine)
+    value, gradient = run_loss(case, scores, y, w, engine=engine)
     for scale in (1e-3, 1e3):
-        scaled, gradients = run(case, scores, y, w * scale, engine=engine)
+        scaled, gradients = run_loss(case, scores, y, w * scale, engine=engine)
         np.testing.assert_allclose(scaled, value, rtol=1e-5)
         np.testing.assert_allclose(gradients, gradient, rtol=1e-5, atol=1e-7)
 
@@ -276,11 +276,11 @@ def test_rows_of_weight_zero_change_nothing(case, engine, sign):
     k, empty = COLUMNS[case.task][-1], [3, 6]
     scores, y, w = case.sample(k)
     w[empty] = 0
-    expected = run(case, scores, y, w, engine=engine)
+    expected = run_loss(case, scores, y, w, engine=engine)
     huge = 3e38 if case.loss.link(case.task) == "exp" else 1e15
     scores[empty] = sign * huge * np.array([1, -1, 1, -1])[:k]
     y[empty] = [[0.0], [-huge if case.task == "regression" else 1.0]]
-    value, gradient = run(case, scores, y, w, engine=engine)
+    value, gradient = run_loss(case, scores, y, w, engine=engine)
     assert value == expected[0]
     np.testing.assert_array_equal(gradient, expected[1])
     np.testing.assert_array_equal(gradient[empty], 0)
@@ -290,7 +290,7 @@ def test_rows_of_weight_zero_change_nothing(case, engine, sign):
 @each_case
 def test_all_weights_zero(case, engine):
     scores, y, w = case.sample(COLUMNS[case.task][-1])
-    value, gradient = run(case, scores, y, 0 * w, engine=engine)
+    value, gradient = run_loss(case, scores, y, 0 * w, engine=engine)
     assert value == 0
     np.testing.assert_array_equal(gradient, 0)
 

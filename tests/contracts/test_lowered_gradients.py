@@ -24,11 +24,11 @@ from tests.helpers.sessions import session
 
 
 @functools.cache
-def expected(index):
+def expected_of_lowered(index):
     return reference_gradients(CASES[index], index, opset=18)
 
 
-def variants():
+def variants_of_lowered():
     for index, one in enumerate(CASES):
         for opset in one.opsets:
             yield pytest.param(index, opset, "inputs", id=f"{one.operator}-{index}-opset{opset}")
@@ -53,18 +53,18 @@ def feeds_of(run, arrays):
     return {i.name: arrays[i.name] for i in run.get_inputs()}
 
 
-def covered(index, opset, form):
+def covered_by_lowered(index, opset, form):
     one = CASES[index]
     return [(name, one.refused or (one.dynamic if form == "dynamic" else "") or form) for name in operators(one)]
 
 
-def proven(index, opset, form):
+def proven_by_lowered(index, opset, form):
     return operators(CASES[index])
 
 
-@pytest.mark.proof(operators=proven)
-@pytest.mark.thinned(by=covered)
-@pytest.mark.parametrize(("index", "opset", "form"), variants())
+@pytest.mark.proof(operators=proven_by_lowered)
+@pytest.mark.thinned(by=covered_by_lowered)
+@pytest.mark.parametrize(("index", "opset", "form"), variants_of_lowered())
 def test_gradient_is_right_or_refused(index, opset, form):
     kind = np.float64 if form == "float64" else np.float32
     one = in_type(CASES[index], kind)
@@ -74,7 +74,7 @@ def test_gradient_is_right_or_refused(index, opset, form):
         with pytest.raises(UnsupportedOperatorError, match=refused):
             gradient_graph(model_of(one, opset, arrays, np.ones((), kind), form), wrt=one.names, engine="portable")
         return
-    weighting, loss, wanted = expected(index)
+    weighting, loss, wanted = expected_of_lowered(index)
     weights = weighting.astype(kind)
     model = model_of(one, opset, arrays, weights, form)
     feeds = {**arrays, "weighting": weights}

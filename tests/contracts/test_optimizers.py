@@ -199,7 +199,7 @@ def has_fused_kernels() -> bool:
     return True
 
 
-def variants() -> list[Any]:
+def variants_of_optimizers() -> list[Any]:
     """Every minibatch optimizer with all its settings, plain in both types and fused where there is a kernel."""
     forms = [("float32", False), ("float64", False)] + [("float32", True)] * has_fused_kernels()
     cases = [
@@ -235,7 +235,7 @@ def test_every_entry_has_a_reference() -> None:
     assert set(OPTIMIZERS) - set(MINIBATCH) == {"lbfgs"}
 
 
-@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants())
+@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants_of_optimizers())
 @pytest.mark.parametrize("piece", [None, 256], ids=["whole", "pieces"])
 def test_equals_the_reference(name: str, settings: dict[str, Any], dtype: str, fused: bool, piece: int | None) -> None:
     graph, session = compiled(OPTIMIZERS[name](**settings), dtype, fused)
@@ -252,7 +252,7 @@ def test_equals_the_reference(name: str, settings: dict[str, Any], dtype: str, f
     assert np.array_equal(vectors.gradients, steps[-1][1])
 
 
-@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants())
+@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants_of_optimizers())
 def test_each_setting_matters(name: str, settings: dict[str, Any], dtype: str, fused: bool) -> None:
     """A reference with one parameter back at its default is far off: none is ignored."""
     start, steps = problem(dtype)
@@ -267,7 +267,7 @@ def test_each_setting_matters(name: str, settings: dict[str, Any], dtype: str, f
         assert error(reference(start, steps, **others), expected, start) > 100 * TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants())
+@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants_of_optimizers())
 def test_continues_where_it_stopped(name: str, settings: dict[str, Any], dtype: str, fused: bool) -> None:
     graph, session = compiled(OPTIMIZERS[name](**settings), dtype, fused)
     start, steps = problem(dtype)
@@ -295,7 +295,7 @@ def test_states_travel_between_plain_and_fused(name: str, first: bool, second: b
         assert error(after.run(steps[half:]), expected, start) <= TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants())
+@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants_of_optimizers())
 def test_numpy_scalars_are_as_good_as_floats(name: str, settings: dict[str, Any], dtype: str, fused: bool) -> None:
     """Samplers of hyper-parameters give numpy scalars, of any type."""
     start, steps = problem(dtype, steps=3)
@@ -306,7 +306,7 @@ def test_numpy_scalars_are_as_good_as_floats(name: str, settings: dict[str, Any]
     assert np.array_equal(Vectors(*compiled(optimizer, dtype, fused), start).run(rates), expected)
 
 
-@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants())
+@pytest.mark.parametrize(("name", "settings", "dtype", "fused"), variants_of_optimizers())
 def test_stays_finite_without_a_gradient(name: str, settings: dict[str, Any], dtype: str, fused: bool) -> None:
     start, steps = problem(dtype, steps=3)
     still = [(lr, np.zeros_like(g)) for lr, g in steps]
@@ -348,7 +348,7 @@ def test_lbfgs_minimizes_rosenbrock() -> None:
     assert np.abs(result.vector - 1).max() < 1e-5
 
 
-def every() -> list[Any]:
+def every_optimizer() -> list[Any]:
     return [
         pytest.param(OPTIMIZERS[name](**settings), id=f"{name}-{settings}")
         for name in OPTIMIZERS
@@ -356,7 +356,7 @@ def every() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("optimizer", every())
+@pytest.mark.parametrize("optimizer", every_optimizer())
 def test_obeys_the_conventions_of_scikit_learn(optimizer: Any) -> None:
     copy, kind = clone(optimizer), type(optimizer)
     assert copy is not optimizer

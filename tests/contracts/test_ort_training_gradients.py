@@ -26,11 +26,11 @@ pytestmark = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), rea
 
 
 @functools.cache
-def expected(index):
+def expected_of_builder(index):
     return reference_gradients(CASES[index], index)
 
 
-def variants():
+def variants_of_builder():
     for index, one in enumerate(CASES):
         for opset in one.opsets:
             yield pytest.param(index, opset, "inputs", id=f"{one.operator or 'others'}-{index}-opset{opset}")
@@ -50,17 +50,17 @@ FLOAT64 = """
 """.split()
 
 
-def covered(index, opset, form):
+def covered_by_builder(index, opset, form):
     return [(CASES[index].operator, CASES[index].refused or form)]
 
 
-def proven(index, opset, form):
+def proven_by_builder(index, opset, form):
     return CASES[index].operator or "others"
 
 
-@pytest.mark.proof(operators=proven)
-@pytest.mark.thinned(by=covered)
-@pytest.mark.parametrize(("index", "opset", "form"), variants())
+@pytest.mark.proof(operators=proven_by_builder)
+@pytest.mark.thinned(by=covered_by_builder)
+@pytest.mark.parametrize(("index", "opset", "form"), variants_of_builder())
 def test_gradient_is_right_or_refused(index, opset, form):
     one = CASES[index]
     refused = one.refused or (one.dynamic if form == "dynamic" else "")
@@ -72,7 +72,7 @@ def test_gradient_is_right_or_refused(index, opset, form):
         return
     kind = np.float64 if form == "float64" else np.float32
     arrays = {name: a.astype(kind) if a.dtype.kind == "f" else a for name, a in one.arrays.items()}
-    weighting, loss, wanted = expected(index)
+    weighting, loss, wanted = expected_of_builder(index)
     arrays["weighting"] = weighting.astype(kind)
     model = model_of(one, opset, {n: a for n, a in arrays.items() if n != "weighting"}, arrays["weighting"], form)
     try:

@@ -92,7 +92,7 @@ def graph_or_refusal(model, one):
         return None
 
 
-def covered(index, opset, form):
+def covered_by_rules(index, opset, form):
     return [(name, refusal(CASES[index]) or form) for name in operators(CASES[index])]
 
 
@@ -101,7 +101,7 @@ def proven(index, opset, form):
 
 
 @pytest.mark.proof(operators=proven)
-@pytest.mark.thinned(by=covered)
+@pytest.mark.thinned(by=covered_by_rules)
 @pytest.mark.parametrize(("index", "opset", "form"), variants())
 def test_gradient_is_right_or_refused(index, opset, form):
     one, reason = CASES[index], refusal(CASES[index])

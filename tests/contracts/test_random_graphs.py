@@ -46,7 +46,7 @@ MAY_REFUSE = {
 NO_KERNEL = "NOT_IMPLEMENTED|ValidateOpsetForDomain|Type Error|not supported by|No Op registered"
 
 
-def opsets(engine):
+def opsets_of_graph(engine):
     """Return the opsets that the engine differentiates and the installed onnxruntime reads."""
     newer = [opset for opset in (23, 24) if engine == "portable" and reads(opset)]
     return [13, 17, 18, 21, *newer]
@@ -64,7 +64,9 @@ def reads(opset):
 @pytest.mark.parametrize("engine", available_engines())
 def test_gradients_are_the_slopes_of_the_graph(engine):
     seen = Counter()
-    strategy = sketches(sorted(PROVEN[engine].keys() & GENERATORS.keys()), opsets(engine), full=engine == "portable")
+    strategy = sketches(
+        sorted(PROVEN[engine].keys() & GENERATORS.keys()), opsets_of_graph(engine), full=engine == "portable"
+    )
 
     @settings(
         max_examples=EXAMPLES or 60,
@@ -93,7 +95,7 @@ def compare(sketch, engine):
             raise
         return "refused"
     directions = {n: np.random.default_rng(i).normal(size=a.shape) for i, (n, a) in enumerate(sketch.arrays.items())}
-    loss, wanted = slopes(sketch, directions)
+    loss, wanted = slopes_of_graph(sketch, directions)
     if wanted is None:
         return "no differences"
     outcome = agree(sketch, graph, np.float32, loss, wanted, directions)
@@ -112,7 +114,7 @@ def valid(model):
     return True
 
 
-def slopes(sketch, directions):
+def slopes_of_graph(sketch, directions):
     """Return the loss and its slope along each direction, both None where no evaluator gives some that are sound."""
     model = sketch.model(np.float64, as_inputs=True)
     arrays = {name: array.astype(np.float64) for name, array in sketch.arrays.items()}

@@ -137,7 +137,7 @@ def _booleans_as_ints(monkeypatch):
 
 
 @functools.cache
-def converted(index):
+def converted_model(index):
     estimator, X, y, _, options = CASES[index]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of convergence
@@ -158,19 +158,21 @@ def name(index):
     return f"{index}-{repr(CASES[index][0]).partition('(')[0]}"
 
 
-def covered(index):
+def covered_by_rewrite(index):
     """Return the classes of a model, and which rule its parameters come from."""
     model, *_, stem, options = CASES[index]
     return {stem, *options, *re.findall(r"[A-Z]\w+(?=\()", repr(model))}
 
 
-def every(test):
-    return pytest.mark.thinned(by=covered)(pytest.mark.parametrize("index", range(len(CASES)), ids=name)(test))
+def every_rewrite(test):
+    return pytest.mark.thinned(by=covered_by_rewrite)(
+        pytest.mark.parametrize("index", range(len(CASES)), ids=name)(test)
+    )
 
 
-@every
+@every_rewrite
 def test_values_are_those_of_the_converted_model(index):
-    proto, X = converted(index), moved(CASES[index][1])
+    proto, X = converted_model(index), moved(CASES[index][1])
     feeds = {proto.graph.input[0].name: X}
     rewritten = rewrite(border.load(proto))
     for expected, found in zip(run_proto(proto, feeds), run(rewritten.model, feeds), strict=True):
@@ -180,10 +182,10 @@ def test_values_are_those_of_the_converted_model(index):
 
 
 @pytest.mark.proof
-@every
+@every_rewrite
 def test_every_parameter_has_its_gradient(index):
     _, X, _, stem, _ = CASES[index]
-    proto = converted(index)
+    proto = converted_model(index)
     rewritten = rewrite(border.load(proto))
     outputs = [v.name for v in rewritten.model.graph.outputs if is_float(v)]
     feeds = {proto.graph.input[0].name: moved(X[:9])}
@@ -201,6 +203,6 @@ def test_every_parameter_has_its_gradient(index):
 
 @pytest.mark.exhaustive
 def test_converted_models_meet_every_rule():
-    met = {(node.domain, node.op_type) for index in range(len(CASES)) for node in converted(index).graph.node}
+    met = {(node.domain, node.op_type) for index in range(len(CASES)) for node in converted_model(index).graph.node}
     assert met >= set(RULES) - NOT_WRITTEN
     assert not met & NOT_WRITTEN

@@ -22,7 +22,7 @@ def cosine(progress: Progress, final: float = 0.0, total_steps: int = TOTAL) -> 
     return final + (1 - final) / 2 * (1 + math.cos(math.pi * t / total_steps))
 
 
-def linear(progress: Progress, final: float = 0.0, total_steps: int = TOTAL) -> float:
+def linear_schedule(progress: Progress, final: float = 0.0, total_steps: int = TOTAL) -> float:
     t = min(progress.step, total_steps)
     return (1 - t / total_steps) * 1 + t / total_steps * final
 
@@ -58,7 +58,7 @@ REFERENCES: dict[str, Callable[..., float]] = {
     "step": lambda p, step_size=1000, gamma=0.1: math.prod([gamma] * (p.step // step_size)),
     "exponential": lambda p, gamma=0.999: math.exp(p.step * math.log(gamma)),
     "cosine": cosine,
-    "linear": linear,
+    "linear": linear_schedule,
     "one_cycle": one_cycle,
     "warmup": warmup,
 }
@@ -75,7 +75,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 EXACT = {"rel_tol": 1e-12, "abs_tol": 1e-15}
 
 
-def every() -> list[Any]:
+def every_schedule() -> list[Any]:
     return [pytest.param(n, s, id=f"{n}-{s}") for n in SCHEDULES for s in SETTINGS.get(n, [{}])]
 
 
@@ -83,7 +83,7 @@ def test_every_entry_has_a_reference() -> None:
     assert set(REFERENCES) == set(SCHEDULES)
 
 
-@pytest.mark.parametrize(("name", "settings"), every())
+@pytest.mark.parametrize(("name", "settings"), every_schedule())
 def test_equals_the_formula(name: str, settings: dict[str, Any]) -> None:
     schedule = SCHEDULES[name](**settings)
     for progress in RUN:
@@ -91,7 +91,7 @@ def test_equals_the_formula(name: str, settings: dict[str, Any]) -> None:
         assert math.isclose(schedule.factor(progress), expected, **EXACT), progress
 
 
-@pytest.mark.parametrize(("name", "settings"), every())
+@pytest.mark.parametrize(("name", "settings"), every_schedule())
 def test_factors_are_finite_and_not_negative(name: str, settings: dict[str, Any]) -> None:
     schedule = SCHEDULES[name](**settings)
     for progress in [*RUN, Progress(10**7, 10**5, 10**10, 10**7, 50), Progress(10**9, 10**6, 10**12, 1, 500)]:
@@ -100,7 +100,7 @@ def test_factors_are_finite_and_not_negative(name: str, settings: dict[str, Any]
         assert 0 <= factor < math.inf
 
 
-@pytest.mark.parametrize(("name", "settings"), every())
+@pytest.mark.parametrize(("name", "settings"), every_schedule())
 def test_keeps_no_state_and_leaves_progress_alone(name: str, settings: dict[str, Any]) -> None:
     schedule = SCHEDULES[name](**settings)
     forwards = [schedule.factor(p) for p in RUN]
@@ -112,7 +112,7 @@ def test_keeps_no_state_and_leaves_progress_alone(name: str, settings: dict[str,
     assert vars(schedule) == SCHEDULES[name](**settings).get_params(deep=False)
 
 
-@pytest.mark.parametrize(("name", "settings"), every())
+@pytest.mark.parametrize(("name", "settings"), every_schedule())
 def test_obeys_the_conventions_of_scikit_learn(name: str, settings: dict[str, Any]) -> None:
     kind = SCHEDULES[name]
     schedule = kind(**settings)

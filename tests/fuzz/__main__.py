@@ -83,7 +83,7 @@ def attempt(number: int, engine: str | None) -> tuple[str, str]:
         inner.mkdir()
         one = case.case(number, inner, engine)
         print(f"CASE {one}", file=sys.stderr, flush=True)  # should it be the last
-        return case.run(one), str(one)
+        return case.run_case(one), str(one)
 
 
 def one_case(number: int, engine: str | None) -> int:

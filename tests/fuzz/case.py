@@ -37,7 +37,7 @@ TOLD = ("sklearn/utils/", "sklearn/base.py", "sklearn/preprocessing/_label.py")
 
 
 @dataclass
-class Case:
+class FuzzCase:
     """What a number makes."""
 
     number: int
@@ -60,7 +60,7 @@ class Case:
 PLANS = ["fit"] * 5 + ["partial_fit", "gradient", "gradient", "gradient", "pickle", "twice", "validation"]
 
 
-def case(number: int, folder: Path, engine: str | None = None) -> Case:
+def case(number: int, folder: Path, engine: str | None = None) -> FuzzCase:
     """Return case ``number``; files that it needs are written into ``folder``."""
     rng = random.Random(number)
     name, seed = pick(rng)
@@ -70,11 +70,11 @@ def case(number: int, folder: Path, engine: str | None = None) -> Case:
     given = isinstance(seed.model, onnx.ModelProto)
     chance = 0.1 if changes else 0.5
     kind = OrtGradientClassifier if seed.classify != (rng.random() < 0.05) else OrtGradientRegressor
-    X, y, weights = settings.data(rng, seed.X, seed.y, chance)
-    parameters = settings.parameters(rng, chance, list(kind().get_params()))
+    X, y, weights = settings.drawn_data(rng, seed.X, seed.y, chance)
+    parameters = settings.drawn_parameters(rng, chance, list(kind().get_params()))
     plan = "gradient" if seed.X is None else rng.choice([p for p in PLANS if given or p != "gradient"])
     classify = kind is OrtGradientClassifier
-    return Case(number, engine, name, model, X, y, weights, classify, plan, parameters, changes)
+    return FuzzCase(number, engine, name, model, X, y, weights, classify, plan, parameters, changes)
 
 
 def _model(rng: random.Random, seed: Seed, folder: Path, changes: list[str]) -> Any:
@@ -88,7 +88,7 @@ def _model(rng: random.Random, seed: Seed, folder: Path, changes: list[str]) -> 
         changes.append(form)
     try:
         if form == "file":
-            return files.file_of(rng, model, folder)
+            return files.file_of_model(rng, model, folder)
         if form == "external":
             return files.external(rng, model, folder)
         content = model.SerializeToString()
@@ -99,7 +99,7 @@ def _model(rng: random.Random, seed: Seed, folder: Path, changes: list[str]) -> 
     return content if form == "bytes" else messages.bytes_of(rng, content)
 
 
-def run(one: Case) -> str:
+def run_case(one: FuzzCase) -> str:
     """Do what the case plans; return "trained" or "refused", or "foreign", "wrong" with the reason behind it."""
     try:
         with warnings.catch_warnings():
@@ -112,7 +112,7 @@ def run(one: Case) -> str:
     return f"wrong {wrong}" if wrong else "trained"
 
 
-def _gradient(one: Case) -> str:
+def _gradient(one: FuzzCase) -> str:
     if not isinstance(one.model, onnx.ModelProto):
         return _train(one)
     rng = random.Random(one.number)
@@ -175,7 +175,7 @@ def _size(name: str | None) -> int:
     return min(int(digits[0]), 9) if digits else 2
 
 
-def _train(one: Case) -> str:
+def _train(one: FuzzCase) -> str:
     kind = OrtGradientClassifier if one.classify else OrtGradientRegressor
     known = {"max_iter": 2, "batch_size": 5, "random_state": 0, "engine": one.engine, "model": one.model}
     estimator = kind(**known | one.parameters)
@@ -193,7 +193,7 @@ def _train(one: Case) -> str:
     return _sane(estimator, one)
 
 
-def _sane(estimator: Any, one: Case) -> str:
+def _sane(estimator: Any, one: FuzzCase) -> str:
     """Return what is wrong with a fitted estimator; "" for nothing."""
     predicted = estimator.predict(one.X)
     rows = np.shape(one.y)[0] if np.ndim(one.y) else len(predicted)

@@ -15,7 +15,7 @@ from tests.fuzz.values import NUMBERS
 FORMATS = ("onnx", "json", "textproto", "onnxtxt", "pb", "onnxjson", "prototxt")
 
 
-def file_of(rng: random.Random, model: onnx.ModelProto, folder: Path) -> Path | str:
+def file_of_model(rng: random.Random, model: onnx.ModelProto, folder: Path) -> Path | str:
     """Write a model as a file of any format, changed perhaps, and return its path."""
     path = folder / f"net.{rng.choice(FORMATS)}"
     try:

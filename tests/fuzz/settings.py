@@ -103,7 +103,7 @@ NO_CALLS = {"max_iter": (10**30,), "verbose": tuple(WILD)}
 """Values that are right and would take long, or print much."""
 
 
-def parameters(rng: random.Random, chance: float, names: list[str]) -> dict[str, Any]:
+def drawn_parameters(rng: random.Random, chance: float, names: list[str]) -> dict[str, Any]:
     """Return some parameters of an estimator, among those ``names``, each with a right value or a wild one."""
     found: dict[str, Any] = {}
     while rng.random() < chance:
@@ -117,7 +117,7 @@ def parameters(rng: random.Random, chance: float, names: list[str]) -> dict[str,
     return found
 
 
-def data(rng: random.Random, X: Any, y: np.ndarray, chance: float) -> tuple[Any, Any, Any]:
+def drawn_data(rng: random.Random, X: Any, y: np.ndarray, chance: float) -> tuple[Any, Any, Any]:
     """Return data and row weights that are like the ones given, or not."""
     weights = rng.choice([None, None, None, np.arange(len(y)) + 1.0])
     if rng.random() < chance:

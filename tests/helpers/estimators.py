@@ -9,18 +9,18 @@ from sklearn.preprocessing import scale
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 
 
-def blobs(n: int = 90, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+def scaled_blobs(n: int = 90, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
     X, y = make_classification(
         n, 5, n_informative=5, n_redundant=0, n_classes=classes, n_clusters_per_class=1, class_sep=2.0, random_state=0
     )
     return scale(X), y
 
 
-def classifier(**parameters: object) -> OrtGradientClassifier:
+def small_classifier(**parameters: object) -> OrtGradientClassifier:
     defaults = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0}
     return OrtGradientClassifier(MLP((8,)), **defaults | parameters)
 
 
-def regressor(**parameters: object) -> OrtGradientRegressor:
+def small_regressor(**parameters: object) -> OrtGradientRegressor:
     defaults = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0}
     return OrtGradientRegressor(Linear(), **defaults | parameters)

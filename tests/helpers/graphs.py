@@ -22,5 +22,5 @@ def trainable(*args, output=None, **kwargs):
     return trainable_model(load(model(*args, **kwargs)), output)
 
 
-def operators(graph):
+def operator_types(graph):
     return [node.op_type for node in graph]

@@ -49,15 +49,15 @@ def encoded(encoder=None, names=("kind",)):
     return columns((encoder, list(names)), (StandardScaler(), ["a", "b"]))
 
 
-def fitted(*steps, y=NUMBER, X=FRAME, last=None):
+def fitted_to_table(*steps, y=NUMBER, X=FRAME, last=None):
     return make_pipeline(*steps, Ridge() if last is None else last).fit(X[OLD], y[OLD])
 
 
-def regressor(model, **parameters):
+def table_regressor(model, **parameters):
     return OrtGradientRegressor(model, **{"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0} | parameters)
 
 
-def classifier(model, **parameters):
+def table_classifier(model, **parameters):
     return OrtGradientClassifier(model, **{"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0} | parameters)
 
 

@@ -19,7 +19,7 @@ y = np.array([3, 5])[(X[:, 0] > 0).astype(int)]
 WEIGHTS = {"W": rng.normal(size=(4, 1)), "b": np.zeros(1)}
 
 
-def graph(nodes: str, output: str = "float[N,1] z", inputs: str = "float[N,4] X", **arrays: Any) -> onnx.ModelProto:
+def parsed(nodes: str, output: str = "float[N,1] z", inputs: str = "float[N,4] X", **arrays: Any) -> onnx.ModelProto:
     text = f'<ir_version: 8, opset_import: ["": 18]> net ({inputs}) => ({output}) {{ {nodes} }}'
     model = onnx.parser.parse_model(text)
     for name, array in (arrays or WEIGHTS).items():

@@ -41,27 +41,27 @@ OF_KINDS = {
 }
 
 
-def classifier(model, **parameters):
+def label_classifier(model, **parameters):
     defaults = {"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0}
     return OrtGradientClassifier(model, **defaults | parameters)
 
 
 def unmoved(model, y=YES, **parameters):
     settings = {"learning_rate_init": 0.0, "max_iter": 1, "batch_size": 60, "shuffle": False}
-    return classifier(model, **settings | parameters).fit(X[NEW], y[NEW])
+    return label_classifier(model, **settings | parameters).fit(X[NEW], y[NEW])
 
 
-def fitted(model, y=YES):
+def fitted_to_labels(model, y=YES):
     return clone(model).fit(X[OLD], y[OLD])
 
 
-def positive(model):
+def positive_probabilities(model):
     """Return scikit-learn's probabilities that labels are 1, a column a label."""
     found = model.predict_proba(X)
     return np.stack([p[:, 1] for p in found], axis=1) if isinstance(found, list) else found
 
 
-def run(model):
+def run_file(model):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {session.get_inputs()[0].name: X})
 
