@@ -217,7 +217,28 @@ class Exponential(Schedule):
         return self.gamma**progress.step
 
 
-class Cosine(Schedule):
+class _Annealing(Schedule):
+    """A schedule from 1 to a final factor over all steps."""
+
+    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
+
+    def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
+        self.total_steps = total_steps
+        self.final = final
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step >= _total_steps(self, self.total_steps, progress)
+
+    def factor(self, progress: Progress) -> float:
+        total = _total_steps(self, self.total_steps, progress)
+        return self._factor_within(progress.step, total) if progress.step < total else float(self.final)
+
+    @abstractmethod
+    def _factor_within(self, step: int, total: int) -> float:
+        """Return the factor at a step before the last."""
+
+
+class Cosine(_Annealing):
     r"""Half a cosine from 1 down to the final factor f: :math:`f + (1 - f)(1 + \cos(π t / T)) / 2`.
 
     Without restarts, as ``torch.optim.lr_scheduler.CosineAnnealingLR`` up to T.
@@ -242,21 +263,11 @@ class Cosine(Schedule):
     0.0
     """
 
-    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
-
-    def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
-        self.total_steps = total_steps
-        self.final = final
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= _total_steps(self, self.total_steps, progress)
-
-    def factor(self, progress: Progress) -> float:
-        total = _total_steps(self, self.total_steps, progress)
-        return _cosine(1.0, self.final, progress.step / total) if progress.step < total else float(self.final)
+    def _factor_within(self, step: int, total: int) -> float:
+        return _cosine(1.0, self.final, step / total)
 
 
-class Linear(Schedule):
+class Linear(_Annealing):
     r"""A straight line from 1 to the final factor f: :math:`1 + (f - 1) t / T`.
 
     Parameters
@@ -275,18 +286,8 @@ class Linear(Schedule):
     0.75
     """
 
-    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
-
-    def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
-        self.total_steps = total_steps
-        self.final = final
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= _total_steps(self, self.total_steps, progress)
-
-    def factor(self, progress: Progress) -> float:
-        total = _total_steps(self, self.total_steps, progress)
-        return 1.0 + (self.final - 1.0) * progress.step / total if progress.step < total else float(self.final)
+    def _factor_within(self, step: int, total: int) -> float:
+        return 1.0 + (self.final - 1.0) * step / total
 
 
 class OneCycle(Schedule):
