@@ -30,7 +30,7 @@ from ._runtime import devices, distributions, sessions
 from .models import MLP
 
 HIDDEN_UNITS = {"digits": 64, "breast_cancer": 16, "diabetes": 16}
-SETTINGS: dict[str, Any] = {"batch_size": 64, "max_iter": 60, "alpha": 0.0, "random_state": 0}
+DEMO_SETTINGS: dict[str, Any] = {"batch_size": 64, "max_iter": 60, "alpha": 0.0, "random_state": 0}
 LEARNING_RATES = [0.001, 0.003, 0.01]
 
 
@@ -88,7 +88,7 @@ def _demo(options: argparse.Namespace) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     print(f"Searching learning rates {LEARNING_RATES} by 3-fold cross-validation, then training with the best.")
     results = [_search(name) for name in options.data]
-    print("\n".join(["", *_table(results), ""]))
+    print("\n".join(["", *_format_table(results), ""]))
     equal = [_export(result, options.output / f"{result.name}.onnx") for result in results]
     _draw(results, options.output / "loss_curves.png")
     return 0 if all(equal) else 1
@@ -117,7 +117,9 @@ def _estimators(split: Split, hidden: int) -> tuple[BaseEstimator, BaseEstimator
     ours = OrtGradientClassifier if split.is_classification else OrtGradientRegressor
     theirs = MLPClassifier if split.is_classification else MLPRegressor
     model = MLP((hidden,))
-    return ours(model, optimizer="adam", **SETTINGS), theirs(hidden_layer_sizes=(hidden,), solver="adam", **SETTINGS)
+    return ours(model, optimizer="adam", **DEMO_SETTINGS), theirs(
+        hidden_layer_sizes=(hidden,), solver="adam", **DEMO_SETTINGS
+    )
 
 
 def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
@@ -126,21 +128,21 @@ def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
     return search.fit(split.X_train, split.y_train)
 
 
-def _table(results: Sequence[Result]) -> list[str]:
+def _format_table(results: Sequence[Result]) -> list[str]:
     head = f"{'data':<14} {'score':<9} {'estimator':<23} {'rate':>5} {'on test rows':>15} {'seconds':>10} {'speed':>7}"
     return [head, "-" * len(head), *(row for result in results for row in _rows(result))]
 
 
 def _rows(result: Result) -> list[str]:
     measure = "accuracy" if result.split.is_classification else "R²"
-    theirs = _seconds(result.theirs)
+    ratio = _seconds(result.theirs) / _seconds(result.ours)
     return [
-        f"{result.name:<14} {measure:<9} {_columns(result.ours, result.split)} {theirs / _seconds(result.ours):>6.1f}x",
-        f"{'':<24} {_columns(result.theirs, result.split)} {1.0:>6.1f}x",
+        f"{result.name:<14} {measure:<9} {_result_columns(result.ours, result.split)} {ratio:>6.1f}x",
+        f"{'':<24} {_result_columns(result.theirs, result.split)} {1.0:>6.1f}x",
     ]
 
 
-def _columns(search: GridSearchCV, split: Split) -> str:
+def _result_columns(search: GridSearchCV, split: Split) -> str:
     net = search.best_estimator_["net"]
     score = search.score(split.X_test, split.y_test)
     return f"{type(net).__name__:<23} {net.learning_rate_init:>5} {score:>15.3f} {_seconds(search):>10.1f}"

@@ -150,7 +150,7 @@ class MLP(GraphModel):
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
         self.validate()
-        sizes = [n_features, *_sizes(self.hidden_layer_sizes), n_outputs]
+        sizes = [n_features, *_layer_sizes(self.hidden_layer_sizes), n_outputs]
         rng = check_random_state(random_state)
         graph, op, x = _empty_graph(n_features)
         last = len(sizes) - 2
@@ -272,7 +272,7 @@ class ConvNet(GraphModel):
         graph, op, x = _empty_graph(*row)
         shape = row if len(row) == 3 else (1, *row)
         x = x if len(row) == 3 else op.Unsqueeze(x, [1])
-        for i, n_out in enumerate(_sizes(self.channels)):
+        for i, n_out in enumerate(_layer_sizes(self.channels)):
             x, shape = self._round(op, x, shape, n_out, rng, f"convolutions.{i}")
         draw = INITIALIZATIONS[self.initialization]
         return _finish(graph, _dense(op, op.Flatten(x), draw(rng, prod(shape), n_outputs), "head"), n_outputs)
@@ -371,7 +371,7 @@ def keywords_of(builder: Builder) -> frozenset[str]:
     return frozenset(name for name in KEYWORDS if name in declared)
 
 
-def _sizes(sizes: Any) -> list[int]:
+def _layer_sizes(sizes: Any) -> list[int]:
     """Return sizes, one or several, as a list."""
     return [int(sizes)] if isinstance(sizes, Integral) else [int(n) for n in sizes]
 

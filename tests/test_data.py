@@ -211,7 +211,7 @@ def test_wrong_shapes(array, wanted, message):
 )
 @pytest.mark.parametrize("make", [np.asarray, sp.csr_array])
 def test_numbers_that_an_integer_input_cannot_hold(make, dtype, value, piece, monkeypatch):
-    monkeypatch.setattr(_data, "PIECE", piece)
+    monkeypatch.setattr(_data, "PIECE_ELEMENTS", piece)
     data = np.ones((4, 3), type(value))
     spec = TensorSpec("ids", np.dtype(dtype), (None, 3))
     np.testing.assert_array_equal(Column(shaped(make(data), spec), spec.dtype).rows(np.arange(4)), data)

@@ -247,7 +247,7 @@ def test_inputs_and_weights_keep_their_names(name):
 def test_chunks_of_any_size_give_the_same(size, monkeypatch):
     classifier = fitted_for_inference(MLP((8,)), TARGETS["three classes"])
     whole, probabilities = classifier.predict(X), classifier.predict_proba(X)
-    monkeypatch.setattr(_inference, "CHUNK", size)
+    monkeypatch.setattr(_inference, "CHUNK_ROWS", size)
     assert_array_equal(classifier.predict(X), whole)
     assert_allclose(classifier.predict_proba(X), probabilities, rtol=0, atol=1e-6)
 

@@ -22,7 +22,7 @@ from .rounding import warn_of_rounding
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
 
-PIECE = 2**20
+PIECE_ELEMENTS = 2**20
 """Elements of the pieces in which large data are looked through."""
 
 
@@ -171,7 +171,7 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
 
 def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
     """Raise where a value changes in an integer type; a piece at a time, as the array may be mapped from a file."""
-    rows = max(1, PIECE // max(1, math.prod(array.shape[1:])))
+    rows = max(1, PIECE_ELEMENTS // max(1, math.prod(array.shape[1:])))
     for piece in (array[i : i + rows] for i in range(0, len(array), rows)):
         with np.errstate(invalid="ignore"):
             exact = piece.astype(spec.dtype)

@@ -196,7 +196,7 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
             f"Each takes the column of its name or columns that begin with it ({inputs[0]}_0, {inputs[0]}_1, ...); "
             f"else give Inputs(frame, {{input: [its columns]}})."
         )
-    return {name: _joined(frame, name, _ordered(name, columns)) for name, columns in parts.items()}
+    return {name: _joined_columns(frame, name, _ordered(name, columns)) for name, columns in parts.items()}
 
 
 def _owners(column: Hashable, inputs: Sequence[str]) -> list[str]:
@@ -224,7 +224,7 @@ def _ordered(name: str, columns: list[Hashable]) -> list[Hashable]:
     return [column for _, column in sorted(zip(map(int, rests), columns, strict=True))]
 
 
-def _joined(frame: FrameLike, name: str, columns: list[Hashable]) -> np.ndarray:
+def _joined_columns(frame: FrameLike, name: str, columns: list[Hashable]) -> np.ndarray:
     """Return the column of an input as a vector, or several as a matrix; cells that are arrays are stacked."""
     array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
     if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):

@@ -83,7 +83,7 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
         return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
     if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
-        return _indicators(y, classes)
+        return _indicator_matrix(y, classes)
     labels = column_or_1d(y, warn=True)
     known = np.unique(labels) if classes is None else classes
     if len(known) < 2:
@@ -163,7 +163,7 @@ def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
     return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
 
 
-def _indicators(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
+def _indicator_matrix(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
     if not np.isin(values, (0, 1)).all():
         raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {np.unique(values).tolist()} in y.")

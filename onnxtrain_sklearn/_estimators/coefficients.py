@@ -103,11 +103,11 @@ class _Trace:
         return None if rule is None else rule(node, [self.of(x) for x in node.inputs])
 
 
-def _attribute(node: ir.Node, name: str, default: object) -> Any:
+def _attribute_or(node: ir.Node, name: str, default: object) -> Any:
     return node.attributes[name].value if name in node.attributes else default
 
 
-def _layout(node: ir.Node, inputs: Sequence[Found]) -> Found:
+def _linear_layout(node: ir.Node, inputs: Sequence[Found]) -> Found:
     value = inputs[0]
     if isinstance(value, Affine):
         return value if node.op_type in ("Identity", "Cast") or value.weight.shape[1] == 1 else None
@@ -120,7 +120,7 @@ def _is_input(value: Found) -> bool:
     return isinstance(value, str)
 
 
-def _product(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_matmul(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     x, weight = inputs[:2]
     if not _is_input(x) or not isinstance(weight, np.ndarray) or weight.ndim > 2:
         return None
@@ -128,14 +128,14 @@ def _product(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     return Affine(weight, np.zeros(weight.shape[1], weight.dtype))
 
 
-def _gemm(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_gemm(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     weight = inputs[1]
-    if _attribute(node, "transA", 0) or not isinstance(weight, np.ndarray):
+    if _attribute_or(node, "transA", 0) or not isinstance(weight, np.ndarray):
         return None
-    weight = np.float32(_attribute(node, "alpha", 1.0)) * (weight.T if _attribute(node, "transB", 0) else weight)
-    found = _product(node, [inputs[0], weight])
+    weight = np.float32(_attribute_or(node, "alpha", 1.0)) * (weight.T if _attribute_or(node, "transB", 0) else weight)
+    found = _linear_matmul(node, [inputs[0], weight])
     bias = inputs[2] if len(inputs) > 2 and node.inputs[2] is not None else np.zeros(1, weight.dtype)
-    return _shifted(found, bias, np.float32(_attribute(node, "beta", 1.0)))
+    return _shifted(found, bias, np.float32(_attribute_or(node, "beta", 1.0)))
 
 
 def _shifted(found: Found, bias: Found, factor: float | np.float32 = 1) -> Affine | None:
@@ -148,7 +148,7 @@ def _shifted(found: Found, bias: Found, factor: float | np.float32 = 1) -> Affin
     return Affine(found.weight, found.bias + added)
 
 
-def _sum(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_sum(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     a, b = inputs if isinstance(inputs[0], Affine) else reversed(inputs)
     return _shifted(a, b)
 
@@ -161,34 +161,34 @@ def _negative(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     return Affine(-inputs[0].weight, -inputs[0].bias) if isinstance(inputs[0], Affine) else None
 
 
-def _joined(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_concat(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     parts = [part for part in inputs if isinstance(part, Affine)]
-    if _attribute(node, "axis", None) not in (1, -1) or len(parts) < len(inputs):
+    if _attribute_or(node, "axis", None) not in (1, -1) or len(parts) < len(inputs):
         return None
     return Affine(np.hstack([part.weight for part in parts]), np.hstack([part.bias for part in parts]))
 
 
-def _chosen(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_gather(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     found, places = inputs
     if not isinstance(found, Affine) or not isinstance(places, np.ndarray):
         return None
-    if _attribute(node, "axis", 0) not in (1, -1):
+    if _attribute_or(node, "axis", 0) not in (1, -1):
         return None
     return Affine(found.weight[:, places.reshape(-1)], found.bias[places.reshape(-1)])
 
 
 def _transposed(node: ir.Node, inputs: Sequence[Found]) -> np.ndarray | None:
-    return np.transpose(inputs[0], _attribute(node, "perm", None)) if isinstance(inputs[0], np.ndarray) else None
+    return np.transpose(inputs[0], _attribute_or(node, "perm", None)) if isinstance(inputs[0], np.ndarray) else None
 
 
 _RULES: dict[str, Callable[[ir.Node, Sequence[Found]], Found]] = {
-    **dict.fromkeys(_LAYOUT, _layout),
-    "MatMul": _product,
-    "Gemm": _gemm,
-    "Add": _sum,
+    **dict.fromkeys(_LAYOUT, _linear_layout),
+    "MatMul": _linear_matmul,
+    "Gemm": _linear_gemm,
+    "Add": _linear_sum,
     "Sub": _difference,
     "Neg": _negative,
-    "Concat": _joined,
-    "Gather": _chosen,
+    "Concat": _linear_concat,
+    "Gather": _linear_gather,
     "Transpose": _transposed,
 }

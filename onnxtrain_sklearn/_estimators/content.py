@@ -56,14 +56,16 @@ def _content(value: object, seen: Seen) -> object:
     if id(value) in seen:
         return "seen", seen[id(value)][0]
     seen[id(value)] = len(seen), value
-    return type(value), *(part if isinstance(part, bytes) else _frozen(part, seen) for part in _parts(value, seen))
+    return type(value), *(
+        part if isinstance(part, bytes) else _frozen(part, seen) for part in _parts_of_value(value, seen)
+    )
 
 
 def _frozen(part: object, seen: Seen) -> object:
     return part if isinstance(part, _Same | tuple | frozenset) else _content(part, seen)
 
 
-def _parts(value: object, seen: Seen) -> Iterator[Any]:
+def _parts_of_value(value: object, seen: Seen) -> Iterator[Any]:
     """Yield what ``value`` consists of."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
         array = np.asarray(value)
@@ -102,7 +104,7 @@ def _is_filled(cell: types.CellType) -> bool:
 def _pickled(value: object) -> Iterator[Any]:
     """Yield what an object holds beside its ``__dict__``: its slots, or what a pickle would hold; else itself."""
     kind: Any = type(value)
-    slots, own_reduction = _layout(kind)
+    slots, own_reduction = _class_layout(kind)
     if slots:
         yield [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
     if own_reduction:
@@ -118,7 +120,7 @@ def _pickled(value: object) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=256)
-def _layout(kind: type) -> tuple[list[str], bool]:
+def _class_layout(kind: type) -> tuple[list[str], bool]:
     """Return the slots of a class, and whether it says itself how its objects are pickled."""
     declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._data.columns import Column, dimensions
 from .._data.inputs import has_several_inputs, input_columns
-from .._fitted.encoding import Columns, Specs, table_columns
+from .._fitted.encoding import InputColumns, Specs, table_columns
 from .._fitted.model import FEATURES, FittedModel
 from .._given.ml_files import FittedFile
 from .._graph.trainable import TensorSpec
@@ -18,7 +18,9 @@ from ..models import ModelSource, keywords_of, resolve_builder
 from .run import Run
 
 
-def graph_inputs(estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool) -> Columns:
+def graph_inputs(
+    estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool
+) -> InputColumns:
     """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built.
 
     ``reset`` says whether the features of these data become those of the estimator, or are checked against them.

@@ -39,7 +39,7 @@ CLASSIFIER_OPTIONS = {
 }
 """The options of the classifier's converter; skl2onnx itself sees to the first and the last."""
 
-_TYPES = {
+_VARIABLE_TYPES = {
     "FloatTensorType": ir.DataType.FLOAT,
     "DoubleTensorType": ir.DataType.DOUBLE,
     "Int64TensorType": ir.DataType.INT64,
@@ -76,7 +76,7 @@ def _classifier_types(operator: Operator) -> None:
 
     check_is_fitted(operator.raw_operator)
     rows, head = operator.inputs[0].get_first_dimension(), _head(operator.raw_operator, operator.scope_inst)
-    classes = _classes(head)
+    classes = _declared_classes(head)
     label = Int64TensorType if classes.dtype.kind == "i" else StringTensorType
     operator.outputs[0].set_type(label([rows, len(classes)] if head.task == "multilabel" else [rows]))
     operator.outputs[1].set_type(_number_type(operator)([rows, len(classes)]))
@@ -93,7 +93,7 @@ def _number_type(operator: Operator) -> Any:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType, guess_tensor_type
 
     name = type(operator.raw_operator).__name__
-    if _table(operator.raw_operator) is not None:
+    if _accepted_table(operator.raw_operator) is not None:
         return FloatTensorType
     if len(operator.inputs) != 1:
         raise ModelError(
@@ -101,7 +101,7 @@ def _number_type(operator: Operator) -> Any:
             f"ColumnTransformer before it."
         )
     kind = operator.inputs[0].type
-    if type(kind).__name__ not in _TYPES or isinstance(kind, StringTensorType):
+    if type(kind).__name__ not in _VARIABLE_TYPES or isinstance(kind, StringTensorType):
         raise ModelError(f"{name} takes numbers, got a {type(kind).__name__}: encode it in a step before.")
     return type(guess_tensor_type(kind))
 
@@ -128,7 +128,7 @@ def _convert_regressor(scope: Scope, operator: Operator, container: Container) -
 def _head(estimator: OrtGradientClassifier, scope: Scope) -> Head:
     """Return the head with labels of a type that skl2onnx has: strings or int64."""
     head: Head = estimator._run.head
-    classes = _classes(head)
+    classes = _declared_classes(head)
     if scope.get_options(estimator, {"nocl": False})["nocl"]:
         classes = np.arange(len(classes))
     if classes.dtype.kind == "f" and not (classes == np.rint(classes)).all():
@@ -136,7 +136,7 @@ def _head(estimator: OrtGradientClassifier, scope: Scope) -> Head:
     return replace(head, classes=classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes)
 
 
-def _classes(head: Head) -> np.ndarray:
+def _declared_classes(head: Head) -> np.ndarray:
     if head.groups:
         raise ModelError("skl2onnx takes classifiers of several labels of several classes alone: take to_onnx().")
     assert isinstance(head.classes, np.ndarray)
@@ -175,11 +175,11 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     estimator = operator.raw_operator
     _refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
-    table = _table(estimator)
-    variables = list(operator.inputs) if table is None else _columns(operator, table, graph)
+    table = _accepted_table(estimator)
+    variables = list(operator.inputs) if table is None else _table_variables(operator, table, graph)
     row = _row_shape(estimator) if table is None else (1,)
     for i, (own, variable) in enumerate(zip(list(graph.inputs), variables, strict=True)):
-        given = ir.val(op.name("input"), _TYPES[type(variable.type).__name__], ("N", None))
+        given = ir.val(op.name("input"), _VARIABLE_TYPES[type(variable.type).__name__], ("N", None))
         value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
         own.replace_all_uses_with(value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
         graph.inputs[i] = given
@@ -188,17 +188,17 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
         rank = None if final.shape is None else len(final.shape)
         if isinstance(estimator, OrtGradientRegressor) and rank != 2:
             final = op.Reshape(final, shape=[-1, estimator.n_outputs_])
-        wanted = _TYPES.get(type(variable.type).__name__)
+        wanted = _VARIABLE_TYPES.get(type(variable.type).__name__)
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
     return variables
 
 
-def _table(estimator: BaseOrtGradient) -> Table | None:
+def _accepted_table(estimator: BaseOrtGradient) -> Table | None:
     fitted = estimator._run.fitted
     return None if fitted is None else fitted.table
 
 
-def _columns(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
+def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
     """Return the variables that are the columns of a table that the graph reads, in its order."""
     name, given = type(operator.raw_operator).__name__, operator.inputs
     shapes = ([1], []) if table.documents else ([1],)
@@ -212,7 +212,7 @@ def _columns(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
         kind = type(variable.type).__name__
         if column.kind != "unused" and (kind == "StringTensorType") != (column.kind == "text"):
             raise ModelError(f"{name} takes {column.kind} in column {column.name!r}, which is declared a {kind}.")
-        if column.kind != "unused" and kind not in _TYPES:
+        if column.kind != "unused" and kind not in _VARIABLE_TYPES:
             raise ModelError(f"{name} takes no {kind}, which column {column.name!r} is declared as.")
     by_name = dict(zip((column.name for column in table.columns), given, strict=True))
     return [by_name[str(value.name)] for value in graph.inputs]

@@ -26,11 +26,11 @@ from .tables import Table
 CHUNK = 2048
 """Rows that are encoded at a time."""
 
-Columns = dict[str, Column]
+InputColumns = dict[str, Column]
 Specs = tuple[TensorSpec, ...] | None
 
 
-def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> Columns:
+def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> InputColumns:
     """Return the columns of a table as the inputs of the graph that predicts, checked as scikit-learn checks them."""
     if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
         raise TypeError(f"The fitted model takes a data frame or an array, got a {type(X).__name__}.")
@@ -40,7 +40,7 @@ def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> Colu
     return {name: Column(a, np.dtype(object if a.dtype == object else np.float32)) for name, a in arrays.items()}
 
 
-def as_trained(columns: Columns, fitted: FittedModel | None, specs: Specs) -> Columns:
+def as_trained(columns: InputColumns, fitted: FittedModel | None, specs: Specs) -> InputColumns:
     """Return what stands before the part of the graph that is trained, the inputs ``specs``."""
     parts = None if fitted is None else fitted.parts
     if parts is None or specs is None:

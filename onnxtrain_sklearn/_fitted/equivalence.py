@@ -42,7 +42,7 @@ def require_equal(
             raise TypeError(f"{record.name}.{method} fails on rows of X: {error}") from error
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
-            _refuse(record, what, method, float(np.abs(numbers - expected).max()))
+            _refuse_conversion(record, what, method, float(np.abs(numbers - expected).max()))
     if record.gives_labels:
         _require_equal_labels(record, rows, ours, what)
 
@@ -80,10 +80,10 @@ def _require_equal_labels(record: ModelRecord, rows: MatrixLike, ours: Mapping[s
     one_label = record.outputs is None
     sure = margins(record, rows, scores) if one_label else margins_of_labels(record, rows, scores, method)
     if (different & (sure > 1e-5)).any():
-        _refuse(record, what, "predict", float(different.mean()))
+        _refuse_conversion(record, what, "predict", float(different.mean()))
 
 
-def _refuse(record: ModelRecord, what: str, method: str, distance: float) -> None:
+def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: float) -> None:
     raise ModelError(f"{what} and {record.name} differ: {method}() by up to {distance:.2g} on rows of X.")
 
 
@@ -96,7 +96,7 @@ def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.nda
     if record.threshold is not None:
         return np.asarray(np.abs(_beyond_threshold(record.threshold, record.estimator, rows)))
     if record.is_libsvm:
-        return np.asarray(np.abs(_pairs(record.estimator, rows, len(scores))).min(axis=1))
+        return np.asarray(np.abs(_reference_pairs(record.estimator, rows, len(scores))).min(axis=1))
     if record.is_linear_by_descent:  # probabilities may tie where decision functions do not
         scores = np.asarray(record.estimator.decision_function(rows)).reshape(len(scores), -1)
     if scores.shape[1] == 1:
@@ -111,7 +111,7 @@ def _beyond_threshold(threshold: Threshold, model: Estimator, rows: MatrixLike) 
     return np.asarray(model.decision_function(rows)) * (1 if threshold.positive else -1) - threshold.limit
 
 
-def _pairs(model: Estimator, rows: MatrixLike, n_rows: int) -> np.ndarray:
+def _reference_pairs(model: Estimator, rows: MatrixLike, n_rows: int) -> np.ndarray:
     """Return the scores of pairs of classes that a support vector machine counts its votes by."""
     model = copy.deepcopy(model)
     last_step(model).set_params(decision_function_shape="ovo", break_ties=False)

@@ -23,7 +23,7 @@ from .._support.typing import Estimator
 from . import sklearn_private
 from .traversal import last_step
 
-Task: TypeAlias = Literal["regression", "classification", "outlier_detection", "clustering", "none"]
+EstimatorTask: TypeAlias = Literal["regression", "classification", "outlier_detection", "clustering", "none"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ModelRecord:
 
     estimator: Any
     last: Any
-    task: Task
+    task: EstimatorTask
     outputs: tuple[np.ndarray, ...] | None
     has_probabilities: bool
     has_decision_function: bool
@@ -139,19 +139,19 @@ class ModelRecord:
 
 def record_of(estimator: Estimator) -> ModelRecord:
     """Return the record of a fitted model."""
-    last, task = last_step(estimator), _task(estimator)
+    last, task = last_step(estimator), _task_of_step(estimator)
     return ModelRecord(
         estimator=estimator,
         last=last,
         task=task,
-        outputs=_outputs(last) if task == "classification" else None,
+        outputs=_outputs_of_step(last) if task == "classification" else None,
         has_probabilities=hasattr(estimator, "predict_proba"),
         has_decision_function=hasattr(estimator, "decision_function"),
         threshold=_threshold(_threshold_rule(estimator)),
     )
 
 
-def _task(estimator: Estimator) -> Task:
+def _task_of_step(estimator: Estimator) -> EstimatorTask:
     if is_classifier(estimator):
         return "classification"
     if is_outlier_detector(estimator):
@@ -161,7 +161,7 @@ def _task(estimator: Estimator) -> Task:
     return "clustering" if is_clusterer(estimator) else "none"
 
 
-def _outputs(last: Estimator) -> tuple[np.ndarray, ...] | None:
+def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
     classes = getattr(last, "classes_", None)
     if isinstance(classes, list):
         return tuple(np.asarray(known) for known in classes)

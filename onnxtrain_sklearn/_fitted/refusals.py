@@ -107,7 +107,7 @@ def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:
         )
 
 
-_COUNTED = {
+_VOTE_COUNTERS = {
     BaggingClassifier: (
         "the votes of its estimators, which have no predict_proba(). Give it estimators that have: "
         "SVC(probability=True), or CalibratedClassifierCV around others"
@@ -120,7 +120,7 @@ _COUNTED = {
 
 def without_gradient(record: ModelRecord) -> str:
     """Return the message for a model none of whose parameters has a gradient."""
-    last, counted = record.last, _COUNTED.get(type(record.last))
+    last, counted = record.last, _VOTE_COUNTERS.get(type(record.last))
     if counted and not (isinstance(last, BaggingClassifier) and hasattr(last.estimators_[0], "predict_proba")):
         return f"The probabilities of this {record.last_name} have no gradient: they count {counted}."
     return (

@@ -88,7 +88,7 @@ def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     what makes text, is none.
     """
     nodes = _before_numbers(whole.model.graph, whole.parameters)
-    border = {v.name for node in nodes for v in node.outputs if _leaves(v, nodes)}
+    border = {v.name for node in nodes for v in node.outputs if _is_read_outside(v, nodes)}
     encoder, rest = whole.model.clone(), whole.model.clone()
     keep_outputs(encoder, [v for v in _made(encoder.graph) if v.name in border], inputs=True)
     for value in [v for v in _made(rest.graph) if v.name in border]:
@@ -140,7 +140,7 @@ def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() if node is None else node.op_type == "Constant"
 
 
-def _leaves(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
+def _is_read_outside(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
     """Whether what is not among ``nodes`` reads a value; constants are at hand on both sides."""
     return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
 

@@ -121,7 +121,7 @@ class Table:
         arrays = self._numbers(X)
         for i, column in enumerate(self.columns):
             if column.kind == "text":
-                arrays[column.name] = column.texts(_values(X, [i])[:, 0])
+                arrays[column.name] = column.texts(_table_values(X, [i])[:, 0])
         return arrays
 
     def _numbers(self, X: MatrixLike) -> dict[str, np.ndarray]:
@@ -129,7 +129,7 @@ class Table:
         for gaps in (False, True):
             group = [i for i, c in enumerate(self.columns) if c.kind == "number" and c.gaps is gaps]
             if group:
-                part = X.iloc[:, group] if hasattr(X, "iloc") else _values(X, group)
+                part = X.iloc[:, group] if hasattr(X, "iloc") else _table_values(X, group)
                 finite = "allow-nan" if gaps else True
                 matrix = check_array(part, ensure_all_finite=finite, input_name="X")
                 taken = [(self.columns[i], matrix[:, j]) for j, i in enumerate(group)]
@@ -143,7 +143,7 @@ def holds_text(X: MatrixLike) -> bool:
     return any(getattr(dtype, "kind", "O") not in "biuf" for dtype in dtypes)
 
 
-def _values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
+def _table_values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
     if hasattr(X, "iloc"):
         return np.asarray(X.iloc[:, columns], dtype=object)
     array = np.asarray(X, dtype=object)
@@ -171,7 +171,7 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     _refuse_hidden_text(estimator, takers)
     n_columns = getattr(estimator, "n_features_in_", 0)
     names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(n_columns)])
-    columns = tuple(_column(str(name), i, takers) for i, name in enumerate(names))
+    columns = tuple(_agreed_column(str(name), i, takers) for i, name in enumerate(names))
     kinds = {column.kind for column in columns}
     return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
 
@@ -250,7 +250,7 @@ def _inner(estimator: Estimator) -> list[Any]:
     return list(found.values())
 
 
-def _column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
+def _agreed_column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
     """Return what all that take a column say of it together."""
     places = [(taker, taker.place(index)) for taker in takers]
     taken = [(taker.steps, place) for taker, place in places if place is not None]
@@ -274,7 +274,7 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
     """Add what one taker says: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
     literal: frozenset[Any] = frozenset()
     for step in steps[: 2 if _imputes(steps[0]) else 1]:
-        values = [*_listed(step, place), *([step.missing_values] if _imputes(step) else [])]
+        values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
         absent = frozenset(str(value) for value in values if _is_missing(value))
         literal |= {value for value in values if not _is_missing(value)}
         column = replace(
@@ -290,7 +290,7 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
 
 
 def _is_text(step: Estimator | None, place: int) -> bool:
-    return _is_vectorizer(step) or any(isinstance(value, str) for value in _listed(step, place))
+    return _is_vectorizer(step) or any(isinstance(value, str) for value in _fitted_values(step, place))
 
 
 def _is_vectorizer(step: object) -> bool:
@@ -301,7 +301,7 @@ def _imputes(step: Estimator) -> bool:
     return type(step).__module__.startswith("sklearn.impute.")
 
 
-def _listed(step: Estimator | None, place: int) -> list[Any]:
+def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
     """Return the values that a fitted step knows of one of its columns."""
     if isinstance(step, SimpleImputer):
         return [step.statistics_[place]]
@@ -342,7 +342,9 @@ def _refuse_hidden_text(estimator: Estimator, takers: Sequence[_Taker]) -> None:
     first = {id(step) for taker in takers for step in taker.steps}
     for _, part in walk(estimator):
         categories = getattr(part, "categories_", ())
-        if id(part) not in first and any(isinstance(v, str) for i in range(len(categories)) for v in _listed(part, i)):
+        if id(part) not in first and any(
+            isinstance(v, str) for i in range(len(categories)) for v in _fitted_values(part, i)
+        ):
             raise ModelError(
                 f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
                 f"ColumnTransformer that begins the pipeline, behind an imputer at most."

@@ -143,18 +143,18 @@ def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable
         flat = [predictor for stage in owner._predictors for predictor in stage]
         nodes = flat[tree].nodes
         return lambda: float(nodes["value"][node]), lambda value: nodes["value"].__setitem__(node, value)
-    values = _trees(owner)[tree].value
-    place = _position(owner, node, target)
+    values = _trees_of_model(owner)[tree].value
+    place = _position_of_node(owner, node, target)
     return lambda: float(values[place]), lambda value: values.__setitem__(place, value)
 
 
-def _trees(owner: Estimator) -> list[Any]:
+def _trees_of_model(owner: Estimator) -> list[Any]:
     if hasattr(owner, "tree_"):
         return [owner.tree_]
     return [estimator.tree_ for estimator in np.ravel(np.array(owner.estimators_, dtype=object))]
 
 
-def _position(owner: Estimator, node: int, target: int) -> tuple[int, int, int]:
+def _position_of_node(owner: Estimator, node: int, target: int) -> tuple[int, int, int]:
     boosted = isinstance(getattr(owner, "estimators_", None), np.ndarray)
     if boosted:
         return node, 0, 0
@@ -164,7 +164,7 @@ def _position(owner: Estimator, node: int, target: int) -> tuple[int, int, int]:
 def _write_probabilities(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
     """The probabilities in the leaves of classifying trees; one number for two classes is that of the second."""
     assert origin.places is not None
-    trees, numbers = _trees(owner), np.abs(now.astype(np.float64))
+    trees, numbers = _trees_of_model(owner), np.abs(now.astype(np.float64))
     if now.ndim == 2:
         cells = [(output, i) for output, n in enumerate(np.atleast_1d(owner.n_classes_)) for i in range(n)]
         for (tree, node, target), value in zip(origin.places.reshape(-1, 3), numbers.ravel(), strict=True):

@@ -139,7 +139,7 @@ def _complement(inner: Activation | None) -> Activation | None:
 def _read_div(node: ir.Node, depth: int) -> Activation | None:
     above, below = node.inputs
     if above is not None and below is not None and is_row_sum(below, of=above):
-        return _normalized(above, depth)
+        return _read_normalized(above, depth)
     return _hand_written_sigmoid(above, below)
 
 
@@ -150,7 +150,7 @@ def _read_mul(node: ir.Node, depth: int) -> Activation | None:
         if maker is not None and maker.op_type == "Reciprocal" and not maker.domain and above is not None:
             below = maker.inputs[0]
             if below is not None and is_row_sum(below, of=above):
-                return _normalized(above, depth)
+                return _read_normalized(above, depth)
     return None
 
 
@@ -163,10 +163,10 @@ def _read_norm(node: ir.Node, depth: int) -> Activation | None:
     x, axis = node.inputs[0], int_attribute(node, "axis", -1)
     if x is None or int_attribute(node, "p", 2) != 1 or not is_per_row(x, [axis]):
         return None
-    return _normalized(x, depth)
+    return _read_normalized(x, depth)
 
 
-def _normalized(above: ir.Value, depth: int) -> Activation | None:
+def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
     """Return the softmax that ``above``, divided by its row sum, is: exponentials, sigmoids, or a softmax already."""
     maker, inner = without_reshaping(above).producer(), _activation_of(above, depth)
     if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":

@@ -75,17 +75,19 @@ def inference_model(
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
         prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        _add_output(op, "variable", _in_units(op, prediction, head.target_scale), final)
+        _add_output(op, "variable", _graph_in_units(op, prediction, head.target_scale), final)
     else:
-        columns = _columns(op, decision)
-        label = _label(op, columns, head) if model.choice is None else _named(op, outputs[model.choice], head)
+        columns = _as_score_columns(op, decision)
+        label = (
+            _label_output(op, columns, head) if model.choice is None else _label_names(op, outputs[model.choice], head)
+        )
         _add_output(op, "output_label" if form.zipmap else "label", label, None)
         if with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores)):
             op, columns, own = *_in_double(op, columns, head), None
-        for name, values in _values(op, columns, own, head, form).items():
+        for name, values in _further_outputs(op, columns, own, head, form).items():
             _add_output(op, name, values, None)
     if with_scores:
-        _add_output(op, "raw_scores", op.Identity(_columns(op, decision)), None)
+        _add_output(op, "raw_scores", op.Identity(_as_score_columns(op, decision)), None)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
@@ -96,7 +98,7 @@ def inference_model(
     return result
 
 
-def _in_units(op: GraphBuilder, prediction: ir.Value, scale: TargetScale | None) -> ir.Value:
+def _graph_in_units(op: GraphBuilder, prediction: ir.Value, scale: TargetScale | None) -> ir.Value:
     """Return the prediction in the units of the targets."""
     if scale is None:
         return prediction
@@ -105,25 +107,25 @@ def _in_units(op: GraphBuilder, prediction: ir.Value, scale: TargetScale | None)
     return op.Add(scaled, scale.center.astype(dtype)) if scale.center.any() else scaled
 
 
-def _columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     shape = op.shape(scores)
     return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
 
 
-def _label(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+def _label_output(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
     if head.task == "multilabel":
         return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
     if isinstance(head.classes, list):
         parts = split_columns(op, scores, head.groups)
-        return _named(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
+        return _label_names(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
     if head.task == "binary":
         index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
     else:
         index = op.ArgMax(scores, axis=1, keepdims=False)
-    return _named(op, index, head)
+    return _label_names(op, index, head)
 
 
-def _named(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
+def _label_names(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
     """Return the labels of class indices, a column for each of several labels."""
     if head.task == "multilabel":
         return index
@@ -153,7 +155,7 @@ def _class_constants(classes: list[np.ndarray]) -> list[np.ndarray]:
     return constants if kind is None else [known.astype(kind) for known in constants]
 
 
-def _values(
+def _further_outputs(
     op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
 ) -> dict[str, ir.Value]:
     """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
@@ -161,9 +163,9 @@ def _values(
     if head.groups:
         return {name: _sequence(op, scores, head, form)}
     if head.has_probabilities and not form.raw_scores:
-        values = _probabilities(op, scores, own, head)
+        values = _probability_columns(op, scores, own, head)
     else:
-        values = _decisions(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
+        values = _decision_columns(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
     if form.zipmap or form.per_class:
         _require_column_per_class(op, values, head)
     if form.zipmap != "columns":
@@ -227,7 +229,7 @@ def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, head: 
     return op.Concat(op.Neg(s), s, axis=1)
 
 
-def _decisions(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+def _decision_columns(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
     """Return the decision function with a column per class: for two classes its negative and itself."""
     if head.task == "multiclass" and head.n_outputs == 2:
         scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
@@ -253,9 +255,9 @@ def _zip(op: GraphBuilder, head: Head) -> None:
     _add_output(op, "output_probability", op.emit("ZipMap", numbers, domain="ai.onnx.ml", **keys)[0], None)
 
 
-def _probabilities(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:
+def _probability_columns(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:
     """Return a column per class; ``own`` is the probability that the graph itself computes, or those of two classes."""
-    values = apply_link(op, head.link, scores) if own is None else _columns(op, own)
+    values = apply_link(op, head.link, scores) if own is None else _as_score_columns(op, own)
     single = head.task == "binary" and (op.shape(values) or [1])[-1] != 2
     return op.Concat(op.Sub(1.0, values), values, axis=1) if single else values
 

@@ -16,7 +16,7 @@ from .._runtime.devices import Device
 from .._training.parameters import FlatParameters
 from ..exceptions import ModelError
 
-CHUNK = 8192
+CHUNK_ROWS = 8192
 """Rows predicted at a time: bounds the memory that activations take."""
 
 CHUNK_NUMBERS = 2**23
@@ -62,7 +62,7 @@ class Predictor:
         if rows is None:
             rows = np.arange(len(next(iter(columns.values()))))
         width = max(self._width, *(math.prod(column.shape[1:]) for column in columns.values()))
-        size = max(1, min(CHUNK, CHUNK_NUMBERS // width))
+        size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width))
         return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:

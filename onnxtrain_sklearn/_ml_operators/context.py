@@ -18,8 +18,8 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from ..exceptions import UnsupportedOperatorError
 
-Thunk: TypeAlias = Callable[[], ir.Value]
-Rule: TypeAlias = "Callable[[Source], Sequence[Thunk | None]]"
+LazyValue: TypeAlias = Callable[[], ir.Value]
+RewriteRule: TypeAlias = "Callable[[RewrittenNode], Sequence[LazyValue | None]]"
 
 DOUBLE = int(ir.DataType.DOUBLE)
 FLOAT = int(ir.DataType.FLOAT)
@@ -57,7 +57,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Source:
+class RewrittenNode:
     """One node that is rewritten.
 
     Attributes

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .context import Rule, Source, Thunk
+from .context import LazyValue, RewriteRule, RewrittenNode
 
 
-def _sum(r: Source) -> Sequence[Thunk]:
+def _pairwise_sum(r: RewrittenNode) -> Sequence[LazyValue]:
     """Add two by two."""
     return (lambda: functools.reduce(r.op.Add, [r.input(i) for i in range(len(r.node.inputs))]),)
 
 
-def _lp_normalization(r: Source) -> Sequence[Thunk]:
+def _rewrite_lp_normalization(r: RewrittenNode) -> Sequence[LazyValue]:
     """X over its norm along an axis, or over 1 where that is zero."""
     op, axes = r.op, [int(r.attribute("axis", -1))]
 
@@ -30,7 +30,7 @@ def _lp_normalization(r: Source) -> Sequence[Thunk]:
     return (normalized,)
 
 
-RULES: dict[tuple[str, str], Rule] = {
-    ("", "LpNormalization"): _lp_normalization,
-    ("", "Sum"): _sum,
+RULES: dict[tuple[str, str], RewriteRule] = {
+    ("", "LpNormalization"): _rewrite_lp_normalization,
+    ("", "Sum"): _pairwise_sum,
 }

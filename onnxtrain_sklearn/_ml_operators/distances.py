@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .context import Rule, Source, Thunk
+from .context import LazyValue, RewriteRule, RewrittenNode
 
 _ELEMENT_BY_ELEMENT = frozenset({"Abs", "Add", "Div", "Exp", "Identity", "Mul", "Neg", "Pow", "Sqrt", "Sub"})
 _REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
@@ -29,7 +29,7 @@ def squared_distances(op: GraphBuilder, a: ir.Value, b: ir.Value, centre: np.nda
     return op.Relu(op.Add(op.Sub(rows, op.Mul(op.Gemm(a, b, transB=1), 2.0)), columns))
 
 
-def _cdist(r: Source) -> Sequence[Thunk]:
+def _cdist(r: RewrittenNode) -> Sequence[LazyValue]:
     metric = r.attribute("metric", "sqeuclidean")
     if metric not in ("euclidean", "sqeuclidean"):
         r.refuse(f"metric {metric!r} is neither 'euclidean' nor 'sqeuclidean'")
@@ -49,7 +49,7 @@ def root(op: GraphBuilder, squared: ir.Value) -> ir.Value:
     return op.Where(apart, op.Sqrt(op.Where(apart, squared, 1.0)), 0.0)
 
 
-def _scan(r: Source) -> Sequence[Thunk | None]:
+def _emit_scan(r: RewrittenNode) -> Sequence[LazyValue | None]:
     """A loop over the rows of one matrix that compares each with all rows of another: all pairs at once.
 
     The body, in which the state is a matrix that never changes and the row is a vector, runs once on tensors of three
@@ -61,7 +61,7 @@ def _scan(r: Source) -> Sequence[Thunk | None]:
     return r.input, lambda: _all_pairs(r, body)
 
 
-def _compares_rows(r: Source, body: ir.Graph) -> bool:
+def _compares_rows(r: RewrittenNode, body: ir.Graph) -> bool:
     axes = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
     if len(r.node.inputs) != 2 or len(r.node.outputs) != 2 or any(any(r.attribute(name, ())) for name in axes):
         return False
@@ -78,7 +78,7 @@ def _runs_on_three_axes(body: ir.Graph, node: ir.Node) -> bool:
     if node.op_type in _ELEMENT_BY_ELEMENT:
         return all(v is not None and _is_element_or_number(body, v) for v in node.inputs)
     keeps = "keepdims" in node.attributes and node.attributes["keepdims"].as_int() == 0
-    return node.op_type in _REDUCTIONS and keeps and _axes(node) in ([1], [-1])
+    return node.op_type in _REDUCTIONS and keeps and _reduction_axes(node) in ([1], [-1])
 
 
 def _is_element_or_number(body: ir.Graph, value: ir.Value) -> bool:
@@ -88,7 +88,7 @@ def _is_element_or_number(body: ir.Graph, value: ir.Value) -> bool:
     return value in body.inputs or (node is not None and node.graph is body)
 
 
-def _axes(node: ir.Node) -> list[int]:
+def _reduction_axes(node: ir.Node) -> list[int]:
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
     value = node.inputs[1] if len(node.inputs) > 1 else None
@@ -96,7 +96,7 @@ def _axes(node: ir.Node) -> list[int]:
     return [] if tensor is None else tensor.numpy().tolist()
 
 
-def _all_pairs(r: Source, body: ir.Graph) -> ir.Value:
+def _all_pairs(r: RewrittenNode, body: ir.Graph) -> ir.Value:
     op = r.op
     known: dict[ir.Value, ir.Value] = {
         body.inputs[0]: op.Unsqueeze(r.input(0), axes=[0]),
@@ -105,14 +105,14 @@ def _all_pairs(r: Source, body: ir.Graph) -> ir.Value:
     for node in body:
         if node.op_type in _REDUCTIONS:
             assert node.inputs[0] is not None
-            known[node.outputs[0]] = _reduced(op, node.op_type, known[node.inputs[0]])
+            known[node.outputs[0]] = _reduced_pairwise(op, node.op_type, known[node.inputs[0]])
         else:
             inputs = [_operand(known, v) for v in node.inputs]
             known[node.outputs[0]] = op.emit(node.op_type, *inputs)[0]
     return known[body.outputs[1]]
 
 
-def _reduced(op: GraphBuilder, operator: str, value: ir.Value) -> ir.Value:
+def _reduced_pairwise(op: GraphBuilder, operator: str, value: ir.Value) -> ir.Value:
     if operator == "ReduceSumSquare":  # a product is differentiated by both engines
         return op.ReduceSum(op.Mul(value, value), axes=[2], keepdims=False)
     return op.emit(operator, value, axes=[2], keepdims=0)[0]
@@ -126,7 +126,7 @@ def _operand(known: dict[ir.Value, ir.Value], value: ir.Value | None) -> ir.Valu
     return value.const_value.numpy()
 
 
-RULES: dict[tuple[str, str], Rule] = {
-    ("", "Scan"): _scan,
+RULES: dict[tuple[str, str], RewriteRule] = {
+    ("", "Scan"): _emit_scan,
     ("com.microsoft", "CDist"): _cdist,
 }

@@ -14,20 +14,22 @@ import numpy as np
 import onnx_ir as ir
 
 from . import post_transforms
-from .context import Rule, Source, Thunk
+from .context import LazyValue, RewriteRule, RewrittenNode
 
 
-def _linear_regressor(r: Source) -> Sequence[Thunk]:
-    coef, intercept = _weights(r, int(r.attribute("targets", 1)))
+def _linear_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
+    coef, intercept = _coefficient_matrix(r, int(r.attribute("targets", 1)))
     finish = post_transforms.transformed if len(coef) > 1 else post_transforms.untransformed
-    return (lambda: finish(r, _product(r, coef, intercept)),)
+    return (lambda: finish(r, _linear_product(r, coef, intercept)),)
 
 
-def _linear_classifier(r: Source) -> Sequence[Thunk]:
+def _linear_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     labels = r.labels("classlabels_ints")
-    coef, intercept = _weights(r, len(r.floats("intercepts")))
+    coef, intercept = _coefficient_matrix(r, len(r.floats("intercepts")))
     tied = len(coef) == 2 and np.array_equal(coef[0], -coef[1]) and np.array_equal(intercept[0], -intercept[1])
-    raw = functools.cache(lambda: _product(r, coef[1:], intercept[1:]) if tied else _product(r, coef, intercept))
+    raw = functools.cache(
+        lambda: _linear_product(r, coef[1:], intercept[1:]) if tied else _linear_product(r, coef, intercept)
+    )
     if len(labels) != max(len(coef), 2):
         r.refuse(f"it has {len(coef)} rows of weights for {len(labels)} labels")
     if len(coef) == 1:
@@ -37,14 +39,14 @@ def _linear_classifier(r: Source) -> Sequence[Thunk]:
     return lambda: post_transforms.beyond(r, raw(), 0.0, labels), lambda: _two_columns(r, raw())
 
 
-def _two_columns(r: Source, score: ir.Value) -> ir.Value:
+def _two_columns(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """LOGISTIC column by column, so that the sigmoid at the end is recognised; else as any other classes."""
     if r.attribute("post_transform", "NONE") in ("NONE", "LOGISTIC"):
         return post_transforms.both_signs(r, score)
     return post_transforms.transformed(r, r.op.Concat(r.op.Neg(score), score, axis=1))
 
 
-def _weights(r: Source, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _coefficient_matrix(r: RewrittenNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
     coef, intercept = r.floats("coefficients"), r.floats("intercepts")
     if not rows or not coef.size or coef.size % rows:
         r.refuse(f"its {coef.size} coefficients do not make {rows} rows")
@@ -56,12 +58,12 @@ def _weights(r: Source, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return coef, intercept
 
 
-def _product(r: Source, coef: np.ndarray, intercept: np.ndarray) -> ir.Value:
+def _linear_product(r: RewrittenNode, coef: np.ndarray, intercept: np.ndarray) -> ir.Value:
     weights = r.parameter("coef", coef)
     return r.op.Gemm(r.matrix(), weights, *([r.parameter("intercept", intercept)] if intercept.size else []), transB=1)
 
 
-RULES: dict[tuple[str, str], Rule] = {
+RULES: dict[tuple[str, str], RewriteRule] = {
     ("ai.onnx.ml", "LinearRegressor"): _linear_regressor,
     ("ai.onnx.ml", "LinearClassifier"): _linear_classifier,
 }

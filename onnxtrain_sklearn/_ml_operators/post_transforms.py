@@ -10,16 +10,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .context import INT64, Source
+from .context import INT64, RewrittenNode
 
 _NUMBERED = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")  # as TreeEnsemble of version 5 counts them
 _ALMOST_ZERO = 1e-7
 _EXCLUDED = -1e30
 
 
-def transformed(r: Source, scores: ir.Value) -> ir.Value:
+def transformed(r: RewrittenNode, scores: ir.Value) -> ir.Value:
     """Return two or more columns of scores after the node's ``post_transform``."""
-    name = _transform(r)
+    name = _post_transform(r)
     if name == "LOGISTIC":
         return r.op.Sigmoid(scores)
     if name == "SOFTMAX":
@@ -27,43 +27,43 @@ def transformed(r: Source, scores: ir.Value) -> ir.Value:
     return _softmax_zero(r, scores) if name == "SOFTMAX_ZERO" else scores
 
 
-def untransformed(r: Source, score: ir.Value) -> ir.Value:
+def untransformed(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return a single column of scores, to which onnxruntime applies no transformation but PROBIT."""
-    _transform(r)
+    _post_transform(r)
     return score
 
 
-def both_signs(r: Source, score: ir.Value) -> ir.Value:
+def both_signs(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return the columns (-s, s) of a single column of scores, or their sigmoids where that is the transformation."""
-    return _sigmoids(r, score) if _transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
+    return _sigmoids(r, score) if _post_transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
 
 
-def complement(r: Source, score: ir.Value) -> ir.Value:
+def complement(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return the columns (1 - p, p) of a single column of probabilities, or the sigmoids of (-p, p)."""
-    return _sigmoids(r, score) if _transform(r) == "LOGISTIC" else r.op.Concat(r.op.Sub(1.0, score), score, axis=1)
+    return _sigmoids(r, score) if _post_transform(r) == "LOGISTIC" else r.op.Concat(r.op.Sub(1.0, score), score, axis=1)
 
 
-def _sigmoids(r: Source, score: ir.Value) -> ir.Value:
+def _sigmoids(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Column by column, so that a sigmoid at the end of a graph is recognised."""
     return r.op.Concat(r.op.Sigmoid(r.op.Neg(score)), r.op.Sigmoid(score), axis=1)
 
 
-def largest(r: Source, scores: ir.Value, labels: np.ndarray) -> ir.Value:
+def largest(r: RewrittenNode, scores: ir.Value, labels: np.ndarray) -> ir.Value:
     """Return the label of the largest score of each row, the first of equal ones."""
-    return _chosen(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
+    return _selected_labels(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
 
 
-def beyond(r: Source, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:
+def beyond(r: RewrittenNode, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:
     """Return the second label where a single column of scores exceeds ``threshold``, else the first."""
     second = r.op.Cast(r.op.Greater(score, threshold), to=INT64)
-    return _chosen(r, r.op.Reshape(second, np.array([-1])), labels)
+    return _selected_labels(r, r.op.Reshape(second, np.array([-1])), labels)
 
 
-def _chosen(r: Source, positions: ir.Value, labels: np.ndarray) -> ir.Value:
+def _selected_labels(r: RewrittenNode, positions: ir.Value, labels: np.ndarray) -> ir.Value:
     return r.op.Gather(labels, positions, axis=0)
 
 
-def _transform(r: Source) -> str:
+def _post_transform(r: RewrittenNode) -> str:
     name = r.attribute("post_transform", "NONE")
     name = name if isinstance(name, str) else _NUMBERED[int(name)]
     if name == "PROBIT":
@@ -71,7 +71,7 @@ def _transform(r: Source) -> str:
     return name
 
 
-def _softmax_zero(r: Source, scores: ir.Value) -> ir.Value:
+def _softmax_zero(r: RewrittenNode, scores: ir.Value) -> ir.Value:
     """The softmax of the scores that are not zero; those that are stay almost zero."""
     op = r.op
     counted = op.Greater(op.Abs(scores), np.float32(_ALMOST_ZERO))

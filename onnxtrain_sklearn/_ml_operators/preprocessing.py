@@ -9,12 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .context import FLOAT, INT32, INT64, Rule, Source, Thunk
+from .context import FLOAT, INT32, INT64, LazyValue, RewriteRule, RewrittenNode
 
 _TO_VECTOR = np.array([-1])
 
 
-def _scaler(r: Source) -> Sequence[Thunk]:
+def _scaler(r: RewrittenNode) -> Sequence[LazyValue]:
     """(X - offset) * scale; numbers that are missing are left out where they are filled in later."""
     offset, scale = r.floats("offset"), r.floats("scale")
     _one_per_feature(r, offset, scale)
@@ -55,7 +55,7 @@ def with_gaps(op: GraphBuilder, gap: ir.Value, x: ir.Value) -> ir.Value:
     return op.Where(gap, np.array(np.nan, np.float32), x)
 
 
-def _normalizer(r: Source) -> Sequence[Thunk]:
+def _normalizer(r: RewrittenNode) -> Sequence[LazyValue]:
     """X over the norm of its row, or over 1 where that is zero: so is then its gradient's denominator."""
     op, norm = r.op, r.attribute("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
@@ -89,7 +89,7 @@ def _sums_to_one(x: ir.Value) -> bool:
     return negative is not None and negative.op_type == "Neg" and negative.inputs[0] is p.inputs[0]
 
 
-def _imputer(r: Source) -> Sequence[Thunk | None]:
+def _imputer(r: RewrittenNode) -> Sequence[LazyValue | None]:
     """The imputed value where X is the replaced one, else X."""
     if r.input().dtype is not ir.DataType.FLOAT:
         return (None,)
@@ -109,13 +109,13 @@ def _imputer(r: Source) -> Sequence[Thunk | None]:
     return (filled,)
 
 
-def _binarizer(r: Source) -> Sequence[Thunk]:
+def _binarizer(r: RewrittenNode) -> Sequence[LazyValue]:
     """1 where X exceeds the threshold, else 0: no gradient passes."""
     threshold = np.float32(r.attribute("threshold", 0.0))
     return (lambda: r.op.Cast(r.op.Greater(r.float_input(), threshold), to=FLOAT),)
 
 
-def _one_hot_encoder(r: Source) -> Sequence[Thunk | None]:
+def _one_hot_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
     """Numbers lose their fraction, as in onnxruntime; what is no category gives zeros, whatever ``zeros`` says.
 
     An encoder of text stays: there is nothing to train before it, and what is no category may be an error.
@@ -139,7 +139,7 @@ def _last_only(categories: np.ndarray) -> np.ndarray:
     return np.where(later, np.iinfo(np.int64).min, categories)
 
 
-def _array_feature_extractor(r: Source) -> Sequence[Thunk | None]:
+def _array_feature_extractor(r: RewrittenNode) -> Sequence[LazyValue | None]:
     """The columns of X with the given numbers; a vector counts as one row."""
     if not _is_float(r.input()):
         return (None,)
@@ -152,20 +152,20 @@ def _array_feature_extractor(r: Source) -> Sequence[Thunk | None]:
     return (extracted,)
 
 
-def _feature_vectorizer(r: Source) -> Sequence[Thunk]:
+def _feature_vectorizer(r: RewrittenNode) -> Sequence[LazyValue]:
     """The inputs side by side, each cut or filled up with zeros to its number of columns."""
     sizes = r.ints("inputdimensions")
     if len(sizes) != len(r.node.inputs):
         r.refuse(f"it has {len(sizes)} inputdimensions for {len(r.node.inputs)} inputs")
 
     def joined() -> ir.Value:
-        parts = [_fitted(r, i, int(size)) for i, size in enumerate(sizes)]
+        parts = [_fitted_vector(r, i, int(size)) for i, size in enumerate(sizes)]
         return parts[0] if len(parts) == 1 else r.op.Concat(*parts, axis=1)
 
     return (joined,)
 
 
-def _fitted(r: Source, index: int, size: int) -> ir.Value:
+def _fitted_vector(r: RewrittenNode, index: int, size: int) -> ir.Value:
     x, columns = r.matrix(index), r.columns(index)
     if columns is None:
         return r.refuse(f"the number of columns of its input {index} is not known")
@@ -174,11 +174,11 @@ def _fitted(r: Source, index: int, size: int) -> ir.Value:
     return r.op.Pad(x, np.array([0, 0, 0, size - columns])) if columns < size else x
 
 
-def _label_encoder(r: Source) -> Sequence[Thunk | None]:
+def _label_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
     """The value of the key that X is, or the default: rows of a vector that may be trained, as an embedding is."""
     if not _is_float(r.node.outputs[0]):
         return (None,)
-    keys, values = _listed(r, "keys"), _listed(r, "values")
+    keys, values = _encoder_list(r, "keys"), _encoder_list(r, "values")
     if len(keys) != len(values) or not len(keys):
         r.refuse(f"it has {len(keys)} keys for {len(values)} values")
     tensor = r.attribute("default_tensor")
@@ -193,7 +193,7 @@ def _label_encoder(r: Source) -> Sequence[Thunk | None]:
     return (encoded,)
 
 
-def _listed(r: Source, what: str) -> np.ndarray:
+def _encoder_list(r: RewrittenNode, what: str) -> np.ndarray:
     """Return the keys or values of a LabelEncoder, whatever type they are given in."""
     tensor = r.attribute(f"{what}_tensor")
     if tensor is not None:
@@ -204,7 +204,7 @@ def _listed(r: Source, what: str) -> np.ndarray:
     return np.array(list(strings), dtype=object) if strings else r.ints(f"{what}_int64s")
 
 
-def _positions(r: Source, x: ir.Value, keys: Sequence[str] | Sequence[float], absent: int) -> ir.Value:
+def _positions(r: RewrittenNode, x: ir.Value, keys: Sequence[str] | Sequence[float], absent: int) -> ir.Value:
     """Return the positions of the elements of ``x`` among distinct keys, ``absent`` for those that are not there."""
     if isinstance(keys[0], str | bytes):  # ONNX compares no strings before opset 19: their encoder is left to it
         found = r.op.emit(
@@ -224,7 +224,7 @@ def _positions(r: Source, x: ir.Value, keys: Sequence[str] | Sequence[float], ab
     return r.op.Where(known, position, absent)
 
 
-def _one_per_feature(r: Source, *vectors: np.ndarray) -> None:
+def _one_per_feature(r: RewrittenNode, *vectors: np.ndarray) -> None:
     columns = r.columns()
     for vector in vectors:
         if vector.size not in (1, columns) and not (vector.size and columns is None):
@@ -235,7 +235,7 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
-RULES: dict[tuple[str, str], Rule] = {
+RULES: dict[tuple[str, str], RewriteRule] = {
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _array_feature_extractor,
     ("ai.onnx.ml", "Binarizer"): _binarizer,
     ("ai.onnx.ml", "FeatureVectorizer"): _feature_vectorizer,

@@ -20,9 +20,9 @@ from .._graph.edits import copy_type, replace_value
 from .._graph.names import Names
 from .._graph.shapes import infer_over_declared
 from . import default_domain, distances, linear, preprocessing, svm, trees
-from .context import Role, Rule, Source
+from .context import RewriteRule, RewrittenNode, Role
 
-RULES: dict[tuple[str, str], Rule] = {
+RULES: dict[tuple[str, str], RewriteRule] = {
     **distances.RULES,
     **preprocessing.RULES,
     **linear.RULES,
@@ -80,10 +80,10 @@ def rewrite(source: ir.Model) -> Rewritten:
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
 
 
-def _replace(graph: ir.Graph, node: ir.Node, rule: Rule, roles: list[Role]) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role]) -> None:
     """Put what the rule emits in the place of a node, under its names."""
     op = GraphBuilder(graph, prefix=node.name or node.op_type, constant_nodes=True)
-    thunks = rule(Source(op, node, _stem(graph, node), roles))
+    thunks = rule(RewrittenNode(op, node, _stem(graph, node), roles))
     used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if _in_use(old)]
     if any(thunk is None for _, thunk in used) or len(thunks) < len(node.outputs):
         return

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from . import post_transforms
-from .context import DOUBLE, FLOAT, Rule, Source, Thunk
+from .context import DOUBLE, FLOAT, LazyValue, RewriteRule, RewrittenNode
 from .distances import squared_distances
 from .pairwise_coupling import coupled
 
@@ -23,7 +23,7 @@ KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 _SMALLEST = 1e-7
 
 
-def _svm_regressor(r: Source) -> Sequence[Thunk]:
+def _svm_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
     """K(X, SV) a + rho; onnxruntime has no use for ``post_transform`` here."""
     count, coef, rho = int(r.attribute("n_supports", 0)), r.floats("coefficients"), r.floats("rho")
     if not rho.size:
@@ -32,7 +32,7 @@ def _svm_regressor(r: Source) -> Sequence[Thunk]:
     def score() -> ir.Value:
         if not count:
             return _linear(r, coef.reshape(1, -1), rho[:1])
-        kernel = _kernel(r, count)
+        kernel = _kernel_matrix(r, count)
         return r.op.Gemm(kernel, r.parameter("dual_coef", coef.reshape(1, -1)), r.parameter("rho", rho[:1]), transB=1)
 
     if not int(r.attribute("one_class", 0)):
@@ -40,19 +40,19 @@ def _svm_regressor(r: Source) -> Sequence[Thunk]:
     return (lambda: r.op.Where(r.op.Greater(score(), 0.0), 1.0, -1.0),)
 
 
-def _svm_classifier(r: Source) -> Sequence[Thunk]:
+def _svm_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     labels, per_class = r.labels("classlabels_ints"), r.ints("vectors_per_class")
     if len(labels) < 2:
         r.refuse(f"it has {len(labels)} class labels")
     if not per_class.sum():
-        return _linear_machine(r, labels)
+        return _linear_machine_scores(r, labels)
     if len(per_class) != len(labels):
         r.refuse(f"it has vectors_per_class of {len(per_class)} classes and {len(labels)} class labels")
-    pairs = functools.cache(lambda: _pairs(r, per_class))
-    return lambda: _voted(r, pairs(), labels), lambda: _scores(r, pairs(), len(labels))
+    pairs = functools.cache(lambda: _pair_scores(r, per_class))
+    return lambda: _voted(r, pairs(), labels), lambda: _class_scores(r, pairs(), len(labels))
 
 
-def _linear_machine(r: Source, labels: np.ndarray) -> Sequence[Thunk]:
+def _linear_machine_scores(r: RewrittenNode, labels: np.ndarray) -> Sequence[LazyValue]:
     coef, rho = r.floats("coefficients").reshape(len(labels), -1), r.floats("rho")
     raw = functools.cache(lambda: _linear(r, coef, rho[:1]))
 
@@ -67,12 +67,12 @@ def _linear_machine(r: Source, labels: np.ndarray) -> Sequence[Thunk]:
     return label, lambda: post_transforms.transformed(r, raw())
 
 
-def _linear(r: Source, coef: np.ndarray, rho: np.ndarray) -> ir.Value:
+def _linear(r: RewrittenNode, coef: np.ndarray, rho: np.ndarray) -> ir.Value:
     weights = r.parameter("coef", coef)
     return r.op.Gemm(r.matrix(), weights, r.parameter("rho", rho), transB=1)
 
 
-def _kernel(r: Source, count: int) -> ir.Value:
+def _kernel_matrix(r: RewrittenNode, count: int) -> ir.Value:
     """Return the kernel of each row of X with each support vector."""
     op, kind = r.op, str(r.attribute("kernel_type", "LINEAR"))
     array = r.floats("support_vectors")
@@ -93,7 +93,7 @@ def _kernel(r: Source, count: int) -> ir.Value:
     return op.Tanh(product) if kind == "SIGMOID" else op.Pow(product, np.float32(degree))
 
 
-def _pairs(r: Source, per_class: np.ndarray) -> ir.Value:
+def _pair_scores(r: RewrittenNode, per_class: np.ndarray) -> ir.Value:
     """Return the scores of the pairs of classes: K(X, SV) A + rho, summed in float64, as their terms almost cancel.
 
     The column of a pair i < j takes the coefficients of the vectors of class i from row j - 1, and those of class j
@@ -106,7 +106,7 @@ def _pairs(r: Source, per_class: np.ndarray) -> ir.Value:
     owner, column = np.repeat(np.arange(classes), per_class), np.arange(count)
     rows = [np.where(owner == i, j - 1, np.where(owner == j, i, -1)) for i, j in combinations(range(classes), 2)]
     places = np.stack([np.where(row < 0, coef.size, row * count + column) for row in rows], axis=1)
-    kernel = _kernel(r, count)
+    kernel = _kernel_matrix(r, count)
     dual = r.op.Reshape(r.parameter("dual_coef", coef.reshape(classes - 1, count)), np.array([-1]))
     if classes > 2:
         dual = r.op.Concat(dual, np.zeros(1, np.float32), axis=0)
@@ -115,7 +115,7 @@ def _pairs(r: Source, per_class: np.ndarray) -> ir.Value:
     return r.op.Cast(r.op.Add(r.op.MatMul(exact[0], exact[1]), exact[2]), to=FLOAT)
 
 
-def _voted(r: Source, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
+def _voted(r: RewrittenNode, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
     """Return the label with most votes, the first of equal ones."""
     op, classes = r.op, len(labels)
     first, second = (np.array(side) for side in zip(*combinations(range(classes), 2), strict=True))
@@ -125,7 +125,7 @@ def _voted(r: Source, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
     return post_transforms.largest(r, total, labels)
 
 
-def _scores(r: Source, pairs: ir.Value, classes: int) -> ir.Value:
+def _class_scores(r: RewrittenNode, pairs: ir.Value, classes: int) -> ir.Value:
     if r.floats("prob_a").size:
         return post_transforms.transformed(r, coupled(r.op, _pairwise_probabilities(r, pairs), classes))
     if classes > 2:
@@ -134,7 +134,7 @@ def _scores(r: Source, pairs: ir.Value, classes: int) -> ir.Value:
     return post_transforms.both_signs(r, pairs) if raw else post_transforms.complement(r, pairs)
 
 
-def _pairwise_probabilities(r: Source, pairs: ir.Value) -> ir.Value:
+def _pairwise_probabilities(r: RewrittenNode, pairs: ir.Value) -> ir.Value:
     """Platt's sigmoid(-(a s + b)) of each pair, kept off 0 and 1."""
     op, count = r.op, len(r.floats("rho"))
     slope = r.parameter("prob_a", r.floats("prob_a")[:count])
@@ -142,7 +142,7 @@ def _pairwise_probabilities(r: Source, pairs: ir.Value) -> ir.Value:
     return op.Clip(op.Sigmoid(op.Neg(scaled)), np.float32(_SMALLEST), np.float32(1) - np.float32(_SMALLEST))
 
 
-RULES: dict[tuple[str, str], Rule] = {
+RULES: dict[tuple[str, str], RewriteRule] = {
     ("ai.onnx.ml", "SVMClassifier"): _svm_classifier,
     ("ai.onnx.ml", "SVMRegressor"): _svm_regressor,
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .context import Source
+from .context import RewrittenNode
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Forest:
     only: int = 0
 
 
-def read_forest(r: Source, weights: str, targets: int) -> Forest:
+def read_forest(r: RewrittenNode, weights: str, targets: int) -> Forest:
     """Return the leaves of a TreeEnsembleRegressor or TreeEnsembleClassifier, whose weights are named ``weights``."""
     modes, trees, ids = list(r.attribute("nodes_modes", ())), r.ints("nodes_treeids"), r.ints("nodes_nodeids")
     if not modes or not len(modes) == trees.size == ids.size:
@@ -66,7 +66,7 @@ def read_forest(r: Source, weights: str, targets: int) -> Forest:
     )
 
 
-def read_forest_5(r: Source) -> Forest:
+def read_forest_5(r: RewrittenNode) -> Forest:
     """Return the leaves of a TreeEnsemble, which came with version 5: they stand apart, and have one weight each."""
     weights = r.attribute("leaf_weights")
     value = r.refuse("it has no leaf_weights") if weights is None else weights.numpy().ravel()
@@ -84,7 +84,7 @@ def read_forest_5(r: Source) -> Forest:
     )
 
 
-def _tree_of(r: Source, roots: np.ndarray, leaves: int) -> np.ndarray:
+def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
     """Return the tree of each leaf, walking down from the roots."""
     result = np.zeros(leaves, np.int64)
     sides = [(r.ints(f"nodes_{side}nodeids"), r.ints(f"nodes_{side}leafs")) for side in ("true", "false")]

@@ -19,26 +19,26 @@ import numpy as np
 import onnx_ir as ir
 
 from . import post_transforms
-from .context import INT64, Rule, Source, Thunk
+from .context import INT64, LazyValue, RewriteRule, RewrittenNode
 from .tree_attributes import Forest, read_forest, read_forest_5
 
 _COUNTABLE = 2**24
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-def _regressor(r: Source) -> Sequence[Thunk]:
+def _regressor(r: RewrittenNode) -> Sequence[LazyValue]:
     forest = read_forest(r, "target", int(r.attribute("n_targets", 1)))
     aggregate = str(r.attribute("aggregate_function", "SUM"))
     return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
 
 
-def _ensemble(r: Source) -> Sequence[Thunk]:
+def _ensemble(r: RewrittenNode) -> Sequence[LazyValue]:
     forest = read_forest_5(r)
     aggregate = _AGGREGATES[int(r.attribute("aggregate_function", 1))]
     return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
 
 
-def _finished(r: Source, total: ir.Value, targets: int) -> ir.Value:
+def _finished(r: RewrittenNode, total: ir.Value, targets: int) -> ir.Value:
     """Add the base values, of which onnxruntime wants one for each target."""
     base = r.floats("base_values")
     if base.size == targets:
@@ -46,7 +46,7 @@ def _finished(r: Source, total: ir.Value, targets: int) -> ir.Value:
     return post_transforms.transformed(r, total) if targets > 1 else post_transforms.untransformed(r, total)
 
 
-def _classifier(r: Source) -> Sequence[Thunk]:
+def _classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     labels = r.labels("classlabels_int64s")
     forest, base = read_forest(r, "class", len(labels)), r.floats("base_values")
     spoken = np.unique(forest.target)
@@ -55,10 +55,10 @@ def _classifier(r: Source) -> Sequence[Thunk]:
     if len(labels) < 2 or base.size not in (0, len(labels)) or (len(labels) == 2 and base.size):
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for {len(labels)} classes")
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
-    return lambda: _label(r, forest, raw(), labels), lambda: post_transforms.transformed(r, raw())
+    return lambda: _leaf_label(r, forest, raw(), labels), lambda: post_transforms.transformed(r, raw())
 
 
-def _one_score(r: Source, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[Thunk]:
+def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[LazyValue]:
     """Two classes, and leaves that speak for one of them only: s is a probability where no leaf is negative.
 
     Leaves that speak for the first class mean the second one; those that do speak for the second have no base value.
@@ -74,16 +74,16 @@ def _one_score(r: Source, forest: Forest, base: np.ndarray, labels: np.ndarray) 
     return lambda: post_transforms.beyond(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
 
 
-def _beside_zero(r: Source, score: ir.Value) -> ir.Value:
+def _beside_zero(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return the score of the second class beside that of the first, which nothing speaks for."""
     return post_transforms.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
 
 
-def _with_base(r: Source, total: ir.Value, base: np.ndarray) -> ir.Value:
+def _with_base(r: RewrittenNode, total: ir.Value, base: np.ndarray) -> ir.Value:
     return r.op.Add(total, r.parameter("base_values", base)) if base.size else total
 
 
-def _label(r: Source, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
+def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
     if len(labels) == 2:  # onnxruntime gives 0 and 1, whatever the labels are
         if labels.dtype == object:
             r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
@@ -100,15 +100,15 @@ def _speaks_always(forest: Forest, target: int) -> bool:
     return len(np.unique(forest.tree_of[~heard])) < forest.trees
 
 
-def _aggregated(r: Source, forest: Forest, aggregate: str) -> ir.Value:
+def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
     """Return the numbers of the leaves that the rows end on, put together over the trees: (rows, targets)."""
-    op, leaf = r.op, _leaves(r, forest)
-    layout = _layout(r, forest, aggregate)
+    op, leaf = r.op, _leaf_indices(r, forest)
+    layout = _leaf_layout(r, forest, aggregate)
     if layout.table is not None:  # (rows, trees, targets)
-        return _reduced(r, op.Gather(layout.table, leaf, axis=0), aggregate, forest.trees, keepdims=False)
+        return _aggregate_trees(r, op.Gather(layout.table, leaf, axis=0), aggregate, forest.trees, keepdims=False)
     numbers = op.Gather(layout.values, leaf, axis=0)
     if forest.targets == 1:
-        return _reduced(r, numbers, aggregate, forest.trees, keepdims=True)
+        return _aggregate_trees(r, numbers, aggregate, forest.trees, keepdims=True)
     if aggregate in ("MIN", "MAX"):
         r.refuse(f"aggregate_function {aggregate} of trees that speak for different targets is not known here")
     speaks = np.zeros((forest.trees, forest.targets), np.float32)
@@ -117,7 +117,7 @@ def _aggregated(r: Source, forest: Forest, aggregate: str) -> ir.Value:
     return op.Div(total, np.float32(forest.trees)) if aggregate == "AVERAGE" else total
 
 
-def _reduced(r: Source, numbers: ir.Value, aggregate: str, trees: int, *, keepdims: bool) -> ir.Value:
+def _aggregate_trees(r: RewrittenNode, numbers: ir.Value, aggregate: str, trees: int, *, keepdims: bool) -> ir.Value:
     if aggregate in ("MIN", "MAX"):
         reduce = r.op.ReduceMin if aggregate == "MIN" else r.op.ReduceMax
         return reduce(numbers, axes=[1], keepdims=keepdims)
@@ -135,7 +135,7 @@ class _Layout:
     table: ir.Value | None
 
 
-def _layout(r: Source, forest: Forest, aggregate: str) -> _Layout:
+def _leaf_layout(r: RewrittenNode, forest: Forest, aggregate: str) -> _Layout:
     place = np.concatenate([forest.places[forest.leaf], forest.only + forest.target[:, None]], axis=1)
     cell = forest.leaf * forest.targets + forest.target
     if cell.size and not 0 <= forest.target.min() <= forest.target.max() < forest.targets:
@@ -161,7 +161,7 @@ def _one_target_a_tree(forest: Forest) -> bool:
     return pairs.shape[1] == forest.trees and len(np.unique(forest.leaf)) == forest.leaves
 
 
-def _sparse(r: Source, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir.Value:
+def _sparse(r: RewrittenNode, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir.Value:
     """Return the table in which what has no number is a zero that is not trained."""
     places = np.full(forest.leaves * forest.targets, cell.size)
     places[cell] = np.arange(cell.size)
@@ -169,7 +169,7 @@ def _sparse(r: Source, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir
     return r.op.Gather(padded, places.reshape(forest.leaves, forest.targets), axis=0)
 
 
-def _leaves(r: Source, forest: Forest) -> ir.Value:
+def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
     """Return the number of the leaf of each row in each tree, (rows, trees), by the node's own walk.
 
     The operator is kept for it, with one target per tree and the number of each leaf for its weight, which float32
@@ -185,7 +185,7 @@ def _leaves(r: Source, forest: Forest) -> ir.Value:
     return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
 
 
-def _walking(r: Source, forest: Forest) -> dict[str, Any]:
+def _walking(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
     """Return the attributes of the operator that walks: the nodes as they are, and the leaves' numbers."""
     nodes = {n: a.value for n, a in r.node.attributes.items() if n.startswith("nodes_") or n == "tree_roots"}
     numbers, own = np.arange(forest.leaves), {"n_targets": forest.trees}
@@ -200,7 +200,7 @@ def _walking(r: Source, forest: Forest) -> dict[str, Any]:
     return {**nodes, **own, "target_weights_as_tensor": weights}
 
 
-RULES: dict[tuple[str, str], Rule] = {
+RULES: dict[tuple[str, str], RewriteRule] = {
     ("ai.onnx.ml", "TreeEnsemble"): _ensemble,
     ("ai.onnx.ml", "TreeEnsembleClassifier"): _classifier,
     ("ai.onnx.ml", "TreeEnsembleRegressor"): _regressor,

@@ -36,7 +36,7 @@ class UniformNumbers:
 
     def __init__(self, inputs: list[ir.Value], seed: int) -> None:
         self._seed = seed
-        self.buffers = {v.name or "": np.zeros(_sizes(v), np.float32) for v in inputs}
+        self.buffers = {v.name or "": np.zeros(_fixed_sizes(v), np.float32) for v in inputs}
 
     def draw(self, count: int) -> None:
         """Fill the buffers with the numbers of draw number ``count``."""
@@ -94,7 +94,7 @@ def _require_shape(graph: ir.Graph, node: ir.Node) -> None:
         )
 
 
-def _sizes(value: ir.Value) -> list[int]:
+def _fixed_sizes(value: ir.Value) -> list[int]:
     return [d for d in dims(value) or [] if isinstance(d, int)]
 
 

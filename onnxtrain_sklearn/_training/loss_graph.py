@@ -158,7 +158,7 @@ def work(graph: ir.Graph) -> float:
     total = 0.0
     for node in graph:
         if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
-            total += _product(dims(node.outputs[0])) * _contracted(node)
+            total += _known_product(dims(node.outputs[0])) * _contracted(node)
     return total
 
 
@@ -166,11 +166,11 @@ def _contracted(node: ir.Node) -> float:
     """Return the multiply-adds for one number of the output."""
     sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
     if node.op_type == "Conv":
-        return _product(sizes[1:])
-    return _product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
+        return _known_product(sizes[1:])
+    return _known_product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
 
 
-def _product(sizes: Dims | None) -> float:
+def _known_product(sizes: Dims | None) -> float:
     """Return the product of the sizes, infinite where one is not known."""
     return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
 

@@ -33,7 +33,7 @@ def _calibrated(s: Source) -> Sequence[ir.Value]:
 def _by_class(s: Source, one: Estimator) -> ir.Value:
     """Each class beside the rest; rows of which no class has a probability are even."""
     op, classes = s.op, len(one.classes)
-    given = _scores(s, one)
+    given = _scores_to_calibrate(s, one)
     if classes == 2:
         p = _calibrated_column(s, one.calibrators[0], given)
         return op.Concat(op.Sub(1.0, p), p, axis=1)
@@ -52,7 +52,7 @@ def _by_class(s: Source, one: Estimator) -> ir.Value:
     )
 
 
-def _scores(s: Source, one: Estimator) -> ir.Value:
+def _scores_to_calibrate(s: Source, one: Estimator) -> ir.Value:
     """Return what is calibrated: the decision function or else probabilities, in one column for two classes."""
     if hasattr(one.estimator, "decision_function"):
         return s.decision(one.estimator)
@@ -62,12 +62,12 @@ def _scores(s: Source, one: Estimator) -> ir.Value:
 
 def _calibrated_column(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
     if hasattr(calibrator, "y_thresholds_"):
-        return _interpolated(s, calibrator, score)
+        return _isotonic_probability(s, calibrator, score)
     a, b = (s.parameter(calibrator, name) for name in ("a_", "b_"))
     return s.op.Sigmoid(s.op.Neg(s.op.Add(s.op.Mul(score, a), b)))
 
 
-def _interpolated(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
+def _isotonic_probability(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
     """The first probability, and of each step to the next the share of the way between the two that lies behind."""
     op = s.op
     x = np.asarray(calibrator.X_thresholds_, np.float64)
@@ -86,7 +86,7 @@ def _interpolated(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value
 
 def _temperature(s: Source, one: Estimator) -> ir.Value:
     op, calibrator = s.op, one.calibrators[0]
-    given = _scores(s, one)
+    given = _scores_to_calibrate(s, one)
     if hasattr(one.estimator, "decision_function"):
         logits = op.Concat(op.Neg(given), given, axis=1) if len(one.classes) == 2 else given
     elif _has_empty_leaves(one.estimator):

@@ -54,10 +54,10 @@ def _columns_of_additive_waves(sampler: AdditiveChi2Sampler) -> int:
 
 def _nystroem(s: Source) -> ir.Value:
     """K(x, components) N'."""
-    return s.op.MatMul(_kernel(s), s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
+    return s.op.MatMul(_kernel_settings(s), s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
 
 
-def _kernel(s: Source) -> ir.Value:
+def _kernel_settings(s: Source) -> ir.Value:
     """The settings that are None are scikit-learn's: gamma = 1 / features, coef0 = 1, degree = 3."""
     op, x, approximation = s.op, s.x, s.estimator
     rows, kind = approximation.components_, approximation.kernel
@@ -82,7 +82,7 @@ def _has_known_kernel(approximation: Nystroem) -> bool:
 # Piecewise functions of each column
 
 
-def _places(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
+def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
     """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
 
     With ``below`` the last that is below it; the first where there is none. Positions count through the whole table. It
@@ -127,7 +127,7 @@ def _splines(s: Source) -> ir.Value:
         inside = op.Sub(x, op.Mul(turns, high - low))
     elif transformer.extrapolation in ("constant", "linear"):
         inside = op.Min(op.Max(x, low), high)
-    place = _places(op, inside, starts)
+    place = _sorted_positions(op, inside, starts)
     result = _piece(op, place, inside, starts, *powers.astype(np.float32))
     if transformer.extrapolation == "linear":
         slopes = powers[:-1] * np.arange(degree, 0, -1).reshape(-1, 1, 1, 1)
@@ -170,7 +170,7 @@ def _interpolated(op: GraphBuilder, x: ir.Value, table: np.ndarray, levels: np.n
     slope = np.divide(rise, run, out=np.zeros_like(run), where=run > 0)
     starts = np.ascontiguousarray(table[:, :-1])
     base = np.broadcast_to(levels[:-1], starts.shape).copy()
-    return _piece(op, _places(op, x, starts, below=below), x, starts, slope, base)
+    return _piece(op, _sorted_positions(op, x, starts, below=below), x, starts, slope, base)
 
 
 def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
@@ -179,8 +179,8 @@ def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
     rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without what it would lose
     w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
     near, far = _polynomials()
-    middle = _value(op, op.Min(w, _SPLIT), near)
-    tail = _value(op, op.Sqrt(op.Max(w, _SPLIT)), far)
+    middle = _polynomial_value(op, op.Min(w, _SPLIT), near)
+    tail = _polynomial_value(op, op.Sqrt(op.Max(w, _SPLIT)), far)
     return op.Mul(op.Cast(side, to=FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
 
 
@@ -201,7 +201,7 @@ def _scaled_quantile(w: np.ndarray) -> np.ndarray:
     return np.asarray(-special.ndtri(np.exp(-w) / (2 * (1 + z))) / z)
 
 
-def _value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
+def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
     """Return a polynomial, computed where it was fitted: between -1 and 1, where float32 loses least."""
     shift, factor = polynomial.mapparms()
     scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef

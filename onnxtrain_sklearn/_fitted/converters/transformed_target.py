@@ -54,7 +54,7 @@ def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
             "A PowerTransformer of targets has no ONNX form where an exponent is next to 0, or to 2 by Yeo and Johnson."
         )
     if transformer.standardize:
-        y = _inverse(s, y, (*path, "_scaler"))
+        y = _target_inverse(s, y, (*path, "_scaler"))
     exponent = s.parameter(s.estimator, (*path, "lambdas_"))
     if transformer.method == "box-cox":
         return _root_of(op, y, exponent)
@@ -73,19 +73,19 @@ def _root_of(op: GraphBuilder, y: ir.Value, exponent: ir.Value) -> ir.Value:
     return op.Exp(op.Div(op.Log(op.Add(op.Mul(y, exponent), 1.0)), exponent))
 
 
-def _function(s: Source, y: ir.Value, path: Path) -> ir.Value:
+def _target_function(s: Source, y: ir.Value, path: Path) -> ir.Value:
     transformer = follow(s.estimator, path)
     return applied(s.op, y, transformer.inverse_func, transformer.inv_kw_args)
 
 
 def _steps(s: Source, y: ir.Value, path: Path) -> ir.Value:
     for name, _ in reversed(follow(s.estimator, path).steps):
-        y = _inverse(s, y, (*path, "named_steps", name))
+        y = _target_inverse(s, y, (*path, "named_steps", name))
     return y
 
 
 INVERSES: dict[type, Inverse] = {
-    FunctionTransformer: _function,
+    FunctionTransformer: _target_function,
     MaxAbsScaler: _scaled("scale_"),
     MinMaxScaler: _from_range,
     Pipeline: _steps,
@@ -96,7 +96,7 @@ INVERSES: dict[type, Inverse] = {
 """What undoes transformers."""
 
 
-def _inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
+def _target_inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
     kind = type(follow(s.estimator, path))
     if kind not in INVERSES:
         known = ", ".join(sorted(kind.__name__ for kind in INVERSES))
@@ -106,7 +106,7 @@ def _inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 def _back(s: Source) -> Sequence[ir.Value]:
     (y,) = s.within(s.estimator.regressor_, s.x, False)
-    return [_inverse(s, y, ("transformer_",))]
+    return [_target_inverse(s, y, ("transformer_",))]
 
 
 def _outputs(regressor: TransformedTargetRegressor) -> int:

@@ -41,13 +41,13 @@ def _column_sums(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     return total if attribute(node, "keepdims", 1) else op.Squeeze(total, axes=[0])
 
 
-FORMS: dict[str, Form] = {"com.microsoft.ReluGrad": _relu_gradient, "ReduceSum": _column_sums}
+FASTER_FORMS: dict[str, Form] = {"com.microsoft.ReluGrad": _relu_gradient, "ReduceSum": _column_sums}
 
 
 def use_faster_forms(model: ir.Model) -> ir.Model:
     """Replace nodes of ``model`` by their faster forms, in place."""
     op = GraphBuilder(model.graph, prefix="fast")
-    for operator, form in FORMS.items():
+    for operator, form in FASTER_FORMS.items():
         nodes = [n for n in model.graph if kind(n) == operator]
         for node in nodes:
             faster = form(op, node)

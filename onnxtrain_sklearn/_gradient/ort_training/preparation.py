@@ -20,7 +20,7 @@ from ..path import Passage, path
 
 Prepare = Callable[[GraphBuilder, Passage], None]
 
-_SCALAR = np.zeros(0, np.int64)
+_NO_AXES = np.zeros(0, np.int64)
 
 
 def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
@@ -96,25 +96,25 @@ def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
             node.replace_input_with(i, copy_type(op.Identity(x), x))
 
 
-def _where(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_where(op: GraphBuilder, passage: Passage) -> None:
     """The gradient of a broadcast operand is not reduced, and that of a scalar is a vector."""
-    _expand(op, passage.node, (1, 2))
+    _expand_operands(op, passage.node, (1, 2))
     _lift(op, passage)
 
 
-def _power(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_power(op: GraphBuilder, passage: Passage) -> None:
     """As Where, for the base; and the exponent must be of the type of the base."""
     base, exponent = passage.node.inputs
     if base is not None and base.dtype is not None and exponent is not None and exponent.dtype is not base.dtype:
         passage.node.replace_input_with(1, op.Cast(exponent, to=int(base.dtype)))
-    _expand(op, passage.node, (0,))
+    _expand_operands(op, passage.node, (0,))
     _lift(op, passage)
 
 
-def _expand(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) -> None:
+def _expand_operands(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) -> None:
     """Give these operands the shape of the output; where it is not known, a copy of the node tells it."""
     target = dims(node.outputs[0])
-    smaller = [(i, x) for i in positions if (x := node.inputs[i]) is not None and not _same(dims(x), target)]
+    smaller = [(i, x) for i in positions if (x := node.inputs[i]) is not None and not _same_dims(dims(x), target)]
     if smaller:
         shape = np.array(target, np.int64) if fixed(target) else op.Shape(_emit_like(op, node, *node.inputs))
         for i, x in smaller:
@@ -126,10 +126,10 @@ def _lift(op: GraphBuilder, passage: Passage) -> None:
     node = passage.node
     if dims(node.outputs[0]) == []:
         vectors = [op.Reshape(x, [1]) if x is not None and is_float(x) else x for x in node.inputs]
-        replace_value(op, node.outputs[0], op.Reshape(_emit_like(op, node, *vectors), _SCALAR))
+        replace_value(op, node.outputs[0], op.Reshape(_emit_like(op, node, *vectors), _NO_AXES))
 
 
-def _matmul(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_matmul(op: GraphBuilder, passage: Passage) -> None:
     """The gradient of or beside a vector is wrong: make it a matrix, and drop the axis that this adds."""
     a, b = passage.node.inputs
     shapes = dims(a), dims(b)
@@ -141,7 +141,7 @@ def _matmul(op: GraphBuilder, passage: Passage) -> None:
     replace_value(op, passage.node.outputs[0], op.Squeeze(product, axes=[rank - 2] * rows + [rank - 1] * columns))
 
 
-def _gemm(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_gemm(op: GraphBuilder, passage: Passage) -> None:
     """The gradient of a scalar bias is a vector."""
     bias = operand(passage.node, 2)
     if bias is not None and dims(bias) == []:
@@ -154,10 +154,10 @@ def _keep_axes(op: GraphBuilder, passage: Passage) -> None:
     if not attribute(node, "keepdims", 1):
         kept = _emit_like(op, node, *node.inputs, keepdims=1)
         axes = operand(node, 1) or attribute(node, "axes", None)
-        replace_value(op, node.outputs[0], op.Reshape(kept, _SCALAR) if axes is None else op.Squeeze(kept, axes=axes))
+        replace_value(op, node.outputs[0], op.Reshape(kept, _NO_AXES) if axes is None else op.Squeeze(kept, axes=axes))
 
 
-def _split(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_split(op: GraphBuilder, passage: Passage) -> None:
     """The gradient has the parts of the used outputs only: where some are not used, cut the others out."""
     node, shapes = passage.node, [dims(v) for v in passage.node.outputs]
     axis = attribute(node, "axis", 0)
@@ -169,7 +169,7 @@ def _split(op: GraphBuilder, passage: Passage) -> None:
             replace_value(op, node.outputs[i], part)
 
 
-def _dropout(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_dropout(op: GraphBuilder, passage: Passage) -> None:
     """In inference mode the gradient is masked although the value is not; in training mode the mask is needed."""
     training = training_mode(passage.node)
     if training is False:
@@ -178,7 +178,7 @@ def _dropout(op: GraphBuilder, passage: Passage) -> None:
         _declare_outputs(op, passage.node, 2)
 
 
-def _layer_normalization(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_layer_normalization(op: GraphBuilder, passage: Passage) -> None:
     """The builder needs all three inputs and outputs, and defines the gradients of all inputs."""
     node, scale = passage.node, passage.node.inputs[1]
     _own_reads(op, passage)
@@ -188,7 +188,7 @@ def _layer_normalization(op: GraphBuilder, passage: Passage) -> None:
     _declare_outputs(op, node, 3)
 
 
-def _cross_entropy(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_cross_entropy(op: GraphBuilder, passage: Passage) -> None:
     """The builder needs the second output."""
     _declare_outputs(op, passage.node, 2)
 
@@ -218,19 +218,19 @@ PREPARE: dict[str, Prepare] = {
     "Concat": _own_reads,
     "Conv": _explicit_pads,
     "Cos": _lift,
-    "Dropout": _dropout,
+    "Dropout": _prepare_dropout,
     "Erf": _lift,
-    "Gemm": _gemm,
-    "LayerNormalization": _layer_normalization,
-    "MatMul": _matmul,
+    "Gemm": _prepare_gemm,
+    "LayerNormalization": _prepare_layer_normalization,
+    "MatMul": _prepare_matmul,
     **dict.fromkeys(("Max", "Min"), _distinct_reads),
-    "Pow": _power,
+    "Pow": _prepare_power,
     "ReduceL2": _keep_axes,
     "ReduceLogSumExp": _keep_axes,
-    "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "Split": _split,
+    "SoftmaxCrossEntropyLoss": _prepare_cross_entropy,
+    "Split": _prepare_split,
     "Sqrt": _lift,
-    "Where": _where,
+    "Where": _prepare_where,
 }
 
 
@@ -252,5 +252,5 @@ def _emit_like(op: GraphBuilder, node: ir.Node, *inputs: ir.Value | None, **chan
     return op.emit(node.op_type, *inputs, **attributes)[0]
 
 
-def _same(a: Dims | None, b: Dims | None) -> bool:
+def _same_dims(a: Dims | None, b: Dims | None) -> bool:
     return a is not None and a == b and None not in a

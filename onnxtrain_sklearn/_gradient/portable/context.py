@@ -24,7 +24,7 @@ from ..path import Passage
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Cotangents: TypeAlias = "dict[ir.Value, list[ir.Value]]"
-Rule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
+GradientRule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
 
 Lowering: TypeAlias = "Known[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
 
@@ -37,7 +37,7 @@ class NewerOpsetNeeded(UnsupportedOperatorError):
         self.opset = opset
 
 
-TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+DIFFERENTIATED_TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 REMEDY = "Freeze the parameters before it, or put other operators in its place."
 
 
@@ -133,7 +133,7 @@ class Reverse:
 
 def require_types(passage: Passage) -> None:
     """Refuse a gradient through numbers that runtimes hardly compute in."""
-    reason = passage.other_type(TYPES)
+    reason = passage.other_type(DIFFERENTIATED_TYPES)
     if reason:
         raise unsupported(passage.node, reason)
 

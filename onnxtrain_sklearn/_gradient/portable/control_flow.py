@@ -47,7 +47,7 @@ class Flow:
         return [v for v in dict.fromkeys(read) if v in self.sources]
 
 
-Rule: TypeAlias = "Known[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
+FlowRule: TypeAlias = "Known[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
 
 
 RANDOM = frozenset(
@@ -61,7 +61,7 @@ class _Body:
     def __init__(self, flow: Flow, name: str) -> None:
         _refuse_chance(flow, name)
         self.graph = flow.graph(name).clone(allow_outer_scope_values=True)
-        _rename(self.graph, flow.op)
+        _rename_body(self.graph, flow.op)
         self.op = inner_builder(flow.op, self.graph)
         self._flow = flow
         self._forward = len(self.graph)
@@ -111,7 +111,7 @@ def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
     return inner
 
 
-def _rename(graph: ir.Graph, op: GraphBuilder) -> None:
+def _rename_body(graph: ir.Graph, op: GraphBuilder) -> None:
     """A name of a body hides that of a value outside it, so a copy takes new ones."""
     for inner in (graph, *graph.subgraphs()):
         for value in [*inner.inputs, *inner.initializers.values()]:
@@ -125,7 +125,7 @@ def _rename(graph: ir.Graph, op: GraphBuilder) -> None:
 # --- If ---
 
 
-def _if(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+def _if_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     sources = flow.captured("then_branch", "else_branch")
     branches: dict[str, Any] = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
     cotangents = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
@@ -342,18 +342,18 @@ def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
                 raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is not known to keep its size")
 
 
-def _scan(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     return _iteration(flow, _scan_frame(flow.node))
 
 
-def _loop(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+def _loop_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     return _iteration(flow, _loop_frame(flow.node))
 
 
 _SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 
-RULES: dict[str, Rule] = {
-    "If": Known(_if, "else_branch then_branch", outputs=ANY, cotangents=ANY),
-    "Loop": Known(_loop, "body", inputs=ANY, outputs=ANY, cotangents=ANY),
-    "Scan": Known(_scan, _SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
+RULES: dict[str, FlowRule] = {
+    "If": Known(_if_rule, "else_branch then_branch", outputs=ANY, cotangents=ANY),
+    "Loop": Known(_loop_rule, "body", inputs=ANY, outputs=ANY, cotangents=ANY),
+    "Scan": Known(_scan_rule, _SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
 }

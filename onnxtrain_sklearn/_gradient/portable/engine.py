@@ -26,7 +26,16 @@ from ..._support.refusal import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError
 from ..path import Passage, path
 from . import control_flow
-from .context import Cotangents, NewerOpsetNeeded, Reverse, Rule, require, require_types, unsupported, zeros_like
+from .context import (
+    Cotangents,
+    GradientRule,
+    NewerOpsetNeeded,
+    Reverse,
+    require,
+    require_types,
+    unsupported,
+    zeros_like,
+)
 from .lowering.registry import expand
 from .rules import (
     convolution,
@@ -44,7 +53,7 @@ from .rules import (
 )
 from .simplify import tidy
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, GradientRule] = {
     **convolution.RULES,
     **elementwise.RULES,
     **indexing.RULES,
@@ -66,7 +75,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     Where the gradient of a node needs operators that the graph's opset lacks, the result is of the first that has them.
     """
     try:
-        return _differentiate(model, wrt, of)
+        return _reverse_pass(model, wrt, of)
     except NewerOpsetNeeded as error:
         return differentiate(_in_newer_opset(model, error), wrt, of)
 
@@ -81,10 +90,10 @@ def _in_newer_opset(model: ir.Model, error: NewerOpsetNeeded) -> ir.Model:
         raise error from None
 
 
-def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
+def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     result = model.clone()
     graph = result.graph
-    _require_opset(graph)
+    _require_supported_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
     infer_loops(result)
     wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
@@ -94,10 +103,10 @@ def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
     cotangents = _backward(op, path(graph, wrt, output), {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
-    results = [_total(op, cotangents.get(sources[name], [])) for name in wrt]
+    results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
     apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
     for name, cotangent in zip(wrt, results, strict=True):
-        _add_output(apart, sources[name], cotangent)
+        _append_gradient(apart, sources[name], cotangent)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward])
     for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
@@ -105,7 +114,7 @@ def _differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     return result
 
 
-def _require_opset(graph: ir.Graph) -> None:
+def _require_supported_opset(graph: ir.Graph) -> None:
     version = graph.opset_imports.get("", 0)
     if not MIN_OPSET <= version <= MAX_OPSET:
         raise UnsupportedOperatorError(
@@ -117,7 +126,7 @@ def _require_opset(graph: ir.Graph) -> None:
 def _backward(op: GraphBuilder, steps: Sequence[Passage], cotangents: Cotangents) -> Cotangents:
     """Differentiate ``steps`` in reverse order; return the cotangents of the values before them."""
     for step in reversed(steps):
-        totals = tuple(_total(op, cotangents.pop(v, [])) for v in step.node.outputs)
+        totals = tuple(_add_cotangents(op, cotangents.pop(v, [])) for v in step.node.outputs)
         if any(total is not None for total in totals):
             with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
                 found = _gradients(op, step, totals)
@@ -159,14 +168,14 @@ def _typed(cotangent: ir.Value, x: ir.Value) -> ir.Value:
     return cotangent
 
 
-def _total(op: GraphBuilder, cotangents: Sequence[ir.Value]) -> ir.Value | None:
+def _add_cotangents(op: GraphBuilder, cotangents: Sequence[ir.Value]) -> ir.Value | None:
     if len(cotangents) < 2:
         return cotangents[0] if cotangents else None
     total = op.Add(*cotangents) if len(cotangents) == 2 else op.Sum(*cotangents)
     return _typed(total, cotangents[0])
 
 
-def _add_output(op: GraphBuilder, source: ir.Value, cotangent: ir.Value | None) -> None:
+def _append_gradient(op: GraphBuilder, source: ir.Value, cotangent: ir.Value | None) -> None:
     """Name the gradient; what is a constant, or another value of the graph too, gets a node of its own."""
     if cotangent is None:
         cotangent = zeros_like(op, source)

@@ -33,10 +33,10 @@ def _needless(node: ir.Node, index: int, x: ir.Value) -> bool:
     if producer is None or producer.op_type != "Expand" or not fixed(dims(node.outputs[0])):
         return False
     shapes = [dims(producer.inputs[0] if i == index else v) for i, v in enumerate(node.inputs)]
-    return _broadcast(shapes) == dims(node.outputs[0])
+    return _broadcast_shape(shapes) == dims(node.outputs[0])
 
 
-def _broadcast(shapes: list[Dims | None]) -> Dims | None:
+def _broadcast_shape(shapes: list[Dims | None]) -> Dims | None:
     known = [shape for shape in shapes if shape is not None and fixed(shape)]
     if len(known) < len(shapes):
         return None

@@ -17,28 +17,28 @@ from ...._graph.supported import Known
 from ..context import Lowering, unsupported
 
 
-def _attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+def _decompose_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     q, k, v, mask, past_key, past_value = (operand(node, i) for i in range(6))
     assert q is not None
     flat = len(dims(q) or []) == 3
-    queries = _heads(op, node, q, "q_num_heads")
-    keys, values = _heads(op, node, k, "kv_num_heads"), _heads(op, node, v, "kv_num_heads")
+    queries = _as_heads(op, node, q, "q_num_heads")
+    keys, values = _as_heads(op, node, k, "kv_num_heads"), _as_heads(op, node, v, "kv_num_heads")
     if past_key is not None and past_value is not None:
         keys, values = _longer(op, past_key, keys), _longer(op, past_value, values)
-    heads, width = _size(node, queries, 1), _size(node, queries, 3)
+    heads, width = _fixed_size(node, queries, 1), _fixed_size(node, queries, 3)
     scale = attribute(node, "scale", None)
     every = op.Transpose(_shared(op, node, keys, heads), perm=[0, 1, 3, 2])
     scores = op.MatMul(op.Mul(queries, 1 / np.sqrt(width).item() if scale is None else float(scale)), every)
     softcap = attribute(node, "softcap", 0.0)
     if softcap:
         scores = op.Mul(op.Tanh(op.Mul(scores, 1.0 / softcap)), float(softcap))
-    y = op.MatMul(_probabilities(op, node, scores, mask, past_key), _shared(op, node, values, heads))
+    y = op.MatMul(_attention_weights(op, node, scores, mask, past_key), _shared(op, node, values, heads))
     if flat:
-        y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, heads * _size(node, values, 3)])
+        y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, heads * _fixed_size(node, values, 3)])
     return [y, keys, values]
 
 
-def _size(node: ir.Node, value: ir.Value, axis: int) -> int:
+def _fixed_size(node: ir.Node, value: ir.Value, axis: int) -> int:
     sizes = dims(value)
     size = None if sizes is None else sizes[axis]
     if not isinstance(size, int):
@@ -46,7 +46,7 @@ def _size(node: ir.Node, value: ir.Value, axis: int) -> int:
     return size
 
 
-def _heads(op: GraphBuilder, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
+def _as_heads(op: GraphBuilder, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
     """Return queries, keys or values as (rows, heads, sequence, size)."""
     assert value is not None
     sizes = dims(value)
@@ -55,7 +55,7 @@ def _heads(op: GraphBuilder, node: ir.Node, value: ir.Value | None, name: str) -
     if len(sizes) == 4:
         return value
     heads = attribute(node, name, 0)
-    width = _size(node, value, 2) // heads
+    width = _fixed_size(node, value, 2) // heads
     parted = op.Reshape(value, [0, 0, heads, width])
     parted.shape = ir.Shape([*sizes[:2], heads, width])
     return _shaped(op.Transpose(parted, perm=[0, 2, 1, 3]), [sizes[0], heads, sizes[1], width])
@@ -73,20 +73,20 @@ def _longer(op: GraphBuilder, past: ir.Value, new: ir.Value) -> ir.Value:
 
 def _shared(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.Value:
     """Let groups of query heads, one behind the other, share a head of the keys or values."""
-    own = _size(node, value, 1)
+    own = _fixed_size(node, value, 1)
     if own == heads:
         return value
     if heads % own:
         raise unsupported(node, f"{heads} heads of queries cannot share {own} heads of keys")
     wide = op.Expand(op.Unsqueeze(value, axes=[2]), np.array([1, 1, heads // own, 1, 1]))
-    return op.Reshape(wide, [0, heads, -1, _size(node, value, 3)])
+    return op.Reshape(wide, [0, heads, -1, _fixed_size(node, value, 3)])
 
 
-def _probabilities(
+def _attention_weights(
     op: GraphBuilder, node: ir.Node, scores: ir.Value, mask: ir.Value | None, past: ir.Value | None
 ) -> ir.Value:
     """Return the softmax over the allowed keys, zero elsewhere: without infinities, that have no gradient."""
-    allowed = [_before(op, scores, past)] if attribute(node, "is_causal", 0) else []
+    allowed = [_causal_keys(op, scores, past)] if attribute(node, "is_causal", 0) else []
     if mask is not None:
         _require_full_width(node, mask, scores)
         if mask.dtype is ir.DataType.BOOL:
@@ -101,7 +101,7 @@ def _probabilities(
     return op.Where(both, op.Softmax(op.Where(both, scores, lowest), axis=-1), 0.0)
 
 
-def _before(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> ir.Value:
+def _causal_keys(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> ir.Value:
     """Return for each query which keys are not behind it; past keys come before all queries."""
     shape = op.Shape(scores)
     rows, columns = (
@@ -124,7 +124,7 @@ def _require_full_width(node: ir.Node, mask: ir.Value, scores: ir.Value) -> None
         raise unsupported(node, "its mask is not known to be as wide as its keys")
 
 
-def _rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+def _decompose_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     """Turn pairs of features by angles; the axes are (rows, sequence, heads, features) here."""
     x, cosine, sine, positions = (operand(node, i) for i in range(4))
     assert x is not None
@@ -133,12 +133,12 @@ def _rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     heads = attribute(node, "num_heads", 0)
     if flat and not heads:
         raise unsupported(node, "num_heads is missing")
-    width = _size(node, x, 2) // heads if flat else _size(node, x, 3)
+    width = _fixed_size(node, x, 2) // heads if flat else _fixed_size(node, x, 3)
     value = op.Reshape(x, [0, 0, heads, width]) if flat else op.Transpose(x, perm=[0, 2, 1, 3])
     turned = attribute(node, "rotary_embedding_dim", 0) or width
-    c, s = (_angles(op, table, positions, turned // 2) for table in (cosine, sine))
+    c, s = (_angles_of_positions(op, table, positions, turned // 2) for table in (cosine, sine))
     paired = bool(attribute(node, "interleaved", 0))
-    a, b = _pairs(op, value, turned, paired)
+    a, b = _rotated_pairs(op, value, turned, paired)
     parts = [op.Sub(op.Mul(c, a), op.Mul(s, b)), op.Add(op.Mul(s, a), op.Mul(c, b))]
     if paired:
         stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
@@ -149,13 +149,13 @@ def _rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     return [op.Reshape(y, [0, 0, heads * width]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
 
 
-def _angles(op: GraphBuilder, table: ir.Value | None, positions: ir.Value | None, count: int) -> ir.Value:
+def _angles_of_positions(op: GraphBuilder, table: ir.Value | None, positions: ir.Value | None, count: int) -> ir.Value:
     assert table is not None
     chosen = table if positions is None else op.Gather(table, positions, axis=0)
     return op.Unsqueeze(op.Slice(chosen, [0], [count], [2]), axes=[2])
 
 
-def _pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
+def _rotated_pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
     """Return the features that are turned with each other: neighbours, or the halves."""
     if paired:
         return op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
@@ -163,6 +163,6 @@ def _pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tupl
 
 
 LOWERINGS: dict[str, Lowering] = {
-    "Attention": Known(_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
-    "RotaryEmbedding": Known(_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
+    "Attention": Known(_decompose_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
+    "RotaryEmbedding": Known(_decompose_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
 }

@@ -22,9 +22,9 @@ from ...._graph.supported import Known
 from ..context import Lowering, unsupported
 from ..control_flow import inner_builder
 
-Function = Callable[[GraphBuilder, ir.Value], ir.Value]
+ActivationFunction = Callable[[GraphBuilder, ir.Value], ir.Value]
 
-ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable[..., ir.Value]]] = {
+RECURRENT_ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable[..., ir.Value]]] = {
     "affine": ((nan, nan), lambda op, x, a, b: op.Add(op.Mul(x, a), b)),
     "elu": ((1.0, None), lambda op, x, a, b: op.Elu(x, alpha=a)),
     "hardsigmoid": ((0.2, 0.5), lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b)),
@@ -56,7 +56,7 @@ class _Direction:
 
     node: ir.Node
     size: int
-    functions: Sequence[Function]
+    functions: Sequence[ActivationFunction]
     recurrence: ir.Value  # (size, gates * size)
     bias: ir.Value | None  # of the recurrence, where it cannot be added before
     peepholes: Sequence[ir.Value]
@@ -127,7 +127,7 @@ CELLS = {
 }
 
 
-def _lower(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+def _lower_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     """Return the hidden states of all steps, and the last one of each state."""
     cell = CELLS[node.op_type]
     if attribute(node, "layout", 0):
@@ -135,10 +135,10 @@ def _lower(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     ways = directions[attribute(node, "direction", "forward")]
     ends = [_one_direction(op, node, cell, i, backwards) for i, backwards in enumerate(ways)]
-    return [_joined(op, parts, axis=1 if k == 0 else 0) for k, parts in enumerate(zip(*ends, strict=True))]
+    return [_concat_parts(op, parts, axis=1 if k == 0 else 0) for k, parts in enumerate(zip(*ends, strict=True))]
 
 
-def _joined(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+def _concat_parts(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
     wide = [op.Unsqueeze(part, axes=[axis]) for part in parts]
     return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis)
 
@@ -147,7 +147,7 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     """Emit the Scan of one direction; return the hidden states of all steps, and the last one of each state."""
     x, w, r, b, lengths = (operand(node, i) for i in range(5))
     assert x is not None
-    size = _size(node, r)
+    size = _hidden_size(node, r)
     projected = op.MatMul(x, op.Transpose(_part(op, w, index), perm=[1, 0]))
     bias, apart = _biases(op, node, cell, size, None if b is None else _part(op, b, index))
     d = _Direction(
@@ -174,7 +174,7 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     return [y, *last]
 
 
-def _size(node: ir.Node, r: ir.Value | None) -> int:
+def _hidden_size(node: ir.Node, r: ir.Value | None) -> int:
     shape = dims(r)
     size = attribute(node, "hidden_size", None if shape is None else shape[-1])
     if not isinstance(size, int):
@@ -261,26 +261,26 @@ def _body(
     return graph
 
 
-def _activations(node: ir.Node, cell: _Cell) -> list[Function]:
+def _activations(node: ir.Node, cell: _Cell) -> list[ActivationFunction]:
     """Return the activations of all directions; alphas and betas belong to those that take one, in turn."""
     count = 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
     names = attribute(node, "activations", None) or list(cell.activations) * count
     alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))
-    functions: list[Function] = []
-    unheard = [name for name in names if name.lower() not in ACTIVATIONS]
+    functions: list[ActivationFunction] = []
+    unheard = [name for name in names if name.lower() not in RECURRENT_ACTIVATIONS]
     if unheard:
         raise unsupported(node, f"no gradient is known of its activation {unheard[0]}")
-    known = [ACTIVATIONS[name.lower()][0] for name in names]
+    known = [RECURRENT_ACTIVATIONS[name.lower()][0] for name in names]
     if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
         raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
     for name in names:
-        (alpha, beta), function = ACTIVATIONS[name.lower()]
-        a, b = _given(node, name, alphas, alpha), _given(node, name, betas, beta)
+        (alpha, beta), function = RECURRENT_ACTIVATIONS[name.lower()]
+        a, b = _next_parameter(node, name, alphas, alpha), _next_parameter(node, name, betas, beta)
         functions.append(partial(_apply, function, a, b))
     return functions
 
 
-def _given(node: ir.Node, name: str, values: Iterator[float], default: float | None) -> float | None:
+def _next_parameter(node: ir.Node, name: str, values: Iterator[float], default: float | None) -> float | None:
     """Return the next alpha or beta, or the default: that of an RNN depends on the runtime's version."""
     if default is None:
         return None
@@ -296,12 +296,12 @@ def _apply(
     return function(op, x, a, b)
 
 
-_SETTINGS = """
+_RECURRENT_ATTRIBUTES = """
     activation_alpha activation_beta activations clip direction=bidirectional|forward|reverse hidden_size layout
 """
 
 LOWERINGS: dict[str, Lowering] = {
-    "GRU": Known(_lower, f"linear_before_reset {_SETTINGS}", inputs=6, outputs=2),
-    "LSTM": Known(_lower, f"input_forget {_SETTINGS}", inputs=8, outputs=3),
-    "RNN": Known(_lower, _SETTINGS, inputs=6, outputs=2),
+    "GRU": Known(_lower_recurrent, f"linear_before_reset {_RECURRENT_ATTRIBUTES}", inputs=6, outputs=2),
+    "LSTM": Known(_lower_recurrent, f"input_forget {_RECURRENT_ATTRIBUTES}", inputs=8, outputs=3),
+    "RNN": Known(_lower_recurrent, _RECURRENT_ATTRIBUTES, inputs=6, outputs=2),
 }

@@ -26,27 +26,27 @@ def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known:
     """Expand the nodes between ``sources`` and ``end`` that are not ``known`` and that others express, in place."""
     op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
     steps = passages(model.graph, set(sources), {end})
-    lowered = [step for step in _unknown(steps, known) if kind(step.node) in LOWERINGS]
+    lowered = [step for step in _unknown_nodes(steps, known) if kind(step.node) in LOWERINGS]
     for step in lowered:
         require_types(step)
-        _lower(op, step.node)
+        _apply_lowering(op, step.node)
     if lowered:
         infer_shapes(model)
 
 
-def _unknown(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
+def _unknown_nodes(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
     """Yield the nodes to go back through that are not ``known``, those of subgraphs included."""
     for step in steps:
         for attribute in step.node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
                 body = attribute.as_graph()
                 sources = step.sources | set(filter(is_float, body.inputs))
-                yield from _unknown(passages(body, sources, set(filter(is_float, body.outputs))), known)
+                yield from _unknown_nodes(passages(body, sources, set(filter(is_float, body.outputs))), known)
         if kind(step.node) not in known:
             yield step
 
 
-def _lower(op: GraphBuilder, node: ir.Node) -> None:
+def _apply_lowering(op: GraphBuilder, node: ir.Node) -> None:
     graph, lowering = node.graph, LOWERINGS[kind(node)]
     require(lowering, node)
     assert isinstance(graph, ir.Graph)

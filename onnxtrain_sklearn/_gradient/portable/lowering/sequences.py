@@ -34,24 +34,24 @@ def _constructed(op: GraphBuilder, node: ir.Node) -> Members:
     return [x for x in node.inputs if x is not None]
 
 
-def _same(op: GraphBuilder, node: ir.Node) -> Members:
+def _unchanged_members(op: GraphBuilder, node: ir.Node) -> Members:
     return _members(op, node, operand(node, 0))
 
 
 def _inserted(op: GraphBuilder, node: ir.Node) -> Members:
-    members, x = _same(op, node), operand(node, 1)
+    members, x = _unchanged_members(op, node), operand(node, 1)
     assert x is not None
-    at = len(members) if operand(node, 2) is None else _position(node, 2, len(members) + 1)
+    at = len(members) if operand(node, 2) is None else _member_position(node, 2, len(members) + 1)
     return [*members[:at], x, *members[at:]]
 
 
 def _erased(op: GraphBuilder, node: ir.Node) -> Members:
-    members = _same(op, node)
-    at = len(members) - 1 if operand(node, 1) is None else _position(node, 1, len(members))
+    members = _unchanged_members(op, node)
+    at = len(members) - 1 if operand(node, 1) is None else _member_position(node, 1, len(members))
     return members[:at] + members[at + 1 :]
 
 
-def _position(node: ir.Node, index: int, length: int) -> int:
+def _member_position(node: ir.Node, index: int, length: int) -> int:
     """Return the constant position at input ``index`` of a sequence of ``length``, counted from the front."""
     given = operand(node, index)
     at = None if given is None else constant(given)
@@ -63,10 +63,10 @@ def _position(node: ir.Node, index: int, length: int) -> int:
     return position % length
 
 
-def _parts(op: GraphBuilder, node: ir.Node) -> Members:
+def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
     """Split into as many tensors; without keepdims each loses the axis."""
     x, axis = node.inputs[0], attribute(node, "axis", 0)
-    sizes = _sizes(node, axis)
+    sizes = _member_sizes(node, axis)
     split = op.emit("Split", x, outputs=len(sizes), axis=axis, split=sizes) if len(sizes) > 1 else [x]
     parts = [v for v in split if v is not None]
     if operand(node, 1) is None and not attribute(node, "keepdims", 1):
@@ -74,7 +74,7 @@ def _parts(op: GraphBuilder, node: ir.Node) -> Members:
     return parts
 
 
-def _sizes(node: ir.Node, axis: int) -> list[int]:
+def _member_sizes(node: ir.Node, axis: int) -> list[int]:
     """Return the lengths of the parts along the axis, which must be fixed."""
     shape, split = dims(node.inputs[0]), operand(node, 1)
     total = None if shape is None else shape[axis]
@@ -88,24 +88,24 @@ def _sizes(node: ir.Node, axis: int) -> list[int]:
 
 
 MAKERS: dict[str, Maker] = {
-    "Identity": Known(_same),
-    "Optional": Known(_same, "type"),
-    "OptionalGetElement": Known(_same),
+    "Identity": Known(_unchanged_members),
+    "Optional": Known(_unchanged_members, "type"),
+    "OptionalGetElement": Known(_unchanged_members),
     "SequenceConstruct": Known(_constructed, inputs=ANY),
     "SequenceEmpty": Known(lambda op, node: [], "dtype", inputs=0),
     "SequenceErase": Known(_erased, inputs=2),
     "SequenceInsert": Known(_inserted, inputs=3),
-    "SplitToSequence": Known(_parts, "axis keepdims", inputs=2),
+    "SplitToSequence": Known(_split_members, "axis keepdims", inputs=2),
 }
 
 
 def _at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    members = _same(op, node)
-    return [op.Identity(members[_position(node, 1, len(members))])]
+    members = _unchanged_members(op, node)
+    return [op.Identity(members[_member_position(node, 1, len(members))])]
 
 
 def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    members, axis = _same(op, node), attribute(node, "axis", 0)
+    members, axis = _unchanged_members(op, node), attribute(node, "axis", 0)
     if attribute(node, "new_axis", 0):
         members = [op.Unsqueeze(v, axes=[axis]) for v in members]
     return [op.Concat(*members, axis=axis)]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import Dims, dims, fixed
 from ...._graph.supported import PADDING, Known
-from ..context import Reverse, Rule, Thunk, count, mask, reshape_to, scatter_flat, shape_of
+from ..context import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def _windows(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
     mode = mode or r.attribute("auto_pad", "NOTSET")
     if mode == "VALID":
         return Windows(sizes, strides, dilations, [0] * n, [0] * n)
-    return windows if mode == "NOTSET" else _same(r, windows, upper=mode == "SAME_UPPER")
+    return windows if mode == "NOTSET" else _same_padding(r, windows, upper=mode == "SAME_UPPER")
 
 
-def _same(r: Reverse, w: Windows, *, upper: bool) -> Windows:
+def _same_padding(r: Reverse, w: Windows, *, upper: bool) -> Windows:
     shape = (dims(r.x()) or [])[2:]
     if not fixed(shape):
         r.refuse("its auto_pad needs fixed sizes")
@@ -67,25 +67,25 @@ def _parted(w: Windows, totals: list[int], *, upper: bool) -> Windows:
     return Windows(w.kernel, w.strides, w.dilations, begin, end)
 
 
-def _spatial(r: Reverse, value: ir.Value) -> list[int]:
+def _fixed_spatial(r: Reverse, value: ir.Value) -> list[int]:
     sizes = (dims(value) or [None] * 3)[2:]
     if not fixed(sizes):
         r.refuse("the sizes of its input, but for the batch, must be fixed")
     return [int(str(size)) for size in sizes]
 
 
-def _conv(r: Reverse) -> Sequence[Thunk]:
+def _conv_rule(r: Reverse) -> Sequence[Thunk]:
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
     w = _windows(r, kernel)
     group = r.attribute("group", 1)
     return (
-        lambda: _spread(r, r.g, r.x(1), w, group),
-        lambda: _kernel(r, r.x(), r.g, w, group),
+        lambda: _scatter_windows(r, r.g, r.x(1), w, group),
+        lambda: _correlate_with_cotangents(r, r.x(), r.g, w, group),
         lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
     )
 
 
-def _spread(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
+def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
     """Add what each window's cotangent gives to the elements it has read."""
     op, unread = r.op, _unread(r.x(), r.y, w)
     even = w.begin == w.end and unread is not None and not any(unread)
@@ -117,11 +117,11 @@ def _spatial_shape(op: GraphBuilder, value: ir.Value) -> Operand:
     return op.Slice(op.Shape(value), [2], [np.iinfo(np.int64).max], [0])
 
 
-def _joined(op: GraphBuilder, lead: list[int], sizes: Operand) -> Operand:
+def _shape_with_lead(op: GraphBuilder, lead: list[int], sizes: Operand) -> Operand:
     return np.append(lead, sizes) if isinstance(sizes, np.ndarray) else op.Concat(np.array(lead), sizes, axis=0)
 
 
-def _kernel(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
+def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
     """Correlate input and cotangents over the batch: channels take the place of rows, and strides that of dilations."""
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
     cotangents = op.Transpose(g, perm=[1, 0, *spatial])
@@ -140,19 +140,19 @@ def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
     op, channels, sizes = r.op, (dims(r.x(1)) or [None, None])[1], _spatial_shape(r.op, x)
     if not isinstance(channels, int):
         r.refuse("the number of channels of its kernel is not known")
-    parts = op.Reshape(x, _joined(op, [0, group, channels], sizes))
+    parts = op.Reshape(x, _shape_with_lead(op, [0, group, channels], sizes))
     parts = op.Transpose(parts, perm=[2, 1, 0, *range(3, 1 + r.rank())])
-    return op.Reshape(parts, _joined(op, [channels, -1], sizes))
+    return op.Reshape(parts, _shape_with_lead(op, [channels, -1], sizes))
 
 
-def _conv_transpose(r: Reverse) -> Sequence[Thunk]:
+def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
     """The same sums as those of a convolution, with input and output exchanged."""
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
     w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
     return (
         lambda: r.op.Conv(r.g, r.x(1), **settings),
-        lambda: _kernel(r, r.g, r.x(), w, group),
+        lambda: _correlate_with_cotangents(r, r.g, r.x(), w, group),
         lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
     )
 
@@ -167,14 +167,14 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
     given = r.attribute("output_shape", None)
     if given is None and mode in ("NOTSET", "VALID"):
         return w
-    steps, sizes = _spatial(r, r.x()), _spatial(r, r.y)
+    steps, sizes = _fixed_spatial(r, r.x()), _fixed_spatial(r, r.y)
     totals = [w.covered(i, steps[i]) + more[i] - sizes[i] for i in range(n)]
     if min(totals) < 0:
         r.refuse("its output is larger than what its windows span")
     return _parted(w, totals, upper=mode == "SAME_UPPER")
 
 
-def _max_pool(r: Reverse) -> Sequence[Thunk]:
+def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """The kernel tells which elements were the largest; windows that overlap may name one twice."""
     w = _windows(r, r.attribute("kernel_shape", []))
     places = r.further_output(1, ir.DataType.INT64, r.y.shape) if not r.attribute("storage_order", 0) else _by_rows(r)
@@ -197,40 +197,40 @@ def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
     return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
 
 
-def _max_unpool(r: Reverse) -> Sequence[Thunk | None]:
+def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Runtimes take the places as those in the output, whose shape must be the one that the windows give."""
     w = _windows(r, r.attribute("kernel_shape", []))
     if r.has(2):
-        steps, sizes = _spatial(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
+        steps, sizes = _fixed_spatial(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
         if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
             r.refuse("with an output_shape other than that of its windows its places are not defined")
     return [lambda: r.op.Gather(r.op.Reshape(r.g, [-1]), r.x(1))]
 
 
-def _average_pool(r: Reverse) -> Sequence[Thunk]:
+def _average_pool_rule(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
     padded = bool(r.attribute("count_include_pad", 0))
     if not r.attribute("ceil_mode", 0) and (padded or not any(w.begin + w.end)):
         share: Operand = 1 / float(np.prod(w.kernel))
     else:
-        share = (1 / _counts(w, _spatial(r, r.x()), _spatial(r, r.y), padded)).astype(r.op.dtype.numpy())
+        share = (1 / _counts(w, _fixed_spatial(r, r.x()), _fixed_spatial(r, r.y), padded)).astype(r.op.dtype.numpy())
     return [lambda: _spread_alike(r, r.op.Mul(r.g, share), w)]
 
 
 def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
     """Every element of a window gets its share; channels are rows, so that one kernel of ones serves all."""
     op = r.op
-    rows = op.Reshape(share, _joined(op, [-1, 1], _spatial_shape(op, r.y)))
+    rows = op.Reshape(share, _shape_with_lead(op, [-1, 1], _spatial_shape(op, r.y)))
     ones = op.constant(np.ones((1, 1, *w.kernel), op.dtype.numpy()))
-    return reshape_to(op, _spread(r, rows, ones, w, 1), r.x())
+    return reshape_to(op, _scatter_windows(r, rows, ones, w, 1), r.x())
 
 
-def _lp_pool(r: Reverse) -> Sequence[Thunk]:
+def _lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
     return [lambda: _lp_cotangent(r, lambda share: _spread_alike(r, share, w))]
 
 
-def _global_lp_pool(r: Reverse) -> Sequence[Thunk]:
+def _global_lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: _lp_cotangent(r, lambda share: share)]
 
 
@@ -244,7 +244,7 @@ def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Valu
     return op.Mul(share, r.x() if p == 2 else op.Mul(op.Sign(r.x()), op.Pow(op.Abs(r.x()), float(p - 1))))
 
 
-def _col2im(r: Reverse) -> Sequence[Thunk | None]:
+def _col2im_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Blocks are read from the cotangent by a convolution with one kernel for each element of a block."""
     op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
     w, elements = _windows(r, list(block)), int(np.prod(block))
@@ -264,13 +264,13 @@ def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.
     return total
 
 
-def _global_average(r: Reverse) -> Sequence[Thunk]:
+def _global_average_rule(r: Reverse) -> Sequence[Thunk]:
     op, n, m = r.op, count(r.op, r.x()), count(r.op, r.y)
     share = op.Div(r.g, n / m if isinstance(n, float) and isinstance(m, float) else op.Div(n, m))
     return [lambda: op.Expand(share, shape_of(op, r.x()))]
 
 
-def _global_max(r: Reverse) -> Sequence[Thunk]:
+def _global_max_rule(r: Reverse) -> Sequence[Thunk]:
     """Elements that are equally large share the gradient."""
     op = r.op
     hits = mask(op, op.Equal(r.x(), r.y))
@@ -278,17 +278,17 @@ def _global_max(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(hits, op.Div(r.g, total))]
 
 
-_WINDOW = f"{PADDING} dilations kernel_shape pads strides"
+_POOLING = f"{PADDING} dilations kernel_shape pads strides"
 
-RULES: dict[str, Rule] = {
-    "AveragePool": Known(_average_pool, f"ceil_mode count_include_pad {_WINDOW}"),
-    "Col2Im": Known(_col2im, "dilations pads strides", inputs=3),
-    "Conv": Known(_conv, f"group {_WINDOW}", inputs=3),
-    "ConvTranspose": Known(_conv_transpose, f"group output_padding output_shape {_WINDOW}", inputs=3),
-    "GlobalAveragePool": Known(_global_average),
-    "GlobalLpPool": Known(_global_lp_pool, "p"),
-    "GlobalMaxPool": Known(_global_max),
-    "LpPool": Known(_lp_pool, f"ceil_mode p {_WINDOW}"),
-    "MaxPool": Known(_max_pool, f"ceil_mode storage_order {_WINDOW}", outputs=2),
-    "MaxUnpool": Known(_max_unpool, "kernel_shape pads strides", inputs=3),
+RULES: dict[str, GradientRule] = {
+    "AveragePool": Known(_average_pool_rule, f"ceil_mode count_include_pad {_POOLING}"),
+    "Col2Im": Known(_col2im_rule, "dilations pads strides", inputs=3),
+    "Conv": Known(_conv_rule, f"group {_POOLING}", inputs=3),
+    "ConvTranspose": Known(_conv_transpose_rule, f"group output_padding output_shape {_POOLING}", inputs=3),
+    "GlobalAveragePool": Known(_global_average_rule),
+    "GlobalLpPool": Known(_global_lp_pool_rule, "p"),
+    "GlobalMaxPool": Known(_global_max_rule),
+    "LpPool": Known(_lp_pool_rule, f"ceil_mode p {_POOLING}"),
+    "MaxPool": Known(_max_pool_rule, f"ceil_mode storage_order {_POOLING}", outputs=2),
+    "MaxUnpool": Known(_max_unpool_rule, "kernel_shape pads strides", inputs=3),
 }

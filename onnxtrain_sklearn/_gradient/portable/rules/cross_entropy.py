@@ -10,21 +10,21 @@ import onnx_ir as ir
 
 from ...._graph.queries import Dims, dims, fixed
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk, mask
+from ..context import GradientRule, Reverse, Thunk, mask
 
 
-def _loss(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
+def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     op, x = r.op, r.x()
     _require_labels(r)
     if cross_entropy and _plain_mean(r):
         return [lambda: _mean_cotangent(r)]
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
-    chosen = _chosen(r)
+    chosen = _class_weight_of_rows(r)
     g, total = _cotangent(r, chosen)
     return (
-        lambda: _scores(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
+        lambda: _score_cotangents(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
         None,
-        lambda: _class_weights(r, log_p, chosen, g, total),
+        lambda: _class_weight_cotangents(r, log_p, chosen, g, total),
     )
 
 
@@ -36,14 +36,14 @@ def _require_labels(r: Reverse) -> None:
     rows = [*scores[:1], *scores[2:]]
     if len(rows) == len(labels) and all(_may_be_equal(m, n) for m, n in zip(rows, labels, strict=True)):
         return
-    r.refuse(f"its labels are of shape {_told(labels)}, its scores of {_told(scores)}: each row needs a label")
+    r.refuse(f"its labels are of shape {_shown(labels)}, its scores of {_shown(scores)}: each row needs a label")
 
 
 def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
     return rows == labels or not (isinstance(rows, int) and isinstance(labels, int))
 
 
-def _told(sizes: Dims) -> str:
+def _shown(sizes: Dims) -> str:
     return f"({', '.join('?' if n is None else str(n) for n in sizes)})"
 
 
@@ -62,11 +62,11 @@ def _plain_mean(r: Reverse) -> bool:
 def _mean_cotangent(r: Reverse) -> ir.Value:
     """Probabilities less the one of the class, over the number of rows."""
     op, rows = r.op, (dims(r.x(1)) or [1])[0]
-    excess = op.Sub(op.Softmax(r.x(), axis=1), _chosen(r))
+    excess = op.Sub(op.Softmax(r.x(), axis=1), _class_weight_of_rows(r))
     return op.Mul(op.Mul(excess, 1.0 / int(str(rows))), r.g)
 
 
-def _chosen(r: Reverse) -> ir.Value:
+def _class_weight_of_rows(r: Reverse) -> ir.Value:
     """Return the class weight where a row's class is, else 0; ignored rows have none."""
     op, target = r.op, _target(r)
     shape, rank = dims(r.x()), r.rank()
@@ -96,7 +96,7 @@ def _cotangent(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value 
     return (op.Div(g, total), total) if total is not None else (op.Unsqueeze(g, axes=[1]), total)
 
 
-def _scores(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
+def _score_cotangents(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
     op, cotangents = r.op, [s for s in (cotangent, *r.cotangents[1:]) if s is not None]
     total = cotangents[0] if len(cotangents) == 1 else op.Add(*cotangents)
     if not cross_entropy:
@@ -104,7 +104,7 @@ def _scores(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, cross_entro
     return op.Sub(total, op.Mul(op.Exp(log_p), op.ReduceSum(total, axes=[1], keepdims=True)))
 
 
-def _class_weights(
+def _class_weight_cotangents(
     r: Reverse, log_p: ir.Value, chosen: ir.Value, g: ir.Value | None, total: ir.Value | None
 ) -> ir.Value | None:
     """A weight scales the losses of its class, and is part of what the mean divides by."""
@@ -117,9 +117,9 @@ def _class_weights(
     return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, rank)], keepdims=False)
 
 
-_SETTINGS = "ignore_index reduction=mean|none|sum"
+_LOSS_ATTRIBUTES = "ignore_index reduction=mean|none|sum"
 
-RULES: dict[str, Rule] = {
-    "NegativeLogLikelihoodLoss": Known(partial(_loss, False), _SETTINGS, inputs=3),
-    "SoftmaxCrossEntropyLoss": Known(partial(_loss, True), _SETTINGS, inputs=3, outputs=2, cotangents=2),
+RULES: dict[str, GradientRule] = {
+    "NegativeLogLikelihoodLoss": Known(partial(_loss_rule, False), _LOSS_ATTRIBUTES, inputs=3),
+    "SoftmaxCrossEntropyLoss": Known(partial(_loss_rule, True), _LOSS_ATTRIBUTES, inputs=3, outputs=2, cotangents=2),
 }

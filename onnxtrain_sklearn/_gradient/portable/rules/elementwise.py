@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Known
-from ..context import Reverse, Rule, Thunk, mask
+from ..context import GradientRule, Reverse, Thunk, mask
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 
@@ -128,28 +128,28 @@ COTANGENTS: dict[str, Cotangent] = {
 }
 
 
-def _unary(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
+def _unary_rule(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
     return [lambda: cotangent(r, r.op, r.g, r.x(), r.y)]
 
 
-def _cast_like(r: Reverse) -> Sequence[Thunk]:
+def _cast_like_rule(r: Reverse) -> Sequence[Thunk]:
     return lambda: _cast(r, r.op, r.g, r.x(), r.y), lambda: None
 
 
-def _add(r: Reverse) -> Sequence[Thunk]:
+def _add_rule(r: Reverse) -> Sequence[Thunk]:
     return lambda: r.sum_to(r.g, 0), lambda: r.sum_to(r.g, 1)
 
 
-def _sub(r: Reverse) -> Sequence[Thunk]:
+def _sub_rule(r: Reverse) -> Sequence[Thunk]:
     return lambda: r.sum_to(r.g, 0), lambda: r.op.Neg(r.sum_to(r.g, 1))
 
 
-def _mul(r: Reverse) -> Sequence[Thunk]:
+def _mul_rule(r: Reverse) -> Sequence[Thunk]:
     a, b = r.x(0), r.x(1)
     return lambda: r.sum_to(r.op.Mul(r.g, b), 0), lambda: r.sum_to(r.op.Mul(r.g, a), 1)
 
 
-def _div(r: Reverse) -> Sequence[Thunk]:
+def _div_rule(r: Reverse) -> Sequence[Thunk]:
     op, b = r.op, r.x(1)
     return (
         lambda: r.sum_to(op.Div(r.g, b), 0),
@@ -157,7 +157,7 @@ def _div(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-def _pow(r: Reverse) -> Sequence[Thunk]:
+def _pow_rule(r: Reverse) -> Sequence[Thunk]:
     """The exponent may be of another type, even an integer; x**0 has the derivative 0 at x = 0 too."""
     op, x, base_type = r.op, r.x(0), r.x(0).dtype
     exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
@@ -184,7 +184,7 @@ def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value
     return cotangent if kind is x.dtype or kind is None else op.Cast(cotangent, to=kind)
 
 
-def _mod(r: Reverse) -> Sequence[Thunk]:
+def _mod_rule(r: Reverse) -> Sequence[Thunk]:
     """``a - b trunc(a / b)`` for fmod; the quotient is constant between its steps."""
     op, a, b = r.op, r.x(0), r.x(1)
     if not r.attribute("fmod", 0):
@@ -192,7 +192,7 @@ def _mod(r: Reverse) -> Sequence[Thunk]:
     return lambda: r.sum_to(r.g, 0), lambda: r.sum_to(op.Mul(r.g, op.Div(op.Sub(r.y, a), b)), 1)
 
 
-def _prelu(r: Reverse) -> Sequence[Thunk]:
+def _prelu_rule(r: Reverse) -> Sequence[Thunk]:
     op, x, slope = r.op, r.x(0), r.x(1)
     return (
         lambda: op.Mul(r.g, op.Where(op.Greater(x, 0.0), 1.0, slope)),
@@ -200,16 +200,16 @@ def _prelu(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-def _variadic_sum(r: Reverse) -> Sequence[Thunk]:
+def _variadic_sum_rule(r: Reverse) -> Sequence[Thunk]:
     return [partial(r.sum_to, r.g, i) for i in range(len(r.node.inputs))]
 
 
-def _mean(r: Reverse) -> Sequence[Thunk]:
+def _mean_rule(r: Reverse) -> Sequence[Thunk]:
     n = len(r.node.inputs)
     return [lambda i=i: r.sum_to(r.op.Mul(r.g, 1.0 / n), i) for i in range(n)]  # type: ignore[misc]
 
 
-def _extreme(r: Reverse) -> Sequence[Thunk]:
+def _extreme_rule(r: Reverse) -> Sequence[Thunk]:
     """Operands that are equal share the gradient: ``Max(x, x)`` has the derivative 1."""
     op, n = r.op, len(r.node.inputs)
     if n == 1:
@@ -219,7 +219,7 @@ def _extreme(r: Reverse) -> Sequence[Thunk]:
     return [lambda i=i: r.sum_to(op.Mul(share, hits[i]), i) for i in range(n)]  # type: ignore[misc]
 
 
-def _clip(r: Reverse) -> Sequence[Thunk]:
+def _clip_rule(r: Reverse) -> Sequence[Thunk]:
     """A lower bound above the upper one gives the upper one everywhere, in the standard and in onnxruntime."""
     op, x = r.op, r.x(0)
     low = r.x(1) if r.has(1) else None
@@ -234,18 +234,18 @@ def _clip(r: Reverse) -> Sequence[Thunk]:
     inside = op.Not(outside[0] if len(outside) == 1 else op.Or(*outside)) if outside else None
     return (
         lambda: r.g if inside is None else op.Mul(r.g, mask(op, inside)),
-        lambda: _total(r, below, 1),
-        lambda: _total(r, above, 2),
+        lambda: _masked_total(r, below, 1),
+        lambda: _masked_total(r, above, 2),
     )
 
 
-def _total(r: Reverse, where: ir.Value | None, index: int) -> ir.Value:
+def _masked_total(r: Reverse, where: ir.Value | None, index: int) -> ir.Value:
     assert where is not None
     total = r.op.ReduceSum(r.op.Mul(r.g, mask(r.op, where)), keepdims=False)
     return total if dims(r.x(index)) == [] else r.op.Reshape(total, r.op.Shape(r.x(index)))
 
 
-def _where(r: Reverse) -> Sequence[Thunk | None]:
+def _where_rule(r: Reverse) -> Sequence[Thunk | None]:
     op, condition = r.op, r.x(0)
     return (
         None,
@@ -254,7 +254,7 @@ def _where(r: Reverse) -> Sequence[Thunk | None]:
     )
 
 
-def _dropout(r: Reverse) -> Sequence[Thunk]:
+def _dropout_rule(r: Reverse) -> Sequence[Thunk]:
     """The mask of the forward pass is used again: the kernel draws a new one each time it runs."""
     op, mode = r.op, r.node.inputs[2] if r.has(2) else None
     training = False if mode is None else constant(mode)
@@ -268,7 +268,7 @@ def _dropout(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(r.g, scaled if training else op.Where(mode, scaled, 1.0))]
 
 
-SETTINGS = {
+UNARY_SETTINGS = {
     "Cast": "to",
     **dict.fromkeys(("Celu", "Elu", "LeakyRelu", "Swish", "ThresholdedRelu"), "alpha"),
     "Gelu": "approximate=none|tanh",
@@ -278,21 +278,24 @@ SETTINGS = {
 }
 """The attributes of the operators of one operand; those that are not here have none."""
 
-RULES: dict[str, Rule] = {
-    **{name: Known(partial(_unary, cotangent), SETTINGS.get(name, "")) for name, cotangent in COTANGENTS.items()},
-    "Add": Known(_add, inputs=2),
-    "CastLike": Known(_cast_like, inputs=2),
-    "Clip": Known(_clip, inputs=3),
-    "Div": Known(_div, inputs=2),
-    "Dropout": Known(_dropout, "ratio seed", inputs=3, outputs=2),
-    "Max": Known(_extreme, inputs=ANY),
-    "Mean": Known(_mean, inputs=ANY),
-    "Min": Known(_extreme, inputs=ANY),
-    "Mod": Known(_mod, "fmod", inputs=2),
-    "Mul": Known(_mul, inputs=2),
-    "PRelu": Known(_prelu, inputs=2),
-    "Pow": Known(_pow, inputs=2),
-    "Sub": Known(_sub, inputs=2),
-    "Sum": Known(_variadic_sum, inputs=ANY),
-    "Where": Known(_where, inputs=3),
+RULES: dict[str, GradientRule] = {
+    **{
+        name: Known(partial(_unary_rule, cotangent), UNARY_SETTINGS.get(name, ""))
+        for name, cotangent in COTANGENTS.items()
+    },
+    "Add": Known(_add_rule, inputs=2),
+    "CastLike": Known(_cast_like_rule, inputs=2),
+    "Clip": Known(_clip_rule, inputs=3),
+    "Div": Known(_div_rule, inputs=2),
+    "Dropout": Known(_dropout_rule, "ratio seed", inputs=3, outputs=2),
+    "Max": Known(_extreme_rule, inputs=ANY),
+    "Mean": Known(_mean_rule, inputs=ANY),
+    "Min": Known(_extreme_rule, inputs=ANY),
+    "Mod": Known(_mod_rule, "fmod", inputs=2),
+    "Mul": Known(_mul_rule, inputs=2),
+    "PRelu": Known(_prelu_rule, inputs=2),
+    "Pow": Known(_pow_rule, inputs=2),
+    "Sub": Known(_sub_rule, inputs=2),
+    "Sum": Known(_variadic_sum_rule, inputs=ANY),
+    "Where": Known(_where_rule, inputs=3),
 }

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from ...._graph.queries import dims
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk, scatter_add, zeros_like
+from ..context import GradientRule, Reverse, Thunk, scatter_add, zeros_like
 
 
-def _dft(r: Reverse) -> Sequence[Thunk]:
+def _dft_rule(r: Reverse) -> Sequence[Thunk]:
     axis, inverse, onesided = _axis(r), r.attribute("inverse", 0), r.attribute("onesided", 0)
     size = (dims(r.x()) or [None] * r.rank())[axis]
     if not isinstance(size, int):
@@ -29,7 +29,7 @@ def _dft(r: Reverse) -> Sequence[Thunk]:
         r.refuse("runtimes disagree on a dft_length that is not the one of its input")
     if onesided and inverse:
         return [lambda: _to_half(r, axis, length)]
-    return [lambda: _resized(r, _like_input(r, _back(r, r.g, axis, length)), axis, length, size)]
+    return [lambda: _resized(r, _like_input(r, _complex_cotangent(r, r.g, axis, length)), axis, length, size)]
 
 
 def _axis(r: Reverse) -> int:
@@ -39,18 +39,18 @@ def _axis(r: Reverse) -> int:
     return int(r.constant(2, "the axis of the transform").item() if r.has(2) else -2) % r.rank()
 
 
-def _transform(r: Reverse, value: ir.Value, axis: int, **settings: int) -> ir.Value:
+def _transform_along(r: Reverse, value: ir.Value, axis: int, **settings: int) -> ir.Value:
     if r.opset < 20:
         return r.op.DFT(value, None, axis=axis, **settings)
     return r.op.DFT(value, None, np.array(axis), **settings)
 
 
-def _back(r: Reverse, cotangent: ir.Value, axis: int, length: int) -> ir.Value:
+def _complex_cotangent(r: Reverse, cotangent: ir.Value, axis: int, length: int) -> ir.Value:
     """Return the complex cotangent of what was transformed; bins that were left out have the cotangent zero."""
     inverse = r.attribute("inverse", 0)
     if r.attribute("onesided", 0):
         cotangent = _resized(r, cotangent, axis, length // 2 + 1, length)
-    return r.op.Mul(_transform(r, cotangent, axis, inverse=1 - inverse), 1 / length if inverse else float(length))
+    return r.op.Mul(_transform_along(r, cotangent, axis, inverse=1 - inverse), 1 / length if inverse else float(length))
 
 
 def _like_input(r: Reverse, value: ir.Value) -> ir.Value:
@@ -66,7 +66,7 @@ def _to_half(r: Reverse, axis: int, length: int) -> ir.Value:
     weight = np.full(length // 2 + 1, 2 / length)
     weight[[0, -1]] = 1 / length
     column = weight.reshape(-1, *[1] * (r.rank() - 1 - axis)).astype(r.op.dtype.numpy())
-    return r.op.Mul(_transform(r, r.g, axis, onesided=1), column)
+    return r.op.Mul(_transform_along(r, r.g, axis, onesided=1), column)
 
 
 def _resized(r: Reverse, value: ir.Value, axis: int, size: int, wanted: int) -> ir.Value:
@@ -76,7 +76,7 @@ def _resized(r: Reverse, value: ir.Value, axis: int, size: int, wanted: int) -> 
     return r.op.Pad(value, ends.ravel()) if wanted != size else value
 
 
-def _stft(r: Reverse) -> Sequence[Thunk | None]:
+def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Frames that overlap add their cotangents up."""
     if "onesided" not in r.node.attributes:
         r.refuse("shape inference takes its attribute onesided for 0 where it is left out, and runtimes for 1; give it")
@@ -86,7 +86,7 @@ def _stft(r: Reverse) -> Sequence[Thunk | None]:
     if not isinstance(bins[1], int):
         r.refuse("the number of its frames is not known")
     places = np.add.outer(np.arange(bins[1]) * step, np.arange(length))
-    frames = _like_input(r, _back(r, r.g, 2, length))
+    frames = _like_input(r, _complex_cotangent(r, r.g, 2, length))
 
     def of_signal() -> ir.Value:
         cotangents = op.Mul(frames, op.Reshape(r.x(2), [-1, 1])) if r.has(2) else frames
@@ -108,7 +108,7 @@ def _frame_length(r: Reverse, signal: int | str | None) -> int:
     return length if isinstance(length, int) else r.refuse("the length of its frames is not known")
 
 
-RULES: dict[str, Rule] = {
-    "DFT": Known(_dft, "axis inverse onesided", inputs=3),
-    "STFT": Known(_stft, "onesided", inputs=4),
+RULES: dict[str, GradientRule] = {
+    "DFT": Known(_dft_rule, "axis inverse onesided", inputs=3),
+    "STFT": Known(_stft_rule, "onesided", inputs=4),
 }

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from ...._graph.queries import dims
 from ...._graph.supported import Known
 from ..context import (
+    GradientRule,
     Reverse,
-    Rule,
     Thunk,
     filled_like,
     flat_index,
@@ -27,7 +27,7 @@ from ..context import (
 Pick: TypeAlias = Callable[[ir.Value], ir.Value]
 
 
-def _gather(r: Reverse) -> Sequence[Thunk]:
+def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     """An index may be picked more than once: its gradients add up."""
     op, x, rank = r.op, r.x(), r.rank()
     axis = r.attribute("axis", 0) % rank
@@ -45,22 +45,22 @@ def _pieces(r: Reverse, axes: np.ndarray) -> list[object]:
     return [r.op.Gather(shape_of(r.op, r.x()), axes)] if len(axes) else []
 
 
-def _gather_elements(r: Reverse) -> Sequence[Thunk]:
+def _gather_elements_rule(r: Reverse) -> Sequence[Thunk]:
     axis = r.attribute("axis", 0)
     return [lambda: scatter_add(r, zeros_like(r.op, r.x()), r.x(1), r.g, axis, repeats=True)]
 
 
-def _gather_nd(r: Reverse) -> Sequence[Thunk]:
+def _gather_nd_rule(r: Reverse) -> Sequence[Thunk]:
     places = r.again(flat_index(r.op, r.x()), r.x(1))
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
 
 
-def _scatter_elements(r: Reverse) -> Sequence[Thunk | None]:
+def _scatter_elements_rule(r: Reverse) -> Sequence[Thunk | None]:
     axis = r.attribute("axis", 0)
     return _scatter(r, lambda value: r.op.GatherElements(value, r.x(1), axis=axis))
 
 
-def _scatter_nd(r: Reverse) -> Sequence[Thunk | None]:
+def _scatter_nd_rule(r: Reverse) -> Sequence[Thunk | None]:
     return _scatter(r, lambda value: r.op.GatherND(value, r.x(1)))
 
 
@@ -108,7 +108,7 @@ def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
     return lambda: op.Mul(kept, share), lambda: op.Mul(put, pick(share))
 
 
-def _tensor_scatter(r: Reverse) -> Sequence[Thunk | None]:
+def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
     """The update hides what it overwrites in the cache. It never overwrites itself: it is no longer than the cache.
 
     An update that turns out longer in a run, as does a negative index, fails in the operator itself.
@@ -134,7 +134,7 @@ def _read_back(r: Reverse, axis: int) -> ir.Value:
     return op.GatherElements(r.g, op.Expand(places, shape), axis=axis)
 
 
-def _one_hot(r: Reverse) -> Sequence[Thunk | None]:
+def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
     """The values are (off, on); what is not on is off."""
     op = r.op
 
@@ -146,7 +146,7 @@ def _one_hot(r: Reverse) -> Sequence[Thunk | None]:
     return lambda: None, lambda: None, of_values
 
 
-def _unique(r: Reverse) -> Sequence[Thunk]:
+def _unique_rule(r: Reverse) -> Sequence[Thunk]:
     """Elements that are equal share the gradient of the one that is kept."""
     op, axis = r.op, r.attribute("axis", None)
     inverse, counts = (r.further_output(i, ir.DataType.INT64) for i in (2, 3))
@@ -156,20 +156,20 @@ def _unique(r: Reverse) -> Sequence[Thunk]:
     return [lambda: reshape_to(op, picked, r.x()) if axis is None else picked]
 
 
-def _top_k(r: Reverse) -> Sequence[Thunk]:
+def _top_k_rule(r: Reverse) -> Sequence[Thunk]:
     axis = r.attribute("axis", -1)
     places = r.further_output(1, ir.DataType.INT64, r.y.shape)
     return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), places, r.g, axis=axis)]
 
 
-RULES: dict[str, Rule] = {
-    "Gather": Known(_gather, "axis", inputs=2),
-    "GatherElements": Known(_gather_elements, "axis", inputs=2),
-    "GatherND": Known(_gather_nd, "batch_dims", inputs=2),
-    "OneHot": Known(_one_hot, "axis", inputs=3),
-    "ScatterElements": Known(_scatter_elements, "axis reduction=add|max|min|mul|none", inputs=3),
-    "ScatterND": Known(_scatter_nd, "reduction=add|max|min|mul|none", inputs=3),
-    "TensorScatter": Known(_tensor_scatter, "axis mode=circular|linear", inputs=3),
-    "TopK": Known(_top_k, "axis largest sorted", inputs=2, outputs=2),
-    "Unique": Known(_unique, "axis sorted", outputs=4),
+RULES: dict[str, GradientRule] = {
+    "Gather": Known(_gather_rule, "axis", inputs=2),
+    "GatherElements": Known(_gather_elements_rule, "axis", inputs=2),
+    "GatherND": Known(_gather_nd_rule, "batch_dims", inputs=2),
+    "OneHot": Known(_one_hot_rule, "axis", inputs=3),
+    "ScatterElements": Known(_scatter_elements_rule, "axis reduction=add|max|min|mul|none", inputs=3),
+    "ScatterND": Known(_scatter_nd_rule, "reduction=add|max|min|mul|none", inputs=3),
+    "TensorScatter": Known(_tensor_scatter_rule, "axis mode=circular|linear", inputs=3),
+    "TopK": Known(_top_k_rule, "axis largest sorted", inputs=2, outputs=2),
+    "Unique": Known(_unique_rule, "axis sorted", outputs=4),
 }

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...._graph.builder import Operand
 from ...._graph.queries import dims, fixed
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk, mask, reshape_to, scatter_add, zeros_like
+from ..context import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 
 # Rows are the powers of the fraction, columns the taps; the first tap is so many pixels after the one before the place.
 TAPS: dict[str, tuple[int, list[list[float]]]] = {
@@ -126,7 +126,7 @@ def _spatial(r: Reverse, value: ir.Value) -> list[int]:
     return [int(str(size)) for size in sizes]
 
 
-def _grid_sample(r: Reverse) -> Sequence[Thunk]:
+def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
     """Places go from -1 to 1, which are the outermost pixels of an axis or, where not aligned, the rims of those."""
     op, sizes, aligned = r.op, _spatial(r, r.x()), bool(r.attribute("align_corners", 0))
     mode = r.attribute("mode", "linear").removeprefix("bi")
@@ -149,7 +149,7 @@ def _grid_sample(r: Reverse) -> Sequence[Thunk]:
     return lambda: reshape_to(op, samples.to_pixels(g), r.x()), lambda: None if mode == "nearest" else of_grid()
 
 
-def _deform_conv(r: Reverse) -> Sequence[Thunk]:
+def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     """A convolution of samples: each element of the kernel reads where its offset points, for a group of channels."""
     op, kernel, channels, out = r.op, dims(r.x(1)) or [], (dims(r.x()) or [None] * 2)[1], _spatial(r, r.y)
     if not isinstance(channels, int) or not fixed(kernel):
@@ -236,7 +236,7 @@ def _image_of_region(r: Reverse, images: ir.Value) -> ir.Value:
     return mask(op, op.Equal(op.Unsqueeze(every, axes=[1]), images))
 
 
-def _max_roi_pool(r: Reverse) -> Sequence[Thunk]:
+def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """Pixels of a bin that are equally large share the gradient; what is rounded has none."""
     r.need_opset(12, "its gradient")
     op, (rows, columns) = r.op, r.attribute("pooled_shape", [1, 1])
@@ -266,7 +266,7 @@ def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
     return op.And(op.Not(op.Less(pixels, op.Unsqueeze(low, axes=[2]))), op.Less(pixels, op.Unsqueeze(high, axes=[2])))
 
 
-def _roi_align(r: Reverse) -> Sequence[Thunk | None]:
+def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
     """A bin is the average of samples, so that regions are products of the image with a matrix on either side."""
     op, scale, images = r.op, r.attribute("spatial_scale", 1.0), r.x(2)
     if r.attribute("mode", "avg") != "avg":
@@ -309,9 +309,9 @@ _ALIGN = """
     spatial_scale
 """
 
-RULES: dict[str, Rule] = {
-    "DeformConv": Known(_deform_conv, "dilations group kernel_shape offset_group pads strides", inputs=5),
-    "GridSample": Known(_grid_sample, _GRID, inputs=2),
-    "MaxRoiPool": Known(_max_roi_pool, "pooled_shape spatial_scale", inputs=2),
-    "RoiAlign": Known(_roi_align, _ALIGN, inputs=3),
+RULES: dict[str, GradientRule] = {
+    "DeformConv": Known(_deform_conv_rule, "dilations group kernel_shape offset_group pads strides", inputs=5),
+    "GridSample": Known(_grid_sample_rule, _GRID, inputs=2),
+    "MaxRoiPool": Known(_max_roi_pool_rule, "pooled_shape spatial_scale", inputs=2),
+    "RoiAlign": Known(_roi_align_rule, _ALIGN, inputs=3),
 }

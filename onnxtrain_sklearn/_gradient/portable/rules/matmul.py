@@ -12,12 +12,12 @@ import onnx_ir as ir
 
 from ...._graph.queries import Dims, dims
 from ...._graph.supported import ANY, Known
-from ..context import Reverse, Rule, Thunk, mask, shape_of, sum_to
+from ..context import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
 
 Size: TypeAlias = "int | str | None"
 
 
-def _gemm(r: Reverse) -> Sequence[Thunk]:
+def _gemm_rule(r: Reverse) -> Sequence[Thunk]:
     op, a, b, g = r.op, r.x(0), r.x(1), r.g
     ta, tb = int(r.attribute("transA", 0)), int(r.attribute("transB", 0))
     alpha, beta = r.attribute("alpha", 1.0), r.attribute("beta", 1.0)
@@ -28,7 +28,7 @@ def _gemm(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-def _matmul(r: Reverse) -> Sequence[Thunk]:
+def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     """A vector on the left is a row, on the right a column, and the product lacks their axis."""
     op = r.op
     left, right = dims(r.x(0)), dims(r.x(1))
@@ -90,7 +90,7 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
     return sum_to(r, value, source, r.x(index))
 
 
-def _einsum(r: Reverse) -> Sequence[Thunk]:
+def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
     """The cotangent takes the place of the operand, and the operand's indices that of the output."""
     terms, output = _letters(r)
     for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
@@ -121,17 +121,17 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
     x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
     spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
-    sizes = _sizes(others, operands)
+    sizes = _index_sizes(others, operands)
     for axis, letter in enumerate(terms[i]):
         if letter in term[:axis]:
             other = next(spare)
             term = term[:axis] + other + term[axis + 1 :]
             others, operands = [*others, letter + other], [*operands, _identity(r, x, axis)]
             sizes[letter] = sizes[other] = (dims(x) or [])[axis]
-    return _fitted(r, operands, others, term, sizes, x)
+    return _fit_to_operand(r, operands, others, term, sizes, x)
 
 
-def _sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
+def _index_sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
     """Return the size of each index once the operands are broadcast, None where only a run can tell."""
     wide = {letter: sizes - {1} or {1} for letter, sizes in _seen(terms, operands).items()}
     return {letter: sizes.pop() if len(sizes) == 1 else None for letter, sizes in wide.items()}
@@ -145,7 +145,7 @@ def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[S
     return sizes
 
 
-def _fitted(
+def _fit_to_operand(
     r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
 ) -> ir.Value:
     """Sum over the indices that ``x`` has with size 1, and repeat over those that it alone has."""
@@ -170,8 +170,8 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
     return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
 
 
-RULES: dict[str, Rule] = {
-    "Einsum": Known(_einsum, "equation", inputs=ANY),
-    "Gemm": Known(_gemm, "alpha beta transA transB", inputs=3),
-    "MatMul": Known(_matmul, inputs=2),
+RULES: dict[str, GradientRule] = {
+    "Einsum": Known(_einsum_rule, "equation", inputs=ANY),
+    "Gemm": Known(_gemm_rule, "alpha beta transA transB", inputs=3),
+    "MatMul": Known(_matmul_rule, inputs=2),
 }

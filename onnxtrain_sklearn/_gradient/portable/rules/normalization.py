@@ -14,12 +14,12 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import dims, fixed
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk, positive_axes, reshape_to, shape_of
+from ..context import GradientRule, Reverse, Thunk, positive_axes, reshape_to, shape_of
 
-EPSILON = 1e-5
+SMALL = 1e-5
 
 
-def _mean(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
+def _mean_over(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
     return op.ReduceMean(x, axes=axes, keepdims=True)
 
 
@@ -27,22 +27,22 @@ def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir
     """Return the normalized value and the reciprocal of the deviation."""
     op = r.op
     centred, variance = _moments(r, x, axes)
-    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, r.attribute("epsilon", EPSILON))))
+    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, r.attribute("epsilon", SMALL))))
     return op.Mul(centred, inverse), inverse
 
 
 def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
     op = r.op
-    centred = op.Sub(x, _mean(op, x, axes))
-    return centred, _mean(op, op.Mul(centred, centred), axes)
+    centred = op.Sub(x, _mean_over(op, x, axes))
+    return centred, _mean_over(op, op.Mul(centred, centred), axes)
 
 
-def _back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
-    common = op.Add(_mean(op, h, axes), op.Mul(z, _mean(op, op.Mul(h, z), axes)))
+def _centered_back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
+    common = op.Add(_mean_over(op, h, axes), op.Mul(z, _mean_over(op, op.Mul(h, z), axes)))
     return op.Mul(op.Sub(h, common), inverse)
 
 
-def _size(r: Reverse, axes: list[int]) -> Operand:
+def _count(r: Reverse, axes: list[int]) -> Operand:
     """Return how many elements a statistic over these axes is of, as a float."""
     sizes = [(dims(r.x()) or [])[axis] for axis in axes]
     if fixed(sizes):
@@ -60,19 +60,19 @@ def _further(r: Reverse, index: int) -> ir.Value | None:
     )
 
 
-def _layer_normalization(r: Reverse) -> Sequence[Thunk]:
+def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """The further outputs are the mean and the deviation's reciprocal."""
     op, rank, g = r.op, r.rank(), r.cotangents[0]
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     z, inverse = _layer_statistics(r, axes)
 
     def of_value() -> ir.Value:
-        cotangents = [] if g is None else [_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
+        cotangents = [] if g is None else [_centered_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
         of_mean, of_inverse = _further(r, 1), _further(r, 2)
         if of_mean is not None:
-            cotangents.append(op.Expand(op.Div(of_mean, _size(r, axes)), shape_of(op, r.x())))
+            cotangents.append(op.Expand(op.Div(of_mean, _count(r, axes)), shape_of(op, r.x())))
         if of_inverse is not None:
-            cotangents.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _size(r, axes))))
+            cotangents.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _count(r, axes))))
         return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
 
     return (
@@ -90,14 +90,14 @@ def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
     return r.op.Mul(r.op.Sub(r.x(), mean), inverse), inverse
 
 
-def _rms_normalization(r: Reverse) -> Sequence[Thunk]:
+def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """There is no mean to subtract, neither from the value nor from its cotangent."""
     op, x, rank = r.op, r.x(), r.rank()
     axes = list(range(r.attribute("axis", -1) % rank, rank))
-    inverse = op.Reciprocal(op.Sqrt(op.Add(_mean(op, op.Mul(x, x), axes), r.attribute("epsilon", EPSILON))))
+    inverse = op.Reciprocal(op.Sqrt(op.Add(_mean_over(op, op.Mul(x, x), axes), r.attribute("epsilon", SMALL))))
     z, h = op.Mul(x, inverse), op.Mul(r.g, r.x(1))
     return (
-        lambda: op.Mul(op.Sub(h, op.Mul(z, _mean(op, op.Mul(h, z), axes))), inverse),
+        lambda: op.Mul(op.Sub(h, op.Mul(z, _mean_over(op, op.Mul(h, z), axes))), inverse),
         lambda: r.sum_to(op.Mul(r.g, z), 1),
     )
 
@@ -113,17 +113,17 @@ def _channel_sums(r: Reverse, value: ir.Value) -> ir.Value:
     return r.op.ReduceSum(value, axes=[0, *range(2, rank)], keepdims=False)
 
 
-def _instance_normalization(r: Reverse) -> Sequence[Thunk]:
+def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, list(range(2, r.rank()))
     z, inverse = _standardize(r, r.x(), axes)
     return (
-        lambda: _back(op, op.Mul(r.g, _channels(r, r.x(1))), z, inverse, axes),
+        lambda: _centered_back(op, op.Mul(r.g, _channels(r, r.x(1))), z, inverse, axes),
         lambda: _channel_sums(r, op.Mul(r.g, z)),
         lambda: _channel_sums(r, r.g),
     )
 
 
-def _batch_normalization(r: Reverse) -> Sequence[Thunk]:
+def _batch_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Before opset 14, further outputs are what makes it train."""
     further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
     return _with_batch_statistics(r) if further or r.attribute("training_mode", 0) else _with_running_statistics(r)
@@ -143,12 +143,12 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
         return None if cotangent is None else op.Mul(cotangent, old)
 
     def of_value() -> ir.Value:
-        cotangents = [] if g is None else [_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
+        cotangents = [] if g is None else [_centered_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
         if of_mean is not None:
-            share = op.Div(op.Mul(of_mean, 1 - old), _size(r, axes))
+            share = op.Div(op.Mul(of_mean, 1 - old), _count(r, axes))
             cotangents.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
         if of_variance is not None:
-            share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _size(r, axes))
+            share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _count(r, axes))
             cotangents.append(op.Mul(_moments(r, r.x(), axes)[0], _channels(r, share)))
         return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
 
@@ -163,7 +163,7 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
 
 def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
     op = r.op
-    inverse = op.Reciprocal(op.Sqrt(op.Add(r.x(4), r.attribute("epsilon", EPSILON))))
+    inverse = op.Reciprocal(op.Sqrt(op.Add(r.x(4), r.attribute("epsilon", SMALL))))
     factor = op.Mul(r.x(1), inverse)
     z = op.Mul(op.Sub(r.x(), _channels(r, r.x(3))), _channels(r, inverse))
     return (
@@ -175,7 +175,7 @@ def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-def _group_normalization(r: Reverse) -> Sequence[Thunk]:
+def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Scale and bias have one number a group before opset 21, and one a channel since."""
     op, groups = r.op, r.attribute("num_groups", 1)
     shape = [0, groups, -1]  # 0: the batch as it is
@@ -189,10 +189,10 @@ def _group_normalization(r: Reverse) -> Sequence[Thunk]:
         h = op.Mul(grouped, op.Reshape(r.x(1), [-1, 1]))
         scale = lambda: op.ReduceSum(op.Mul(grouped, z), axes=[0, 2], keepdims=False)  # noqa: E731
         bias = lambda: op.ReduceSum(grouped, axes=[0, 2], keepdims=False)  # noqa: E731
-    return lambda: reshape_to(op, _back(op, h, z, inverse, [2]), r.x()), scale, bias
+    return lambda: reshape_to(op, _centered_back(op, h, z, inverse, [2]), r.x()), scale, bias
 
 
-def _lp_normalization(r: Reverse) -> Sequence[Thunk]:
+def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Zeros stay zeros, whatever their norm; at this kink the gradient is 0."""
     op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
     norm = op.emit(f"ReduceL{p}", x, axes=axes, keepdims=1)[0]
@@ -202,16 +202,16 @@ def _lp_normalization(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Where(op.Equal(norm, 0.0), 0.0, cotangent)]
 
 
-def _mean_variance_normalization(r: Reverse) -> Sequence[Thunk]:
+def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Nothing stabilizes it that runtimes agree on, but for the size of what is added to the deviation."""
     op, rank = r.op, r.rank()
     axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
     centred, variance = _moments(r, r.x(), axes)
     inverse = op.Reciprocal(op.Add(op.Sqrt(variance), 1e-9))
-    return [lambda: _back(op, r.g, op.Mul(centred, inverse), inverse, axes)]
+    return [lambda: _centered_back(op, r.g, op.Mul(centred, inverse), inverse, axes)]
 
 
-def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
+def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """``x s**-beta``: a band matrix sums the squares, and their cotangents, over the neighboring channels."""
     op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
     alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
@@ -227,15 +227,15 @@ def _local_response_normalization(r: Reverse) -> Sequence[Thunk]:
     return [lambda: reshape_to(op, op.Sub(direct, op.Mul(op.Mul(x, 2 * alpha * beta), around)), r.x())]
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, GradientRule] = {
     "BatchNormalization": Known(
-        _batch_normalization, "epsilon momentum training_mode", inputs=5, outputs=5, cotangents=5
+        _batch_normalization_rule, "epsilon momentum training_mode", inputs=5, outputs=5, cotangents=5
     ),
-    "GroupNormalization": Known(_group_normalization, "epsilon num_groups", inputs=3),
-    "InstanceNormalization": Known(_instance_normalization, "epsilon", inputs=3),
-    "LRN": Known(_local_response_normalization, "alpha beta bias size"),
-    "LayerNormalization": Known(_layer_normalization, "axis epsilon", inputs=3, outputs=3, cotangents=3),
-    "LpNormalization": Known(_lp_normalization, "axis p"),
-    "MeanVarianceNormalization": Known(_mean_variance_normalization, "axes"),
-    "RMSNormalization": Known(_rms_normalization, "axis epsilon", inputs=2),
+    "GroupNormalization": Known(_group_normalization_rule, "epsilon num_groups", inputs=3),
+    "InstanceNormalization": Known(_instance_normalization_rule, "epsilon", inputs=3),
+    "LRN": Known(_local_response_normalization_rule, "alpha beta bias size"),
+    "LayerNormalization": Known(_layer_normalization_rule, "axis epsilon", inputs=3, outputs=3, cotangents=3),
+    "LpNormalization": Known(_lp_normalization_rule, "axis p"),
+    "MeanVarianceNormalization": Known(_mean_variance_normalization_rule, "axes"),
+    "RMSNormalization": Known(_rms_normalization_rule, "axis epsilon", inputs=2),
 }

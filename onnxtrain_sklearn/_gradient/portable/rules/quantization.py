@@ -9,15 +9,15 @@ import onnx_ir as ir
 
 from ...._graph.queries import dims, fixed
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk, filled_like, mask, reshape_to, sum_to
+from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
 
 
-def _nothing(r: Reverse) -> Sequence[Thunk]:
+def _nothing_rule(r: Reverse) -> Sequence[Thunk]:
     """What it makes does not change with its input, or changes in steps, or is drawn anew."""
     return [lambda: None] * len(r.node.inputs)
 
 
-def _range(r: Reverse) -> Sequence[Thunk]:
+def _range_rule(r: Reverse) -> Sequence[Thunk]:
     """``start + i delta``; the limit tells only how many there are."""
     op, g = r.op, r.g
     steps = op.Cast(op.Range(np.array(0), op.Size(g), np.array(1)), to=op.dtype)
@@ -28,7 +28,7 @@ def _range(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-def _dequantize(r: Reverse) -> Sequence[Thunk | None]:
+def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
     """``(x - zero) scale``: one scale for all, for each place on an axis, or for each block along it."""
     op, scale, zero = r.op, r.x(1), r.node.inputs[2:]
     axis, block = r.attribute("axis", 1), r.attribute("block_size", 0)
@@ -58,7 +58,7 @@ def _block_sums(r: Reverse, cotangent: ir.Value, axis: int, block: int) -> ir.Va
     return op.ReduceSum(parts, axes=[axis + 1], keepdims=False)
 
 
-def _dynamic_quantize(r: Reverse) -> Sequence[Thunk]:
+def _dynamic_quantize_rule(r: Reverse) -> Sequence[Thunk]:
     """The scale, the second output, is the distance of the extremes, of which 0 is always one, over 255."""
     op, x = r.op, r.x()
     g = op.Div(r.cotangents[1], 255.0)
@@ -71,13 +71,13 @@ def _dynamic_quantize(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(g, op.Sub(at(high, op.Greater(high, 0.0)), at(low, op.Less(low, 0.0))))]
 
 
-RULES: dict[str, Rule] = {
-    "Bernoulli": Known(_nothing, "dtype seed"),
-    "DequantizeLinear": Known(_dequantize, "axis block_size", inputs=3),
-    "DynamicQuantizeLinear": Known(_dynamic_quantize, outputs=3, cotangents=2),
-    "EyeLike": Known(_nothing, "dtype k"),
-    "MelWeightMatrix": Known(_nothing, "output_datatype", inputs=5),
-    "RandomNormalLike": Known(_nothing, "dtype mean scale seed"),
-    "RandomUniformLike": Known(_nothing, "dtype high low seed"),
-    "Range": Known(_range, inputs=3),
+RULES: dict[str, GradientRule] = {
+    "Bernoulli": Known(_nothing_rule, "dtype seed"),
+    "DequantizeLinear": Known(_dequantize_rule, "axis block_size", inputs=3),
+    "DynamicQuantizeLinear": Known(_dynamic_quantize_rule, outputs=3, cotangents=2),
+    "EyeLike": Known(_nothing_rule, "dtype k"),
+    "MelWeightMatrix": Known(_nothing_rule, "output_datatype", inputs=5),
+    "RandomNormalLike": Known(_nothing_rule, "dtype mean scale seed"),
+    "RandomUniformLike": Known(_nothing_rule, "dtype high low seed"),
+    "Range": Known(_range_rule, inputs=3),
 }

@@ -14,12 +14,12 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import constant, dims, operand
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk, count, mask, shape_of
+from ..context import GradientRule, Reverse, Thunk, count, mask, shape_of
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 
 
-def _axes(r: Reverse) -> list[int] | ir.Value | None:
+def _axes_of_reduction(r: Reverse) -> list[int] | ir.Value | None:
     """Return the reduced axes, None for all of them; [] reduces nothing; a value where only a run can tell."""
     given = operand(r.node, 1)
     known = None if given is None else constant(given)
@@ -31,26 +31,26 @@ def _axes(r: Reverse) -> list[int] | ir.Value | None:
     return [int(axis) for axis in axes]
 
 
-def _reduction(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
-    axes = _axes(r)
+def _reduction_rule(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
+    axes = _axes_of_reduction(r)
     kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar is broadcast as it is
     g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
     return [lambda: rule(r, r.op, g, r.x(), y)]
 
 
-def _spread(r: Reverse, g: ir.Value) -> ir.Value:
+def _broadcast_to_input(r: Reverse, g: ir.Value) -> ir.Value:
     """Broadcast the cotangent of a reduction to the shape of its input."""
     same = dims(r.y) is not None and dims(r.y) == dims(r.x()) and None not in (dims(r.y) or [])
     return g if same else r.op.Expand(g, shape_of(r.op, r.x()))
 
 
-def _mean(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+def _mean_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     n, m = count(op, x), count(op, r.y)
     share: Operand = n / m if isinstance(n, float) and isinstance(m, float) and m else op.Div(n, m)
-    return _spread(r, op.Div(g, share))
+    return _broadcast_to_input(r, op.Div(g, share))
 
 
-def _extreme(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+def _extreme_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """Elements that are equally extreme share the gradient."""
     hit = mask(op, op.Equal(x, y))
     return op.Mul(hit, op.Div(g, _again(r, "ReduceSum", hit)))
@@ -58,7 +58,7 @@ def _extreme(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value
 
 def _again(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
     """Reduce ``value`` by another operator over the same axes, which are kept."""
-    axes = _axes(r)
+    axes = _axes_of_reduction(r)
     if axes == []:
         return value
     noop = r.attribute("noop_with_empty_axes", 0) if isinstance(axes, ir.Value) else None
@@ -84,13 +84,13 @@ def _l2(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> 
 REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "ReduceL2": _l2,
-    "ReduceLogSum": lambda r, op, g, x, y: _spread(r, op.Div(g, _again(r, "ReduceSum", x))),
+    "ReduceLogSum": lambda r, op, g, x, y: _broadcast_to_input(r, op.Div(g, _again(r, "ReduceSum", x))),
     "ReduceLogSumExp": lambda r, op, g, x, y: op.Mul(g, op.Exp(op.Sub(x, y))),
-    "ReduceMax": _extreme,
-    "ReduceMean": _mean,
-    "ReduceMin": _extreme,
+    "ReduceMax": _extreme_gradient,
+    "ReduceMean": _mean_gradient,
+    "ReduceMin": _extreme_gradient,
     "ReduceProd": _prod,
-    "ReduceSum": lambda r, op, g, x, y: _spread(r, g),
+    "ReduceSum": lambda r, op, g, x, y: _broadcast_to_input(r, g),
     "ReduceSumSquare": lambda r, op, g, x, y: op.Mul(g, op.Mul(x, 2.0)),
 }
 
@@ -103,23 +103,23 @@ def _softmax_axes(r: Reverse) -> list[int]:
     return list(range(r.attribute("axis", 1) % rank, rank)) if rank else [0]
 
 
-def _softmax(r: Reverse) -> Sequence[Thunk]:
+def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, weighted = r.op, r.op.Mul(r.g, r.y)
     total = op.ReduceSum(weighted, axes=_softmax_axes(r), keepdims=True)
     return [lambda: op.Sub(weighted, op.Mul(r.y, total))]
 
 
-def _log_softmax(r: Reverse) -> Sequence[Thunk]:
+def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op = r.op
     total = op.ReduceSum(r.g, axes=_softmax_axes(r), keepdims=True)
     return [lambda: op.Sub(r.g, op.Mul(op.Exp(r.y), total))]
 
 
-def _cumsum(r: Reverse) -> Sequence[Thunk]:
+def _cumsum_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.again(r.g, r.x(1), reverse=1 - int(r.attribute("reverse", 0)))]
 
 
-def _cumprod(r: Reverse) -> Sequence[Thunk]:
+def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
     """Sums of ``g y`` over ``x``; for the first zero of all, the products are taken again without it."""
     op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
     zero = op.Equal(x, 0.0)
@@ -133,11 +133,11 @@ def _cumprod(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Where(zero, op.Where(first, sums(without), 0.0), others)]
 
 
-def _nothing(r: Reverse) -> Sequence[Thunk]:
+def _no_gradient_of_input(r: Reverse) -> Sequence[Thunk]:
     return [lambda: None]
 
 
-def _det(r: Reverse) -> Sequence[Thunk]:
+def _det_rule(r: Reverse) -> Sequence[Thunk]:
     """The cofactors, determinants of what is left without a row and a column: right for singular matrices too."""
     op, n = r.op, (dims(r.x()) or [None])[-1]
     if not isinstance(n, int):
@@ -153,15 +153,15 @@ def _det(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(op.Mul(op.Det(minors), signs.astype(op.dtype.numpy())), g)]
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, GradientRule] = {
     **{
-        name: Known(partial(_reduction, rule), "axes keepdims noop_with_empty_axes", inputs=2)
+        name: Known(partial(_reduction_rule, rule), "axes keepdims noop_with_empty_axes", inputs=2)
         for name, rule in REDUCTIONS.items()
     },
-    "CumProd": Known(_cumprod, "exclusive reverse", inputs=2),
-    "CumSum": Known(_cumsum, "exclusive reverse", inputs=2),
-    "Det": Known(_det),
-    "Hardmax": Known(_nothing, "axis"),
-    "LogSoftmax": Known(_log_softmax, "axis"),
-    "Softmax": Known(_softmax, "axis"),
+    "CumProd": Known(_cumprod_rule, "exclusive reverse", inputs=2),
+    "CumSum": Known(_cumsum_rule, "exclusive reverse", inputs=2),
+    "Det": Known(_det_rule),
+    "Hardmax": Known(_no_gradient_of_input, "axis"),
+    "LogSoftmax": Known(_log_softmax_rule, "axis"),
+    "Softmax": Known(_softmax_rule, "axis"),
 }

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from ...._graph.builder import Operand
 from ...._graph.queries import constant, dims, operand
 from ...._graph.supported import Known
-from ..context import Reverse, Rule, Thunk
+from ..context import GradientRule, Reverse, Thunk
 
 
-def _resize(r: Reverse) -> Sequence[Thunk]:
+def _resize_rule(r: Reverse) -> Sequence[Thunk]:
     """Each axis was multiplied by a matrix of its own: what the runtime itself makes of the unit matrix."""
     return [lambda: _resized_back(r)]
 
@@ -25,7 +25,7 @@ def _resized_back(r: Reverse) -> ir.Value:
     for place, axis in enumerate(listed):
         if _keeps(r, place, axis):
             continue
-        weights = op.Transpose(_weights(r, place, axis, len(listed)), perm=[1, 0])
+        weights = op.Transpose(_interpolation_matrix(r, place, axis, len(listed)), perm=[1, 0])
         last = [*(i for i in range(rank) if i != axis), axis]
         moved = op.MatMul(cotangent if axis == rank - 1 else op.Transpose(cotangent, perm=last), weights)
         cotangent = moved if axis == rank - 1 else op.Transpose(moved, perm=np.argsort(last).tolist())
@@ -53,7 +53,7 @@ def _keeps(r: Reverse, place: int, axis: int) -> bool:
     return before is not None and after is not None and before[axis] is not None and before[axis] == after[axis]
 
 
-def _weights(r: Reverse, place: int, axis: int, count: int) -> ir.Value:
+def _interpolation_matrix(r: Reverse, place: int, axis: int, count: int) -> ir.Value:
     """Return the matrix of an axis: a row for each position before, a column for each after."""
     op, dtype, scales = r.op, r.x().dtype or r.op.dtype, _scales(r)
     size = _length(r, r.x(), axis)
@@ -80,7 +80,7 @@ def _length(r: Reverse, value: ir.Value, axis: int) -> Operand:
     return np.array([known]) if isinstance(known, int) else r.op.Slice(r.op.Shape(value), [axis], [axis + 1], [0])
 
 
-def _affine_grid(r: Reverse) -> Sequence[Thunk]:
+def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:
     """The grid is the product of theta with the places that the unit matrix gives, and a one beside them."""
     op, rank = r.op, r.rank(r.y)
     n = rank - 2
@@ -91,7 +91,7 @@ def _affine_grid(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), op.Pad(places, [0, 0, 0, 1], 1.0))]
 
 
-def _center_crop_pad(r: Reverse) -> Sequence[Thunk]:
+def _center_crop_pad_rule(r: Reverse) -> Sequence[Thunk]:
     """What was cropped is padded and what was padded is cropped, both as near to the centre."""
     axes, size = r.attribute("axes", None), r.op.Shape(r.x())
     target = size if axes is None else r.op.Gather(size, np.array(axes, np.int64) % max(r.rank(), 1))
@@ -104,8 +104,8 @@ _RESIZE = """
     coordinate_transformation_mode=align_corners|asymmetric|half_pixel|half_pixel_symmetric|pytorch_half_pixel|tf_crop_and_resize
 """
 
-RULES: dict[str, Rule] = {
-    "AffineGrid": Known(_affine_grid, "align_corners", inputs=2),
-    "CenterCropPad": Known(_center_crop_pad, "axes", inputs=2),
-    "Resize": Known(_resize, _RESIZE, inputs=4),
+RULES: dict[str, GradientRule] = {
+    "AffineGrid": Known(_affine_grid_rule, "align_corners", inputs=2),
+    "CenterCropPad": Known(_center_crop_pad_rule, "axes", inputs=2),
+    "Resize": Known(_resize_rule, _RESIZE, inputs=4),
 }

@@ -12,8 +12,8 @@ from ...._graph.builder import Operand
 from ...._graph.queries import constant, dims, fixed, operand
 from ...._graph.supported import ANY, Known
 from ..context import (
+    GradientRule,
     Reverse,
-    Rule,
     Thunk,
     flat_index,
     reshape_to,
@@ -22,21 +22,21 @@ from ..context import (
 )
 
 
-def _reshape(r: Reverse) -> Sequence[Thunk]:
+def _reshape_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: reshape_to(r.op, r.g, r.x())]
 
 
-def _transpose(r: Reverse) -> Sequence[Thunk]:
+def _transpose_rule(r: Reverse) -> Sequence[Thunk]:
     perm = r.attribute("perm", None)
     inverse = None if perm is None else np.argsort(perm).tolist()
     return [lambda: r.op.Transpose(r.g, perm=inverse)]
 
 
-def _expand(r: Reverse) -> Sequence[Thunk]:
+def _expand_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.sum_to(r.g, 0)]
 
 
-def _tile(r: Reverse) -> Sequence[Thunk]:
+def _tile_rule(r: Reverse) -> Sequence[Thunk]:
     """Every axis becomes two, the repetitions and the size, and the first is summed."""
     op, rank = r.op, r.rank()
     pairs = op.Concat(op.Unsqueeze(r.x(1), axes=[1]), op.Unsqueeze(op.Shape(r.x()), axes=[1]), axis=1)
@@ -44,7 +44,7 @@ def _tile(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.ReduceSum(tiles, axes=list(range(0, 2 * rank, 2)), keepdims=False) if rank else r.g]
 
 
-def _concat(r: Reverse) -> Sequence[Thunk]:
+def _concat_rule(r: Reverse) -> Sequence[Thunk]:
     axis = r.attribute("axis", 0)
     starts = _offsets(r, r.node.inputs, axis)
     return [
@@ -64,7 +64,7 @@ def _offsets(r: Reverse, parts: Sequence[ir.Value | None], axis: int) -> list[Op
     return [np.array([0]), *accumulate(lengths, r.op.Add)]
 
 
-def _split(r: Reverse) -> Sequence[Thunk]:
+def _split_rule(r: Reverse) -> Sequence[Thunk]:
     """Parts that the loss does not depend on have the gradient zero."""
     op = r.op
     cotangents = [
@@ -74,7 +74,7 @@ def _split(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Concat(*cotangents, axis=r.attribute("axis", 0)) if len(cotangents) > 1 else cotangents[0]]
 
 
-def _slice(r: Reverse) -> Sequence[Thunk]:
+def _slice_rule(r: Reverse) -> Sequence[Thunk]:
     """Positions are sliced as the values were, whatever bounds and steps are; where all is constant it is a Pad."""
     pads = _slice_pads(r)
     if pads is not None:
@@ -101,7 +101,7 @@ def _slice_pads(r: Reverse) -> list[int] | None:
     return before + after
 
 
-def _pad(r: Reverse) -> Sequence[Thunk | None]:
+def _pad_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Negative pads cut off what positive ones added, and the other way round; other modes repeat elements."""
     op, pads = r.op, r.x(1)
     axes = [r.x(3)] if r.has(3) else []
@@ -120,11 +120,11 @@ def _padding_cotangent(r: Reverse, inner: ir.Value) -> ir.Value:
     return reshape_to(op, rim, r.x(2))
 
 
-def _trilu(r: Reverse) -> Sequence[Thunk]:
+def _trilu_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.again(r.g, *r.node.inputs[1:])]
 
 
-def _depth_to_space(r: Reverse) -> Sequence[Thunk]:
+def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
     """The inverse orders channels by place in the block first, as DCR does; CRD puts the place last."""
     blocks = r.op.SpaceToDepth(r.g, blocksize=r.attribute("blocksize", 1))
     if r.attribute("mode", "DCR") == "DCR":
@@ -137,35 +137,35 @@ def _depth_to_space(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.Gather(blocks, order, axis=1)]
 
 
-def _space_to_depth(r: Reverse) -> Sequence[Thunk]:
+def _space_to_depth_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.DepthToSpace(r.g, blocksize=r.attribute("blocksize", 1))]
 
 
-def _compress(r: Reverse) -> Sequence[Thunk]:
+def _compress_rule(r: Reverse) -> Sequence[Thunk]:
     """Positions are picked as the values were."""
     return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)]
 
 
-def _reverse_sequence(r: Reverse) -> Sequence[Thunk]:
+def _reverse_sequence_rule(r: Reverse) -> Sequence[Thunk]:
     """Reversed twice, a sequence is as it was."""
     return [lambda: r.again(r.g, r.x(1))]
 
 
-RULES: dict[str, Rule] = {
-    "Compress": Known(_compress, "axis", inputs=2),
-    "Concat": Known(_concat, "axis", inputs=ANY),
-    "DepthToSpace": Known(_depth_to_space, "blocksize mode=CRD|DCR"),
-    "Expand": Known(_expand, inputs=2),
-    "Flatten": Known(_reshape, "axis"),
-    "Pad": Known(_pad, "mode=constant|edge|reflect|wrap", inputs=4),
-    "Reshape": Known(_reshape, "allowzero", inputs=2),
-    "ReverseSequence": Known(_reverse_sequence, "batch_axis time_axis", inputs=2),
-    "Slice": Known(_slice, inputs=5),
-    "SpaceToDepth": Known(_space_to_depth, "blocksize"),
-    "Split": Known(_split, "axis num_outputs split", inputs=2, outputs=ANY, cotangents=ANY),
-    "Squeeze": Known(_reshape, "axes", inputs=2),
-    "Tile": Known(_tile, inputs=2),
-    "Transpose": Known(_transpose, "perm"),
-    "Trilu": Known(_trilu, "upper", inputs=2),
-    "Unsqueeze": Known(_reshape, "axes", inputs=2),
+RULES: dict[str, GradientRule] = {
+    "Compress": Known(_compress_rule, "axis", inputs=2),
+    "Concat": Known(_concat_rule, "axis", inputs=ANY),
+    "DepthToSpace": Known(_depth_to_space_rule, "blocksize mode=CRD|DCR"),
+    "Expand": Known(_expand_rule, inputs=2),
+    "Flatten": Known(_reshape_rule, "axis"),
+    "Pad": Known(_pad_rule, "mode=constant|edge|reflect|wrap", inputs=4),
+    "Reshape": Known(_reshape_rule, "allowzero", inputs=2),
+    "ReverseSequence": Known(_reverse_sequence_rule, "batch_axis time_axis", inputs=2),
+    "Slice": Known(_slice_rule, inputs=5),
+    "SpaceToDepth": Known(_space_to_depth_rule, "blocksize"),
+    "Split": Known(_split_rule, "axis num_outputs split", inputs=2, outputs=ANY, cotangents=ANY),
+    "Squeeze": Known(_reshape_rule, "axes", inputs=2),
+    "Tile": Known(_tile_rule, inputs=2),
+    "Transpose": Known(_transpose_rule, "perm"),
+    "Trilu": Known(_trilu_rule, "upper", inputs=2),
+    "Unsqueeze": Known(_reshape_rule, "axes", inputs=2),
 }
