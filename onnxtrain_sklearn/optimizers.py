@@ -15,7 +15,7 @@ from onnx_ir import Value
 
 from ._graph.builder import GraphBuilder
 from ._optimizers.lbfgs import LBFGS, BaseOptimizer, MinimizeResult
-from ._optimizers.update_graph import PIECE, Coefficients, Named, Update, UpdateGraph, clip_graph, update_graph
+from ._optimizers.update_graph import PIECE, Coefficients, Named, Step, UpdateGraph, clip_graph, update_graph
 from ._support.components import resolve
 from ._support.rules import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules
 
@@ -47,9 +47,7 @@ class Optimizer(BaseOptimizer, ABC):
         return {"learning_rate": float(learning_rate)}
 
     @abstractmethod
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         """Emit one step; return the new parameters and the new state.
 
         Parameters
@@ -125,9 +123,7 @@ class SGD(Optimizer):
             return super().coefficients(learning_rate, t)
         return {"learning_rate": float(learning_rate), "weight": 1.0 if t == 1 else 1.0 - float(self.dampening)}
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         g, mu = _with_penalty(op, gradients, parameters, self.weight_decay), float(self.momentum)
         if not mu:
             return op.Sub(parameters, op.Mul(g, coefficients["learning_rate"])), {}
@@ -187,16 +183,14 @@ class Adam(Optimizer):
         rate = float(learning_rate) * root / (1.0 - float(self.beta_1) ** t)
         return {"learning_rate": rate, "epsilon": float(self.epsilon) * root}
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         step, moments = self._step(op, _with_penalty(op, gradients, parameters, self.weight_decay), state, coefficients)
         return op.Sub(parameters, step), moments
 
     def fused(self) -> Optimizer | None:
         return None if self.weight_decay else _FusedAdam(self.beta_1, self.beta_2, self.epsilon)
 
-    def _step(self, op: GraphBuilder, g: Value, state: Named, coefficients: Named) -> Update:
+    def _step(self, op: GraphBuilder, g: Value, state: Named, coefficients: Named) -> Step:
         first = _average(op, state["first_moment"], g, self.beta_1)
         second = _average(op, state["second_moment"], op.Mul(g, g), self.beta_2)
         direction = op.Div(first, op.Add(op.Sqrt(second), coefficients["epsilon"]))
@@ -233,9 +227,7 @@ class AdamW(Adam):
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
         return super().coefficients(learning_rate, t) | {"decay": float(learning_rate) * float(self.weight_decay)}
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         step, moments = self._step(op, gradients, state, coefficients)
         if self.weight_decay:  # not p·(1 - ηλ): in float32, 1 - 1e-5 misses 0.2 % of the decay, 1 - 1e-8 all of it
             step = op.Add(step, op.Mul(parameters, coefficients["decay"]))
@@ -298,9 +290,7 @@ class RMSprop(Optimizer):
         names = ["average", "variance"] if self.centered else ["second_moment"]
         return dict.fromkeys([*names, "momentum"] if self.momentum else names, 0.0)
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         g = _with_penalty(op, gradients, parameters, self.weight_decay)
         square, new = self._square(op, g, state)
         direction = op.Div(g, op.Add(op.Sqrt(square), float(self.epsilon)))
@@ -308,7 +298,7 @@ class RMSprop(Optimizer):
             direction = new["momentum"] = op.Add(op.Mul(state["momentum"], float(self.momentum)), direction)
         return op.Sub(parameters, op.Mul(direction, coefficients["learning_rate"])), new
 
-    def _square(self, op: GraphBuilder, g: Value, state: Named) -> Update:
+    def _square(self, op: GraphBuilder, g: Value, state: Named) -> Step:
         if not self.centered:
             moment = _average(op, state["second_moment"], op.Mul(g, g), self.alpha)
             return moment, {"second_moment": moment}
@@ -364,9 +354,7 @@ class Adagrad(Optimizer):
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
         return {"learning_rate": float(learning_rate) / (1.0 + (t - 1) * float(self.lr_decay))}
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         g = _with_penalty(op, gradients, parameters, self.weight_decay)
         total = op.Add(state["sum_of_squares"], op.Mul(g, g))
         direction = op.Div(g, op.Add(op.Sqrt(total), float(self.epsilon)))
@@ -406,9 +394,7 @@ class Lion(Optimizer):
     def state(self) -> dict[str, float]:
         return {"momentum": 0.0}
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         ahead = op.Sub(state["momentum"], gradients)  # the only reader of the old momentum
         direction = op.Sign(op.Add(gradients, op.Mul(ahead, float(self.beta_1))))
         direction = _with_penalty(op, direction, parameters, self.weight_decay)
@@ -417,9 +403,7 @@ class Lion(Optimizer):
 
 
 class _FusedSGD(Optimizer):
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         inputs = coefficients["learning_rate"], parameters, gradients
         return op.emit("SGDOptimizer", *inputs, domain="com.microsoft")[0], {}
 
@@ -430,9 +414,7 @@ class _FusedAdam(Adam):
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
         return {"learning_rate": float(learning_rate), "steps_before": t - 1}
 
-    def update(
-        self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update:
+    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         t = op.Add(coefficients["steps_before"], 1)  # a tensor of its own: the kernel writes t + 1 over it
         inputs = coefficients["learning_rate"], t, parameters, gradients, state["first_moment"], state["second_moment"]
         settings = {"alpha": self.beta_1, "beta": self.beta_2, "epsilon": self.epsilon, "lambda": self.weight_decay}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +14,6 @@ from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
-from .._training.parameters import FlatParameters
 from ..exceptions import ModelError
 
 CHUNK_ROWS = 8192
@@ -21,6 +21,12 @@ CHUNK_ROWS = 8192
 
 CHUNK_NUMBERS = 2**23
 """Numbers of an input that are converted at a time: wide rows come in smaller chunks."""
+
+
+class LiveParameters(Protocol):
+    """Parameters in training; :class:`~onnxtrain_sklearn._training.parameters.FlatParameters` are such."""
+
+    def views(self) -> dict[str, np.ndarray]: ...
 
 
 class Predictor:
@@ -31,8 +37,8 @@ class Predictor:
     model : onnx_ir.Model
     device : Device
     session_options : mapping or None
-    live : FlatParameters, optional
-        Parameters that are read from their vector on every run, instead of from the graph: for scores in between.
+    live : LiveParameters, optional
+        Parameters that each run reads from their views instead of from the graph, for scores during training.
     width : int, default=1
         Numbers of a row inside the graph, where they are more than those that it takes.
     """
@@ -42,7 +48,7 @@ class Predictor:
         model: ir.Model,
         device: Device,
         session_options: Mapping[str, object] | None,
-        live: FlatParameters | None = None,
+        live: LiveParameters | None = None,
         *,
         width: int = 1,
     ) -> None:

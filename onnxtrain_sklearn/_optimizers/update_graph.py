@@ -18,7 +18,7 @@ from .._graph.edits import append_output
 from ..exceptions import ModelError
 
 Coefficients: TypeAlias = "dict[str, float | int]"
-Update: TypeAlias = "tuple[Value, dict[str, Value]]"
+Step: TypeAlias = "tuple[Value, dict[str, Value]]"
 Named: TypeAlias = "Mapping[str, Value]"
 
 PIECE = 131072
@@ -37,7 +37,7 @@ class UpdateRule(Protocol):
 
     def update(
         self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named
-    ) -> Update: ...
+    ) -> Step: ...
 
     def fused(self) -> UpdateRule | None: ...
 
