@@ -27,7 +27,7 @@ PADDING = "auto_pad=NOTSET|SAME_LOWER|SAME_UPPER|VALID"
 
 
 @dataclass(frozen=True)
-class Known(Generic[T_co]):
+class Supported(Generic[T_co]):
     """A rule of an operator, and which part of the operator it supports.
 
     Attributes

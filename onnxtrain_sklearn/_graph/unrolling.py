@@ -18,7 +18,7 @@ from .edits import append_copy, copy_type, remove_unread, replace_node
 from .loops import infer_loops
 from .queries import attribute, constant, dims, operand
 from .shapes import infer_shapes
-from .supported import ANY, Known
+from .supported import ANY, Supported
 
 MAX_NODES = 20_000
 
@@ -203,7 +203,7 @@ def _stack_slices(op: GraphBuilder, slices: Sequence[ir.Value], way: _Slices) ->
 
 _SCAN_ATTRIBUTES = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 
-_ITERATED: dict[str, Known[Callable[[ir.Node], _FixedLoop | None]]] = {
-    "Loop": Known(_loop_iteration, "body", inputs=ANY, outputs=ANY),
-    "Scan": Known(_scan_iteration, _SCAN_ATTRIBUTES, inputs=ANY, outputs=ANY),
+_ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {
+    "Loop": Supported(_loop_iteration, "body", inputs=ANY, outputs=ANY),
+    "Scan": Supported(_scan_iteration, _SCAN_ATTRIBUTES, inputs=ANY, outputs=ANY),
 }

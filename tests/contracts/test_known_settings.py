@@ -15,7 +15,7 @@ from onnxtrain_sklearn._gradient.portable import control_flow as control
 from onnxtrain_sklearn._gradient.portable import engine as portable
 from onnxtrain_sklearn._gradient.portable.lowering import registry as expand
 from onnxtrain_sklearn._gradient.portable.lowering import sequences
-from onnxtrain_sklearn._graph.supported import ANY, Known
+from onnxtrain_sklearn._graph.supported import ANY, Supported
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 TABLES = {
@@ -149,5 +149,5 @@ def another_value(attribute):
 
 
 def test_known_is_read_from_its_declaration():
-    known = Known(None, "axis mode=a|b")
+    known = Supported(None, "axis mode=a|b")
     assert known.values == {"axis": frozenset(), "mode": frozenset("ab")}

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
-from ..._graph.supported import ANY, PADDING, Known
+from ..._graph.supported import ANY, PADDING, Supported
 from ..._runtime import gradient_builder
 from ..._support.refusal import refusing
 from ...exceptions import UnsupportedOperatorError
@@ -31,7 +31,7 @@ OPSETS = range(11, 22)
 TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 Rule: TypeAlias = Callable[[Passage], "str | None"]
-Proven: TypeAlias = Known[tuple[Rule, ...]]
+Proven: TypeAlias = Supported[tuple[Rule, ...]]
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
@@ -175,15 +175,15 @@ _REDUCED = "axes keepdims noop_with_empty_axes"
 _WINDOW = f"{PADDING} dilations kernel_shape pads strides"
 
 PROVEN: dict[str, Proven] = {
-    **dict.fromkeys(_ALWAYS.split(), Known(())),
-    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), Known((_operands,), inputs=2)),
-    **dict.fromkeys(("Cos", "Erf", "Sqrt"), Known((_SCALAR,))),
-    **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Known((), "axis")),
-    **dict.fromkeys(("Gather", "GatherElements"), Known((), "axis", inputs=2)),
-    **dict.fromkeys(("Max", "Min"), Known((_into_output,), inputs=ANY)),
-    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Known((), _REDUCED, inputs=2)),
-    **dict.fromkeys(("Squeeze", "Unsqueeze"), Known((), "axes", inputs=2)),
-    "AveragePool": Known(
+    **dict.fromkeys(_ALWAYS.split(), Supported(())),
+    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), Supported((_operands,), inputs=2)),
+    **dict.fromkeys(("Cos", "Erf", "Sqrt"), Supported((_SCALAR,))),
+    **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Supported((), "axis")),
+    **dict.fromkeys(("Gather", "GatherElements"), Supported((), "axis", inputs=2)),
+    **dict.fromkeys(("Max", "Min"), Supported((_into_output,), inputs=ANY)),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Supported((), _REDUCED, inputs=2)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), Supported((), "axes", inputs=2)),
+    "AveragePool": Supported(
         (
             _wrong("the sizes of its input, the batch too, must be fixed", lambda p: not fixed(_input_dims(p))),
             _wrong("its gradient is wrong in three dimensions", lambda p: len(_input_dims(p) or ()) > 4),
@@ -195,9 +195,9 @@ PROVEN: dict[str, Proven] = {
         ),
         f"ceil_mode count_include_pad {_WINDOW}",
     ),
-    "Cast": Known((), "to"),
-    "Clip": Known((_only_input("its bounds"), _since(12)), inputs=3),
-    "Concat": Known(
+    "Cast": Supported((), "to"),
+    "Clip": Supported((_only_input("its bounds"), _since(12)), inputs=3),
+    "Concat": Supported(
         (
             _wrong(
                 "its sizes must be fixed, or the opset 13 or newer",
@@ -207,12 +207,12 @@ PROVEN: dict[str, Proven] = {
         "axis",
         inputs=ANY,
     ),
-    "Conv": Known(
+    "Conv": Supported(
         (_wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),),
         f"group {_WINDOW}",
         inputs=3,
     ),
-    "Dropout": Known(
+    "Dropout": Supported(
         (
             _only_input("its ratio"),
             _wrong("its training_mode must be constant", lambda p: training_mode(p.node) is None),
@@ -221,10 +221,10 @@ PROVEN: dict[str, Proven] = {
         inputs=3,
         outputs=2,
     ),
-    "Expand": Known((_into_output,), inputs=2),
-    "GatherND": Known((_since(12),), "batch_dims", inputs=2),
-    "Gelu": Known((), "approximate=none"),
-    "Gemm": Known(
+    "Expand": Supported((_into_output,), inputs=2),
+    "GatherND": Supported((_since(12),), "batch_dims", inputs=2),
+    "Gelu": Supported((), "approximate=none"),
+    "Gemm": Supported(
         (
             _wrong("its alpha is zero", lambda p: attribute(p.node, "alpha", 1) == 0),
             _wrong("its beta is zero", lambda p: 2 in p.inputs and attribute(p.node, "beta", 1) == 0),
@@ -233,18 +233,18 @@ PROVEN: dict[str, Proven] = {
         "alpha beta transA transB",
         inputs=3,
     ),
-    "LayerNormalization": Known(
+    "LayerNormalization": Supported(
         (_wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),),
         "axis epsilon",
         inputs=3,
         outputs=3,
     ),
-    "LeakyRelu": Known(
+    "LeakyRelu": Supported(
         (_wrong("its gradient is wrong for a negative alpha", lambda p: attribute(p.node, "alpha", 0.01) < 0),),
         "alpha",
     ),
-    "MatMul": Known((_matrices,), inputs=2),
-    "MaxPool": Known(
+    "MatMul": Supported((_matrices,), inputs=2),
+    "MaxPool": Supported(
         (
             # The kernel learns the sizes here, and writes outside its memory where they are not known.
             _wrong(
@@ -255,21 +255,21 @@ PROVEN: dict[str, Proven] = {
         f"ceil_mode {_WINDOW}",
         outputs=2,
     ),
-    "Pad": Known((_only_input("its constant value"),), "mode=constant", inputs=3),
-    "Pow": Known((_only_input("its exponent"), _SCALAR), inputs=2),
-    "ReduceL2": Known(
+    "Pad": Supported((_only_input("its constant value"),), "mode=constant", inputs=3),
+    "Pow": Supported((_only_input("its exponent"), _SCALAR), inputs=2),
+    "ReduceL2": Supported(
         (_wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p)),),
         _REDUCED,
         inputs=2,
     ),
-    "Reshape": Known((), "allowzero", inputs=2),
-    "ScatterElements": Known((), "axis reduction=none", inputs=3),
-    "ScatterND": Known((), "reduction=none", inputs=3),
-    "Slice": Known((_wrong("its steps must be positive constants", _steps_may_be_negative),), inputs=5),
-    "SoftmaxCrossEntropyLoss": Known(
+    "Reshape": Supported((), "allowzero", inputs=2),
+    "ScatterElements": Supported((), "axis reduction=none", inputs=3),
+    "ScatterND": Supported((), "reduction=none", inputs=3),
+    "Slice": Supported((_wrong("its steps must be positive constants", _steps_may_be_negative),), inputs=5),
+    "SoftmaxCrossEntropyLoss": Supported(
         (_only_input("its class weights"),), "ignore_index reduction=mean|none|sum", inputs=3, outputs=2
     ),
-    "Split": Known(
+    "Split": Supported(
         (
             _wrong(
                 "some of its outputs do not reach the loss, and their sizes are not known",
@@ -281,11 +281,11 @@ PROVEN: dict[str, Proven] = {
         outputs=ANY,
         cotangents=ANY,
     ),
-    "Tile": Known((), inputs=2),
-    "TopK": Known((), "axis largest sorted", inputs=2, outputs=2),
-    "Transpose": Known((), "perm"),
-    "Trilu": Known((), "upper", inputs=2),
-    "Where": Known((_SCALAR,), inputs=3),
+    "Tile": Supported((), inputs=2),
+    "TopK": Supported((), "axis largest sorted", inputs=2, outputs=2),
+    "Transpose": Supported((), "perm"),
+    "Trilu": Supported((), "upper", inputs=2),
+    "Where": Supported((_SCALAR,), inputs=3),
 }
 
 

@@ -4,7 +4,7 @@ A rule is a function of a :class:`Reverse`, one node in the reverse pass. It ret
 order: the cotangent of that input, of its shape and type. Only the thunks of wanted inputs are
 called. A thunk that returns None says that the gradient is zero; None in place of a thunk, or too few of them, that
 there is no rule for that input. Emitted operators are ONNX's own, of the opset of the graph. The tables hold each rule
-in a :class:`~onnxtrain_sklearn._graph.supported.Known`, beside the attributes, inputs and outputs that it honors.
+in a :class:`~onnxtrain_sklearn._graph.supported.Supported`, beside the attributes, inputs and outputs that it honors.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder, Operand, Setting
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, operand, opset
-from ..._graph.supported import Known
+from ..._graph.supported import Supported
 from ...exceptions import UnsupportedOperatorError
 from ..path import Passage
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Cotangents: TypeAlias = "dict[ir.Value, list[ir.Value]]"
-GradientRule: TypeAlias = "Known[Callable[[Reverse], Sequence[Thunk | None]]]"
+GradientRule: TypeAlias = "Supported[Callable[[Reverse], Sequence[Thunk | None]]]"
 
-Lowering: TypeAlias = "Known[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
+Lowering: TypeAlias = "Supported[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
 
 
 class NewerOpsetNeeded(UnsupportedOperatorError):
@@ -138,7 +138,7 @@ def require_types(passage: Passage) -> None:
         raise unsupported(passage.node, reason)
 
 
-def require(known: Known[object], node: ir.Node, through: Collection[int] = ()) -> None:
+def require(known: Supported[object], node: ir.Node, through: Collection[int] = ()) -> None:
     """Refuse a node that has more set than its rule knows, or a gradient ``through`` outputs that it does not."""
     reason = known.unknown(node) or known.missing(node, through)
     if reason:

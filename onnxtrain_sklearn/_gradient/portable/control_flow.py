@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ..._graph.builder import GraphBuilder
 from ..._graph.edits import copy_type
 from ..._graph.queries import constant, dims, is_float, kind, operand, reads
-from ..._graph.supported import ANY, Known
+from ..._graph.supported import ANY, Supported
 from ..path import Passage, dependent, passages
 from .context import Cotangents, unsupported, zeros_like
 
@@ -47,7 +47,7 @@ class Flow:
         return [v for v in dict.fromkeys(read) if v in self.sources]
 
 
-FlowRule: TypeAlias = "Known[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
+FlowRule: TypeAlias = "Supported[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
 
 
 RANDOM = frozenset(
@@ -353,7 +353,7 @@ def _loop_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
 _SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 
 RULES: dict[str, FlowRule] = {
-    "If": Known(_if_rule, "else_branch then_branch", outputs=ANY, cotangents=ANY),
-    "Loop": Known(_loop_rule, "body", inputs=ANY, outputs=ANY, cotangents=ANY),
-    "Scan": Known(_scan_rule, _SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
+    "If": Supported(_if_rule, "else_branch then_branch", outputs=ANY, cotangents=ANY),
+    "Loop": Supported(_loop_rule, "body", inputs=ANY, outputs=ANY, cotangents=ANY),
+    "Scan": Supported(_scan_rule, _SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
 }

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ..builder import GraphBuilder
 from ..queries import attribute, is_read, operand
-from ..supported import Known
+from ..supported import Supported
 
 
 class Refused(Exception):
@@ -73,7 +73,7 @@ LoweringFunction: TypeAlias = Callable[[Fused], Outputs]
 
 
 @dataclass(frozen=True)
-class FusionRule(Known[LoweringFunction]):
+class FusionRule(Supported[LoweringFunction]):
     """A lowering and what it supports; ``defaults`` are values of further attributes that have no effect."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)

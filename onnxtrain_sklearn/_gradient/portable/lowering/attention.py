@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder
 from ...._graph.queries import attribute, dims, operand
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import Lowering, unsupported
 
 
-def _decompose_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     q, k, v, mask, past_key, past_value = (operand(node, i) for i in range(6))
     assert q is not None
     flat = len(dims(q) or []) == 3
@@ -124,7 +124,7 @@ def _require_full_width(node: ir.Node, mask: ir.Value, scores: ir.Value) -> None
         raise unsupported(node, "its mask is not known to be as wide as its keys")
 
 
-def _decompose_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     """Turn pairs of features by angles; the axes are (rows, sequence, heads, features) here."""
     x, cosine, sine, positions = (operand(node, i) for i in range(4))
     assert x is not None
@@ -163,6 +163,6 @@ def _rotated_pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool)
 
 
 LOWERINGS: dict[str, Lowering] = {
-    "Attention": Known(_decompose_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
-    "RotaryEmbedding": Known(_decompose_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
+    "Attention": Supported(_expand_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
+    "RotaryEmbedding": Supported(_expand_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
 }

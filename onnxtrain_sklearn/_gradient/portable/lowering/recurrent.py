@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import attribute, dims, operand
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import Lowering, unsupported
 from ..control_flow import inner_builder
 
@@ -301,7 +301,7 @@ _RECURRENT_ATTRIBUTES = """
 """
 
 LOWERINGS: dict[str, Lowering] = {
-    "GRU": Known(_lower_recurrent, f"linear_before_reset {_RECURRENT_ATTRIBUTES}", inputs=6, outputs=2),
-    "LSTM": Known(_lower_recurrent, f"input_forget {_RECURRENT_ATTRIBUTES}", inputs=8, outputs=3),
-    "RNN": Known(_lower_recurrent, _RECURRENT_ATTRIBUTES, inputs=6, outputs=2),
+    "GRU": Supported(_lower_recurrent, f"linear_before_reset {_RECURRENT_ATTRIBUTES}", inputs=6, outputs=2),
+    "LSTM": Supported(_lower_recurrent, f"input_forget {_RECURRENT_ATTRIBUTES}", inputs=8, outputs=3),
+    "RNN": Supported(_lower_recurrent, _RECURRENT_ATTRIBUTES, inputs=6, outputs=2),
 }

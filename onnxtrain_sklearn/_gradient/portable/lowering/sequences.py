@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder
 from ...._graph.queries import attribute, constant, dims, kind, operand
-from ...._graph.supported import ANY, Known
+from ...._graph.supported import ANY, Supported
 from ..context import Lowering, require, unsupported
 
 Members: TypeAlias = list[ir.Value]
-Maker: TypeAlias = Known[Callable[[GraphBuilder, ir.Node], Members]]
+Maker: TypeAlias = Supported[Callable[[GraphBuilder, ir.Node], Members]]
 
 
 def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members:
@@ -88,14 +88,14 @@ def _member_sizes(node: ir.Node, axis: int) -> list[int]:
 
 
 MAKERS: dict[str, Maker] = {
-    "Identity": Known(_unchanged_members),
-    "Optional": Known(_unchanged_members, "type"),
-    "OptionalGetElement": Known(_unchanged_members),
-    "SequenceConstruct": Known(_constructed, inputs=ANY),
-    "SequenceEmpty": Known(lambda op, node: [], "dtype", inputs=0),
-    "SequenceErase": Known(_erased, inputs=2),
-    "SequenceInsert": Known(_inserted, inputs=3),
-    "SplitToSequence": Known(_split_members, "axis keepdims", inputs=2),
+    "Identity": Supported(_unchanged_members),
+    "Optional": Supported(_unchanged_members, "type"),
+    "OptionalGetElement": Supported(_unchanged_members),
+    "SequenceConstruct": Supported(_constructed, inputs=ANY),
+    "SequenceEmpty": Supported(lambda op, node: [], "dtype", inputs=0),
+    "SequenceErase": Supported(_erased, inputs=2),
+    "SequenceInsert": Supported(_inserted, inputs=3),
+    "SplitToSequence": Supported(_split_members, "axis keepdims", inputs=2),
 }
 
 
@@ -123,7 +123,7 @@ def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
 
 
 LOWERINGS: dict[str, Lowering] = {
-    "ConcatFromSequence": Known(_concatenated, "axis new_axis"),
-    "OptionalGetElement": Known(_element),
-    "SequenceAt": Known(_at, inputs=2),
+    "ConcatFromSequence": Supported(_concatenated, "axis new_axis"),
+    "OptionalGetElement": Supported(_element),
+    "SequenceAt": Supported(_at, inputs=2),
 }

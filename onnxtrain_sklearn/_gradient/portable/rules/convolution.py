@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import Dims, dims, fixed
-from ...._graph.supported import PADDING, Known
+from ...._graph.supported import PADDING, Supported
 from ..context import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 
 
@@ -281,14 +281,14 @@ def _global_max_rule(r: Reverse) -> Sequence[Thunk]:
 _POOLING = f"{PADDING} dilations kernel_shape pads strides"
 
 RULES: dict[str, GradientRule] = {
-    "AveragePool": Known(_average_pool_rule, f"ceil_mode count_include_pad {_POOLING}"),
-    "Col2Im": Known(_col2im_rule, "dilations pads strides", inputs=3),
-    "Conv": Known(_conv_rule, f"group {_POOLING}", inputs=3),
-    "ConvTranspose": Known(_conv_transpose_rule, f"group output_padding output_shape {_POOLING}", inputs=3),
-    "GlobalAveragePool": Known(_global_average_rule),
-    "GlobalLpPool": Known(_global_lp_pool_rule, "p"),
-    "GlobalMaxPool": Known(_global_max_rule),
-    "LpPool": Known(_lp_pool_rule, f"ceil_mode p {_POOLING}"),
-    "MaxPool": Known(_max_pool_rule, f"ceil_mode storage_order {_POOLING}", outputs=2),
-    "MaxUnpool": Known(_max_unpool_rule, "kernel_shape pads strides", inputs=3),
+    "AveragePool": Supported(_average_pool_rule, f"ceil_mode count_include_pad {_POOLING}"),
+    "Col2Im": Supported(_col2im_rule, "dilations pads strides", inputs=3),
+    "Conv": Supported(_conv_rule, f"group {_POOLING}", inputs=3),
+    "ConvTranspose": Supported(_conv_transpose_rule, f"group output_padding output_shape {_POOLING}", inputs=3),
+    "GlobalAveragePool": Supported(_global_average_rule),
+    "GlobalLpPool": Supported(_global_lp_pool_rule, "p"),
+    "GlobalMaxPool": Supported(_global_max_rule),
+    "LpPool": Supported(_lp_pool_rule, f"ceil_mode p {_POOLING}"),
+    "MaxPool": Supported(_max_pool_rule, f"ceil_mode storage_order {_POOLING}", outputs=2),
+    "MaxUnpool": Supported(_max_unpool_rule, "kernel_shape pads strides", inputs=3),
 }

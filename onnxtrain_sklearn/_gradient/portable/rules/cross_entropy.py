@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.queries import Dims, dims, fixed
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, mask
 
 
@@ -120,6 +120,8 @@ def _class_weight_cotangents(
 _LOSS_ATTRIBUTES = "ignore_index reduction=mean|none|sum"
 
 RULES: dict[str, GradientRule] = {
-    "NegativeLogLikelihoodLoss": Known(partial(_loss_rule, False), _LOSS_ATTRIBUTES, inputs=3),
-    "SoftmaxCrossEntropyLoss": Known(partial(_loss_rule, True), _LOSS_ATTRIBUTES, inputs=3, outputs=2, cotangents=2),
+    "NegativeLogLikelihoodLoss": Supported(partial(_loss_rule, False), _LOSS_ATTRIBUTES, inputs=3),
+    "SoftmaxCrossEntropyLoss": Supported(
+        partial(_loss_rule, True), _LOSS_ATTRIBUTES, inputs=3, outputs=2, cotangents=2
+    ),
 }

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import constant, dims
-from ...._graph.supported import ANY, Known
+from ...._graph.supported import ANY, Supported
 from ..context import GradientRule, Reverse, Thunk, mask
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
@@ -280,22 +280,22 @@ UNARY_SETTINGS = {
 
 RULES: dict[str, GradientRule] = {
     **{
-        name: Known(partial(_unary_rule, cotangent), UNARY_SETTINGS.get(name, ""))
+        name: Supported(partial(_unary_rule, cotangent), UNARY_SETTINGS.get(name, ""))
         for name, cotangent in COTANGENTS.items()
     },
-    "Add": Known(_add_rule, inputs=2),
-    "CastLike": Known(_cast_like_rule, inputs=2),
-    "Clip": Known(_clip_rule, inputs=3),
-    "Div": Known(_div_rule, inputs=2),
-    "Dropout": Known(_dropout_rule, "ratio seed", inputs=3, outputs=2),
-    "Max": Known(_extreme_rule, inputs=ANY),
-    "Mean": Known(_mean_rule, inputs=ANY),
-    "Min": Known(_extreme_rule, inputs=ANY),
-    "Mod": Known(_mod_rule, "fmod", inputs=2),
-    "Mul": Known(_mul_rule, inputs=2),
-    "PRelu": Known(_prelu_rule, inputs=2),
-    "Pow": Known(_pow_rule, inputs=2),
-    "Sub": Known(_sub_rule, inputs=2),
-    "Sum": Known(_variadic_sum_rule, inputs=ANY),
-    "Where": Known(_where_rule, inputs=3),
+    "Add": Supported(_add_rule, inputs=2),
+    "CastLike": Supported(_cast_like_rule, inputs=2),
+    "Clip": Supported(_clip_rule, inputs=3),
+    "Div": Supported(_div_rule, inputs=2),
+    "Dropout": Supported(_dropout_rule, "ratio seed", inputs=3, outputs=2),
+    "Max": Supported(_extreme_rule, inputs=ANY),
+    "Mean": Supported(_mean_rule, inputs=ANY),
+    "Min": Supported(_extreme_rule, inputs=ANY),
+    "Mod": Supported(_mod_rule, "fmod", inputs=2),
+    "Mul": Supported(_mul_rule, inputs=2),
+    "PRelu": Supported(_prelu_rule, inputs=2),
+    "Pow": Supported(_pow_rule, inputs=2),
+    "Sub": Supported(_sub_rule, inputs=2),
+    "Sum": Supported(_variadic_sum_rule, inputs=ANY),
+    "Where": Supported(_where_rule, inputs=3),
 }

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.queries import dims
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, scatter_add, zeros_like
 
 
@@ -109,6 +109,6 @@ def _frame_length(r: Reverse, signal: int | str | None) -> int:
 
 
 RULES: dict[str, GradientRule] = {
-    "DFT": Known(_dft_rule, "axis inverse onesided", inputs=3),
-    "STFT": Known(_stft_rule, "onesided", inputs=4),
+    "DFT": Supported(_dft_rule, "axis inverse onesided", inputs=3),
+    "STFT": Supported(_stft_rule, "onesided", inputs=4),
 }

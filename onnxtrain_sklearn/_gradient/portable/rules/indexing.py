@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.queries import dims
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import (
     GradientRule,
     Reverse,
@@ -163,13 +163,13 @@ def _top_k_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, GradientRule] = {
-    "Gather": Known(_gather_rule, "axis", inputs=2),
-    "GatherElements": Known(_gather_elements_rule, "axis", inputs=2),
-    "GatherND": Known(_gather_nd_rule, "batch_dims", inputs=2),
-    "OneHot": Known(_one_hot_rule, "axis", inputs=3),
-    "ScatterElements": Known(_scatter_elements_rule, "axis reduction=add|max|min|mul|none", inputs=3),
-    "ScatterND": Known(_scatter_nd_rule, "reduction=add|max|min|mul|none", inputs=3),
-    "TensorScatter": Known(_tensor_scatter_rule, "axis mode=circular|linear", inputs=3),
-    "TopK": Known(_top_k_rule, "axis largest sorted", inputs=2, outputs=2),
-    "Unique": Known(_unique_rule, "axis sorted", outputs=4),
+    "Gather": Supported(_gather_rule, "axis", inputs=2),
+    "GatherElements": Supported(_gather_elements_rule, "axis", inputs=2),
+    "GatherND": Supported(_gather_nd_rule, "batch_dims", inputs=2),
+    "OneHot": Supported(_one_hot_rule, "axis", inputs=3),
+    "ScatterElements": Supported(_scatter_elements_rule, "axis reduction=add|max|min|mul|none", inputs=3),
+    "ScatterND": Supported(_scatter_nd_rule, "reduction=add|max|min|mul|none", inputs=3),
+    "TensorScatter": Supported(_tensor_scatter_rule, "axis mode=circular|linear", inputs=3),
+    "TopK": Supported(_top_k_rule, "axis largest sorted", inputs=2, outputs=2),
+    "Unique": Supported(_unique_rule, "axis sorted", outputs=4),
 }

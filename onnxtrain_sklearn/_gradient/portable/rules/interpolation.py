@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import Operand
 from ...._graph.queries import dims, fixed
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 
 # Rows are the powers of the fraction, columns the taps; the first tap is so many pixels after the one before the place.
@@ -310,8 +310,8 @@ _ALIGN = """
 """
 
 RULES: dict[str, GradientRule] = {
-    "DeformConv": Known(_deform_conv_rule, "dilations group kernel_shape offset_group pads strides", inputs=5),
-    "GridSample": Known(_grid_sample_rule, _GRID, inputs=2),
-    "MaxRoiPool": Known(_max_roi_pool_rule, "pooled_shape spatial_scale", inputs=2),
-    "RoiAlign": Known(_roi_align_rule, _ALIGN, inputs=3),
+    "DeformConv": Supported(_deform_conv_rule, "dilations group kernel_shape offset_group pads strides", inputs=5),
+    "GridSample": Supported(_grid_sample_rule, _GRID, inputs=2),
+    "MaxRoiPool": Supported(_max_roi_pool_rule, "pooled_shape spatial_scale", inputs=2),
+    "RoiAlign": Supported(_roi_align_rule, _ALIGN, inputs=3),
 }

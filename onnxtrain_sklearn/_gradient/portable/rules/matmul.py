@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.queries import Dims, dims
-from ...._graph.supported import ANY, Known
+from ...._graph.supported import ANY, Supported
 from ..context import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
 
 Size: TypeAlias = "int | str | None"
@@ -171,7 +171,7 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
 
 
 RULES: dict[str, GradientRule] = {
-    "Einsum": Known(_einsum_rule, "equation", inputs=ANY),
-    "Gemm": Known(_gemm_rule, "alpha beta transA transB", inputs=3),
-    "MatMul": Known(_matmul_rule, inputs=2),
+    "Einsum": Supported(_einsum_rule, "equation", inputs=ANY),
+    "Gemm": Supported(_gemm_rule, "alpha beta transA transB", inputs=3),
+    "MatMul": Supported(_matmul_rule, inputs=2),
 }

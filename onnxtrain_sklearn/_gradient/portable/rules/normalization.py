@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import dims, fixed
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, positive_axes, reshape_to, shape_of
 
 SMALL = 1e-5
@@ -228,14 +228,14 @@ def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, GradientRule] = {
-    "BatchNormalization": Known(
+    "BatchNormalization": Supported(
         _batch_normalization_rule, "epsilon momentum training_mode", inputs=5, outputs=5, cotangents=5
     ),
-    "GroupNormalization": Known(_group_normalization_rule, "epsilon num_groups", inputs=3),
-    "InstanceNormalization": Known(_instance_normalization_rule, "epsilon", inputs=3),
-    "LRN": Known(_local_response_normalization_rule, "alpha beta bias size"),
-    "LayerNormalization": Known(_layer_normalization_rule, "axis epsilon", inputs=3, outputs=3, cotangents=3),
-    "LpNormalization": Known(_lp_normalization_rule, "axis p"),
-    "MeanVarianceNormalization": Known(_mean_variance_normalization_rule, "axes"),
-    "RMSNormalization": Known(_rms_normalization_rule, "axis epsilon", inputs=2),
+    "GroupNormalization": Supported(_group_normalization_rule, "epsilon num_groups", inputs=3),
+    "InstanceNormalization": Supported(_instance_normalization_rule, "epsilon", inputs=3),
+    "LRN": Supported(_local_response_normalization_rule, "alpha beta bias size"),
+    "LayerNormalization": Supported(_layer_normalization_rule, "axis epsilon", inputs=3, outputs=3, cotangents=3),
+    "LpNormalization": Supported(_lp_normalization_rule, "axis p"),
+    "MeanVarianceNormalization": Supported(_mean_variance_normalization_rule, "axes"),
+    "RMSNormalization": Supported(_rms_normalization_rule, "axis epsilon", inputs=2),
 }

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.queries import dims, fixed
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
 
 
@@ -72,12 +72,12 @@ def _dynamic_quantize_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, GradientRule] = {
-    "Bernoulli": Known(_nothing_rule, "dtype seed"),
-    "DequantizeLinear": Known(_dequantize_rule, "axis block_size", inputs=3),
-    "DynamicQuantizeLinear": Known(_dynamic_quantize_rule, outputs=3, cotangents=2),
-    "EyeLike": Known(_nothing_rule, "dtype k"),
-    "MelWeightMatrix": Known(_nothing_rule, "output_datatype", inputs=5),
-    "RandomNormalLike": Known(_nothing_rule, "dtype mean scale seed"),
-    "RandomUniformLike": Known(_nothing_rule, "dtype high low seed"),
-    "Range": Known(_range_rule, inputs=3),
+    "Bernoulli": Supported(_nothing_rule, "dtype seed"),
+    "DequantizeLinear": Supported(_dequantize_rule, "axis block_size", inputs=3),
+    "DynamicQuantizeLinear": Supported(_dynamic_quantize_rule, outputs=3, cotangents=2),
+    "EyeLike": Supported(_nothing_rule, "dtype k"),
+    "MelWeightMatrix": Supported(_nothing_rule, "output_datatype", inputs=5),
+    "RandomNormalLike": Supported(_nothing_rule, "dtype mean scale seed"),
+    "RandomUniformLike": Supported(_nothing_rule, "dtype high low seed"),
+    "Range": Supported(_range_rule, inputs=3),
 }

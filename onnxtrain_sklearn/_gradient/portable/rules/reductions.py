@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import constant, dims, operand
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, count, mask, shape_of
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
@@ -155,13 +155,13 @@ def _det_rule(r: Reverse) -> Sequence[Thunk]:
 
 RULES: dict[str, GradientRule] = {
     **{
-        name: Known(partial(_reduction_rule, rule), "axes keepdims noop_with_empty_axes", inputs=2)
+        name: Supported(partial(_reduction_rule, rule), "axes keepdims noop_with_empty_axes", inputs=2)
         for name, rule in REDUCTIONS.items()
     },
-    "CumProd": Known(_cumprod_rule, "exclusive reverse", inputs=2),
-    "CumSum": Known(_cumsum_rule, "exclusive reverse", inputs=2),
-    "Det": Known(_det_rule),
-    "Hardmax": Known(_no_gradient_of_input, "axis"),
-    "LogSoftmax": Known(_log_softmax_rule, "axis"),
-    "Softmax": Known(_softmax_rule, "axis"),
+    "CumProd": Supported(_cumprod_rule, "exclusive reverse", inputs=2),
+    "CumSum": Supported(_cumsum_rule, "exclusive reverse", inputs=2),
+    "Det": Supported(_det_rule),
+    "Hardmax": Supported(_no_gradient_of_input, "axis"),
+    "LogSoftmax": Supported(_log_softmax_rule, "axis"),
+    "Softmax": Supported(_softmax_rule, "axis"),
 }

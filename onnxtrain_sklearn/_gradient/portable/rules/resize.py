@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import Operand
 from ...._graph.queries import constant, dims, operand
-from ...._graph.supported import Known
+from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk
 
 
@@ -105,7 +105,7 @@ _RESIZE = """
 """
 
 RULES: dict[str, GradientRule] = {
-    "AffineGrid": Known(_affine_grid_rule, "align_corners", inputs=2),
-    "CenterCropPad": Known(_center_crop_pad_rule, "axes", inputs=2),
-    "Resize": Known(_resize_rule, _RESIZE, inputs=4),
+    "AffineGrid": Supported(_affine_grid_rule, "align_corners", inputs=2),
+    "CenterCropPad": Supported(_center_crop_pad_rule, "axes", inputs=2),
+    "Resize": Supported(_resize_rule, _RESIZE, inputs=4),
 }

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import Operand
 from ...._graph.queries import constant, dims, fixed, operand
-from ...._graph.supported import ANY, Known
+from ...._graph.supported import ANY, Supported
 from ..context import (
     GradientRule,
     Reverse,
@@ -152,20 +152,20 @@ def _reverse_sequence_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, GradientRule] = {
-    "Compress": Known(_compress_rule, "axis", inputs=2),
-    "Concat": Known(_concat_rule, "axis", inputs=ANY),
-    "DepthToSpace": Known(_depth_to_space_rule, "blocksize mode=CRD|DCR"),
-    "Expand": Known(_expand_rule, inputs=2),
-    "Flatten": Known(_reshape_rule, "axis"),
-    "Pad": Known(_pad_rule, "mode=constant|edge|reflect|wrap", inputs=4),
-    "Reshape": Known(_reshape_rule, "allowzero", inputs=2),
-    "ReverseSequence": Known(_reverse_sequence_rule, "batch_axis time_axis", inputs=2),
-    "Slice": Known(_slice_rule, inputs=5),
-    "SpaceToDepth": Known(_space_to_depth_rule, "blocksize"),
-    "Split": Known(_split_rule, "axis num_outputs split", inputs=2, outputs=ANY, cotangents=ANY),
-    "Squeeze": Known(_reshape_rule, "axes", inputs=2),
-    "Tile": Known(_tile_rule, inputs=2),
-    "Transpose": Known(_transpose_rule, "perm"),
-    "Trilu": Known(_trilu_rule, "upper", inputs=2),
-    "Unsqueeze": Known(_reshape_rule, "axes", inputs=2),
+    "Compress": Supported(_compress_rule, "axis", inputs=2),
+    "Concat": Supported(_concat_rule, "axis", inputs=ANY),
+    "DepthToSpace": Supported(_depth_to_space_rule, "blocksize mode=CRD|DCR"),
+    "Expand": Supported(_expand_rule, inputs=2),
+    "Flatten": Supported(_reshape_rule, "axis"),
+    "Pad": Supported(_pad_rule, "mode=constant|edge|reflect|wrap", inputs=4),
+    "Reshape": Supported(_reshape_rule, "allowzero", inputs=2),
+    "ReverseSequence": Supported(_reverse_sequence_rule, "batch_axis time_axis", inputs=2),
+    "Slice": Supported(_slice_rule, inputs=5),
+    "SpaceToDepth": Supported(_space_to_depth_rule, "blocksize"),
+    "Split": Supported(_split_rule, "axis num_outputs split", inputs=2, outputs=ANY, cotangents=ANY),
+    "Squeeze": Supported(_reshape_rule, "axes", inputs=2),
+    "Tile": Supported(_tile_rule, inputs=2),
+    "Transpose": Supported(_transpose_rule, "perm"),
+    "Trilu": Supported(_trilu_rule, "upper", inputs=2),
+    "Unsqueeze": Supported(_reshape_rule, "axes", inputs=2),
 }
