@@ -117,11 +117,9 @@ def _class_weight_cotangents(
     return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, rank)], keepdims=False)
 
 
-_LOSS_ATTRIBUTES = "ignore_index reduction=mean|none|sum"
+_LOSS_SETTINGS = "ignore_index reduction=mean|none|sum"
 
 RULES: dict[str, GradientRule] = {
-    "NegativeLogLikelihoodLoss": Supported(partial(_loss_rule, False), _LOSS_ATTRIBUTES, inputs=3),
-    "SoftmaxCrossEntropyLoss": Supported(
-        partial(_loss_rule, True), _LOSS_ATTRIBUTES, inputs=3, outputs=2, cotangents=2
-    ),
+    "NegativeLogLikelihoodLoss": Supported(partial(_loss_rule, False), _LOSS_SETTINGS, inputs=3),
+    "SoftmaxCrossEntropyLoss": Supported(partial(_loss_rule, True), _LOSS_SETTINGS, inputs=3, outputs=2, cotangents=2),
 }
