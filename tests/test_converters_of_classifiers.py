@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import sklearn
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import erf
 from sklearn.calibration import CalibratedClassifierCV
@@ -71,6 +72,7 @@ OLD, NEW = slice(0, 80), slice(80, None)
 TARGETS = {"two": TWO, "three": THREE, "words": np.array(["low", "mid", "high"])[THREE]}
 
 SVM, TREE = LinearSVC(random_state=0), DecisionTreeClassifier(max_depth=3, random_state=0)
+HAS_TEMPERATURE = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 8)
 MODELS = {
     "boosted trees": AdaBoostClassifier(n_estimators=5, random_state=0),
     "boosted machines": AdaBoostClassifier(SVM, n_estimators=4, random_state=0),
@@ -108,6 +110,7 @@ MODELS = {
     ),
     "descent": SGDClassifier(loss="log_loss", alpha=0.1, random_state=0),
 }
+MODELS = {key: value for key, value in MODELS.items() if HAS_TEMPERATURE or "temperature" not in key}
 
 
 def still(model, X, y, **parameters):
@@ -158,6 +161,7 @@ DIFFERENTIATED = {
     "process of waves": ("*.X_train", 1),
     "descent": ("*.coef", 1),
 }
+DIFFERENTIATED = {key: value for key, value in DIFFERENTIATED.items() if HAS_TEMPERATURE or "temperature" not in key}
 """A pattern of parameters, and how many there are for two classes."""
 
 
@@ -338,6 +342,7 @@ class TestCalibration:
         assert len([name for name in tuned.weights_ if name.endswith("class_prior")]) == 2
         assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)
 
+    @pytest.mark.skipif(not HAS_TEMPERATURE, reason="scikit-learn before 1.8 has no calibration by a temperature")
     @pytest.mark.parametrize(
         "trees",
         [
@@ -353,6 +358,7 @@ class TestCalibration:
         with pytest.raises(ModelError, match=r"leaves of its \w+ hold no row of some class.*method='sigmoid'"):
             still(model, X[NEW], THREE[NEW])
 
+    @pytest.mark.skipif(not HAS_TEMPERATURE, reason="scikit-learn before 1.8 has no calibration by a temperature")
     def test_temperature_of_leaves_with_all_classes(self):
         trees = RandomForestClassifier(4, min_samples_leaf=15, random_state=1)
         model = CalibratedClassifierCV(trees, method="temperature", cv=2).fit(X, TWO)
@@ -445,7 +451,10 @@ class TestDescent:
         model.intercept_ += end - np.median(model.decision_function(data).max(axis=1))
         with np.errstate(all="ignore"):
             expected = model.predict_proba(data)
-        assert 50 < np.isclose(expected, 1 / 3).all(axis=1).sum() < 190
+        even = np.isclose(expected, 1 / 3).all(axis=1).sum()
+        if not even and np.isnan(expected).any():
+            pytest.skip("earlier versions of scikit-learn give NaN for such rows")
+        assert 50 < even < 190
         tuned = still(model, data[NEW], THREE[NEW])
         clear = np.abs(model.decision_function(data) - end).min(axis=1) > 2
         assert_allclose(tuned.predict_proba(data)[clear], expected[clear], atol=1e-4)

@@ -103,7 +103,7 @@ class TestTransformers:
 
     @pytest.mark.parametrize("settings", [{}, {"strategy": "median"}, {"strategy": "constant", "fill_value": 2.0}])
     @pytest.mark.parametrize("keep_empty_features", [False, True])
-    @pytest.mark.filterwarnings("ignore:Skipping features")
+    @pytest.mark.filterwarnings("ignore:Skipping features", "ignore:Currently, when `keep_empty_feature:FutureWarning")
     def test_indicators_beside_what_was_filled_in(self, settings, keep_empty_features):
         fitted_on = GAPS.copy()
         fitted_on[:, 1] = np.nan

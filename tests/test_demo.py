@@ -10,14 +10,29 @@ import pytest
 
 from onnxtrain_sklearn import __main__ as command
 
+# Earlier versions of matplotlib call pyparsing by names of before.
+pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning")
+
 DATA = ["breast_cancer", "diabetes"]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Run the demo in a process of its own, as a user does, with warnings as errors."""
+    """Run the demo in a process of its own, as a user does, with all warnings but deprecations as errors."""
     folder = tmp_path_factory.mktemp("demo") / "made" / "by" / "it"
-    arguments = ["-W", "error", "-m", "onnxtrain_sklearn", "demo", "--output", str(folder), "--data", *DATA]
+    arguments = [
+        "-W",
+        "error",
+        "-W",
+        "ignore::DeprecationWarning",
+        "-m",
+        "onnxtrain_sklearn",
+        "demo",
+        "--output",
+        str(folder),
+        "--data",
+        *DATA,
+    ]
     result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return folder, result

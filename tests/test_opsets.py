@@ -181,7 +181,9 @@ def test_an_operator_that_the_runtime_has_no_kernel_for():
 
 @pytest.mark.parametrize("opset", [18, *range(21, 27)])
 def test_gradient_graph_keeps_the_opset(opset):
-    proto = model_at_opset("M = MatMul(X, A) z = ReduceSum <keepdims = 0> (M)", opset, ir_version=14, A=WEIGHTS["A"])
+    proto = model_at_opset(
+        "M = MatMul(X, A) z = ReduceSum <keepdims = 0> (M)", opset, ir_version=onnx.IR_VERSION, A=WEIGHTS["A"]
+    )
     del proto.graph.output[0].type.tensor_type.shape.dim[:]
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = len(X)
     graph = gradient_graph(proto, wrt="A", engine="portable")
