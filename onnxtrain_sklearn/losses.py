@@ -20,7 +20,14 @@ import onnx_ir as ir
 
 from ._graph.builder import GraphBuilder
 from ._graph.links import LINKS, Link, TargetScaling, Task, apply_link, row_sum
-from ._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
+from ._graph.loss_terms import (
+    append_loss,
+    append_pairwise_loss,
+    append_penalty,
+    class_log_odds,
+    margin,
+    quadratic_then_linear,
+)
 from ._support.components import Component, resolve
 from ._support.rules import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Rules
 
@@ -161,7 +168,7 @@ class Huber(_RegressionLoss):
         self.delta = delta
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        return op.Mul(_huber(op, op.Abs(op.Sub(scores, y)), float(self.delta)), 0.5)
+        return op.Mul(quadratic_then_linear(op, op.Abs(op.Sub(scores, y)), float(self.delta)), 0.5)
 
 
 class Quantile(_RegressionLoss):
@@ -335,7 +342,7 @@ class Hinge(_ClassificationLoss):
     """
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        return op.Relu(op.Sub(1.0, _margin(op, scores, y)))
+        return op.Relu(op.Sub(1.0, margin(op, scores, y)))
 
 
 class SquaredHinge(_ClassificationLoss):
@@ -346,7 +353,7 @@ class SquaredHinge(_ClassificationLoss):
     """
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        missing = op.Relu(op.Sub(1.0, _margin(op, scores, y)))
+        missing = op.Relu(op.Sub(1.0, margin(op, scores, y)))
         return op.Mul(missing, missing)
 
 
@@ -367,7 +374,7 @@ class ModifiedHuber(_ClassificationLoss):
         return "hard_sigmoid" if task == "multilabel" else "clipped_margin"
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        return _huber(op, op.Relu(op.Sub(1.0, _margin(op, scores, y))), 2.0)
+        return quadratic_then_linear(op, op.Relu(op.Sub(1.0, margin(op, scores, y))), 2.0)
 
 
 class Focal(_LikelihoodLoss):
@@ -393,7 +400,7 @@ class Focal(_LikelihoodLoss):
         self.gamma = gamma
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        odds = _class_log_odds(op, scores, y) if link == "softmax" else _margin(op, scores, y)
+        odds = class_log_odds(op, scores, y) if link == "softmax" else margin(op, scores, y)
         discount = op.Exp(op.Mul(op.Softplus(odds), -float(self.gamma)))
         return op.Mul(discount, op.Softplus(op.Neg(odds)))
 
@@ -429,25 +436,6 @@ def resolve_loss(loss: str | Loss | LossSource, widths: tuple[int, ...] = ()) ->
     if isinstance(loss, LossSource) and not isinstance(loss, type):
         loss = loss.as_loss(widths)
     return resolve("loss", loss, LOSSES, Loss)
-
-
-def _margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
-    return op.Mul(op.Sub(op.Mul(y, 2.0), 1.0), scores)
-
-
-def _class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
-    """``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
-    others = op.Sub(scores, op.Mul(y, 1e30))  # takes the true class out of the sum
-    return op.Sub(row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
-
-
-def _huber(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
-    """``x²`` of ``x >= 0`` up to ``bound``, its tangent beyond: ``c (2 x - c)`` of the smaller ``c`` of both.
-
-    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` whatever an engine takes for dc/dx where they are equal.
-    """
-    smaller = op.Min(x, bound)
-    return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
 
 
 def _require_targets(loss: Loss, y: np.ndarray, valid: np.ndarray, expected: str) -> None:

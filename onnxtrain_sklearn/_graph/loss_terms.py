@@ -1,4 +1,4 @@
-"""Terms of the loss of a minibatch: the weighted mean of a loss over its rows, and the penalty on the weights.
+"""Terms of the loss of a minibatch: parts of losses, their weighted mean over the rows, the penalty on the weights.
 
 A row of weight zero has no effect: its loss, which must be finite, is multiplied by zero.
 """
@@ -119,3 +119,23 @@ def _nonzero(op: GraphBuilder, sample_weight: ir.Value) -> ir.Value:
     """Return a column (N, 1) of 1 where the weight is not zero, else 0."""
     nonzero = op.Cast(op.Cast(sample_weight, to=ir.DataType.BOOL), to=op.dtype)
     return op.Unsqueeze(nonzero, axes=[1])
+
+
+def margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
+    """Emit the score of a target that is 1, its negative for one that is 0."""
+    return op.Mul(op.Sub(op.Mul(y, 2.0), 1.0), scores)
+
+
+def class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
+    """Emit ``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
+    others = op.Sub(scores, op.Mul(y, 1e30))  # takes the true class out of the sum
+    return op.Sub(row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
+
+
+def quadratic_then_linear(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
+    """Emit ``x²`` of ``x >= 0`` up to ``bound``, its tangent beyond: ``c (2 x - c)`` of the smaller ``c`` of both.
+
+    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` whatever an engine takes for dc/dx where they are equal.
+    """
+    smaller = op.Min(x, bound)
+    return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
