@@ -6,20 +6,18 @@ That they can be trained, with right gradients, is in contracts/test_fitted_mode
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import special
 from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.compose import TransformedTargetRegressor
-from sklearn.covariance import EllipticEnvelope
-from sklearn.ensemble import HistGradientBoostingRegressor, IsolationForest, VotingClassifier, VotingRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, VotingClassifier, VotingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.kernel_approximation import AdditiveChi2Sampler, Nystroem, RBFSampler, SkewedChi2Sampler
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDOneClassSVM
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neighbors import KNeighborsRegressor, LocalOutlierFactor
+from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -32,30 +30,14 @@ from sklearn.preprocessing import (
     SplineTransformer,
     StandardScaler,
 )
-from sklearn.svm import OneClassSVM
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses
-from onnxtrain_sklearn._fitted.conversion import converted
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted.converters.preprocessing import FUNCTIONS
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.protobuf import to_proto
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.transformed import GAPS, NUMBER, X, outputs, tuned
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
-rng = np.random.default_rng(0)
-X = rng.normal(size=(80, 4)).astype(np.float32)
-NUMBER = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.3 * rng.normal(size=80)
-OUTLIERS = np.where(np.abs(X[:, 0]) + np.abs(X[:, 1]) > 2, -1, 1)
-GAPS = np.where(rng.random(X.shape) < 0.25, np.float32(np.nan), X)
-GAPS[3], GAPS[0, 0] = np.nan, np.nan
-
-
-def outputs(model, rows):
-    """Return what the graph of a fitted model gives for rows."""
-    graph, _ = converted(model)
-    session = onnxruntime.InferenceSession(to_proto(graph).SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: rows})
 
 
 def assert_transforms(transformer, rows=X, fitted_on=X, tolerance=1e-6):
@@ -63,11 +45,6 @@ def assert_transforms(transformer, rows=X, fitted_on=X, tolerance=1e-6):
     transformer.fit(fitted_on)
     expected = transformer.transform(np.array(rows, np.float64))
     assert_allclose(outputs(transformer, rows)[-1], expected, rtol=tolerance, atol=tolerance)
-
-
-def tuned(kind, model, rows, y, **parameters):
-    defaults = {"max_iter": 5, "learning_rate_init": 0.01, "random_state": 0}
-    return kind(model, **defaults | parameters).fit(rows, y)
 
 
 class TestTransformers:
@@ -334,104 +311,3 @@ class TestRegressors:
             model.alpha_[:] = np.resize([1e6, -1e6], (80, 1)).reshape(80, *[1] * (targets.ndim - 1))
             model.alpha_[50:52] = [[0.01], [0.0]] if targets.ndim > 1 else [0.01, 0.0]
             assert_allclose(outputs(model, X)[0], 0.02, rtol=1e-5)
-
-
-DETECTORS = [
-    OneClassSVM(nu=0.2), OneClassSVM(kernel="linear", nu=0.2), SGDOneClassSVM(nu=0.2, random_state=0),
-    IsolationForest(n_estimators=5, random_state=0),
-    IsolationForest(n_estimators=5, max_features=2, contamination=0.1, random_state=0),
-    LocalOutlierFactor(5, novelty=True), LocalOutlierFactor(metric="manhattan", contamination=0.1, novelty=True),
-    LocalOutlierFactor(5, p=3, novelty=True),
-    EllipticEnvelope(random_state=0), make_pipeline(StandardScaler(), OneClassSVM(nu=0.2)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("model", DETECTORS, ids=str)
-class TestDetectors:
-    @pytest.mark.parametrize("engine", available_engines())
-    def test_start_and_come_back(self, model, engine):
-        model.fit(X[:60])
-        start = tuned(OrtGradientClassifier, model, X, OUTLIERS, learning_rate_init=0.0, max_iter=1, engine=engine)
-        assert type(start._run.step.settings.loss) is losses.Hinge
-        assert_array_equal(start.classes_, [-1, 1])
-        assert_allclose(start.decision_function(X), model.decision_function(X), rtol=1e-4, atol=1e-5)
-        clear = np.abs(model.decision_function(X)) > 1e-6
-        assert_array_equal(start.predict(X)[clear], model.predict(X)[clear])
-        assert not hasattr(start, "predict_proba")
-        after = tuned(OrtGradientClassifier, model, X, OUTLIERS, engine=engine)
-        assert after.loss_ < start.loss_
-        back = after.to_sklearn()
-        assert type(back) is type(model)
-        assert_allclose(back.decision_function(X), after.decision_function(X), rtol=1e-4, atol=1e-4)
-        assert np.abs(back.decision_function(X) - model.decision_function(X)).max() > 1e-3
-        assert_allclose(back.score_samples(X) - offset(back), back.decision_function(X), rtol=1e-6, atol=1e-6)
-
-    def test_graph_gives_labels_and_scores(self, model):
-        model.fit(X[:60])
-        label, scores = outputs(model, X)
-        assert_array_equal(label.ravel(), model.predict(X))
-        assert_allclose(scores.ravel(), model.decision_function(X), rtol=1e-4, atol=1e-5)
-
-    def test_other_labels(self, model):
-        with pytest.raises(ValueError, match=r"\[0\].* are \[-1, 1\]"):
-            tuned(OrtGradientClassifier, model.fit(X), X, (OUTLIERS > 0).astype(int))
-
-    def test_are_no_regressors(self, model):
-        with pytest.raises(ModelError, match="take OrtGradientClassifier to train it, with -1 and 1 in y"):
-            tuned(OrtGradientRegressor, model.fit(X), X, OUTLIERS)
-
-
-def offset(model):
-    return (model[-1] if hasattr(model, "steps") else model).offset_
-
-
-class TestSingleDetectors:
-    def test_rows_of_one_kind(self):
-        after = tuned(OrtGradientClassifier, OneClassSVM().fit(X), X, np.ones(80))
-        assert_array_equal(after.classes_, [-1, 1])
-
-    def test_offset_follows_intercept(self):
-        back = tuned(OrtGradientClassifier, OneClassSVM().fit(X), X, OUTLIERS).to_sklearn()
-        assert_array_equal(back.offset_, -back.intercept_)
-
-    def test_forest_takes_gaps_and_numbers_on_a_threshold(self):
-        rows = np.round(GAPS, 1)
-        model = IsolationForest(n_estimators=20, random_state=0).fit(rows)
-        thresholds = [np.float32(t) for tree in model.estimators_ for t in tree.tree_.threshold[:3]]
-        rows = np.concatenate([rows, np.resize(thresholds, (20, 4)).astype(np.float32)])
-        assert_allclose(outputs(model, rows)[1].ravel(), model.decision_function(rows), atol=1e-6)
-
-    def test_lengths_of_paths_are_written_into_the_forest(self):
-        model = IsolationForest(n_estimators=3, random_state=0).fit(X)
-        after = tuned(OrtGradientClassifier, model, X, OUTLIERS, trainable="*.leaf_values")
-        back = after.to_sklearn()
-        assert back.offset_ == model.offset_
-        changed = [a != b for a, b in zip(*(m._average_path_length_per_tree for m in (back, model)), strict=True)]
-        for where, tree in zip(changed, model.estimators_, strict=True):
-            assert where[tree.tree_.children_left < 0].any()
-            assert not where[tree.tree_.children_left >= 0].any()
-
-    def test_covariance_follows_precision(self):
-        model = EllipticEnvelope(random_state=0).fit(X)
-        back = tuned(OrtGradientClassifier, model, X, OUTLIERS).to_sklearn()
-        assert_allclose(back.covariance_ @ back.precision_, np.eye(4), atol=1e-6)
-
-    def test_precision_that_is_not_kept(self):
-        model = EllipticEnvelope(random_state=0, store_precision=False).fit(X)
-        after = tuned(OrtGradientClassifier, model, X, OUTLIERS)
-        assert set(after.weights_) == {"ellipticenvelope.location", "ellipticenvelope.offset"}
-        assert_allclose(after.to_sklearn().decision_function(X), after.decision_function(X), rtol=1e-4, atol=1e-4)
-
-    def test_points_of_integers_are_trained_and_written_back(self):
-        rows = np.round(1000 * X).astype(np.int64)
-        model = LocalOutlierFactor(5, novelty=True).fit(rows)
-        after = tuned(OrtGradientClassifier, model, rows, OUTLIERS, learning_rate_init=0.05)
-        assert {name.partition(".")[2] for name in after.weights_} == {"fit_X", "lrd", "offset"}
-        back = after.to_sklearn()
-        assert model._fit_X.dtype.kind == "i"
-        assert (back._fit_X % 1).any()
-        assert_allclose(back.decision_function(rows), after.decision_function(rows), rtol=1e-4, atol=1e-4)
-
-    def test_no_novelty(self):
-        with pytest.raises(ModelError, match="novelty=True"):
-            tuned(OrtGradientClassifier, LocalOutlierFactor().fit(X), X, OUTLIERS)

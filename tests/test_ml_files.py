@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
-
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
-from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
-from sklearn.decomposition import PCA
-from sklearn.ensemble import (
-    BaggingClassifier,
-    GradientBoostingClassifier,
-    GradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge, RidgeClassifier, SGDClassifier
-from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
-from sklearn.naive_bayes import GaussianNB
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, Normalizer, StandardScaler
-from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
-from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.ml_files import CASES, DATA, file_of, made, run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -48,83 +28,9 @@ pytestmark = [
 ENGINES = pytest.mark.parametrize("engine", available_engines())
 
 
-def scaled(load, rows):
-    X, y = load(return_X_y=True)
-    return StandardScaler().fit_transform(X[:rows]).astype(np.float32), y[:rows]
-
-
-NAMES = np.array(["setosa", "versicolor", "virginica"])
-IRIS, CANCER, DIGITS = scaled(load_iris, None), scaled(load_breast_cancer, 200), scaled(load_digits, 200)
-DIABETES = (scaled(load_diabetes, 200)[0], load_diabetes().target[:200] / 50)
-DATA = {
-    "cancer": CANCER,
-    "diabetes": DIABETES,
-    "digits": DIGITS,
-    "iris": IRIS,
-    "names": (IRIS[0], NAMES[IRIS[1]]),
-    "two names": (IRIS[0][:100], NAMES[IRIS[1][:100]]),
-    "outliers": (CANCER[0], 2 * CANCER[1] - 1),
-}
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A file: the estimator that it is made from, its data, and the options of its converter."""
-
-    name: str
-    estimator: Any
-    data: str
-    options: dict[str, Any] = field(default_factory=dict)
-    of_margins: bool = False
-
-    def __str__(self) -> str:
-        return self.name
-
-
-STEPS = SimpleImputer(), StandardScaler(), Normalizer(), PCA(9)
-MATRIX, MARGINS = {"zipmap": False}, {"zipmap": False, "raw_scores": True}
-CASES = [
-    Case("Ridge", Ridge(), "diabetes"),
-    Case("Poisson", PoissonRegressor(), "diabetes"),
-    Case("LogisticRegression", LogisticRegression(), "cancer"),
-    Case("LogisticRegression of margins", LogisticRegression(), "cancer", MARGINS, of_margins=True),
-    Case("LogisticRegression of ten", LogisticRegression(), "digits", MATRIX),
-    Case("LogisticRegression of ten margins", LogisticRegression(), "digits", MARGINS, of_margins=True),
-    Case("LogisticRegression of columns", LogisticRegression(), "digits", {"zipmap": "columns"}),
-    Case("LogisticRegression of names", LogisticRegression(), "names"),
-    Case("LogisticRegression of two names", LogisticRegression(), "two names"),
-    Case("MaxAbsScaler, LogisticRegression", make_pipeline(MaxAbsScaler(), LogisticRegression()), "cancer"),
-    Case("Pipeline", make_pipeline(*STEPS, LogisticRegression()), "digits"),
-    Case("LinearSVC", LinearSVC(random_state=0), "cancer", of_margins=True),
-    Case("LinearSVC of ten", LinearSVC(random_state=0), "digits", of_margins=True),
-    Case("RidgeClassifier", RidgeClassifier(), "iris", MATRIX, of_margins=True),
-    Case("SVC", SVC(), "cancer", of_margins=True),
-    Case("SVC of margins", SVC(), "cancer", MARGINS, of_margins=True),
-    Case("SVC of three", SVC(), "iris", MATRIX, of_margins=True),
-    Case("SVC of pairs", SVC(decision_function_shape="ovo"), "iris", MATRIX, of_margins=True),
-    Case("SVC with probabilities", SVC(probability=True, random_state=0), "cancer"),
-    Case("SVC of names with probabilities", SVC(probability=True, random_state=0), "names", MATRIX),
-    Case("SVR", SVR(), "diabetes"),
-    Case("OneClassSVM", OneClassSVM(), "outliers", of_margins=True),
-    Case("DecisionTreeClassifier", DecisionTreeClassifier(max_depth=4, random_state=0), "digits"),
-    Case("DecisionTreeRegressor", DecisionTreeRegressor(max_depth=4, random_state=0), "diabetes"),
-    Case("RandomForestClassifier", RandomForestClassifier(4, max_depth=4, random_state=0), "cancer", MATRIX),
-    Case("RandomForestClassifier of ten", RandomForestClassifier(4, max_depth=4, random_state=0), "digits"),
-    Case("RandomForestClassifier of names", RandomForestClassifier(4, max_depth=4, random_state=0), "names"),
-    Case("RandomForestRegressor", RandomForestRegressor(4, max_depth=4, random_state=0), "diabetes"),
-    Case("GradientBoostingClassifier", GradientBoostingClassifier(n_estimators=4, random_state=0), "cancer"),
-    Case("GradientBoosting of margins", GradientBoostingClassifier(n_estimators=4), "cancer", MARGINS, of_margins=True),
-    Case("GradientBoostingClassifier of three", GradientBoostingClassifier(n_estimators=3, random_state=0), "iris"),
-    Case("GradientBoostingRegressor", GradientBoostingRegressor(n_estimators=4, random_state=0), "diabetes"),
-    Case("MLPClassifier", MLPClassifier((8,), max_iter=5, random_state=0), "iris"),
-    Case("GaussianNB", GaussianNB(), "iris"),
-    Case("SGDClassifier", SGDClassifier(loss="log_loss", random_state=0), "iris"),
-    Case("OneVsRestClassifier", OneVsRestClassifier(LogisticRegression()), "iris"),
-    Case("OneVsOneClassifier", OneVsOneClassifier(LogisticRegression()), "iris", MATRIX, of_margins=True),
-    Case("BaggingClassifier", BaggingClassifier(LogisticRegression(), n_estimators=2, random_state=0), "iris"),
-    Case("CalibratedClassifierCV", CalibratedClassifierCV(LinearSVC(random_state=0), cv=2), "iris"),
-]  # fmt: skip
 EACH = pytest.mark.parametrize("case", CASES, ids=str)
+
+
 AS_ESTIMATORS = (
     "Ridge",
     "LogisticRegression",
@@ -140,27 +46,6 @@ AS_ESTIMATORS = (
     "GradientBoostingClassifier of three",
     "GradientBoostingRegressor",
 )
-
-
-@cache
-def made(case):
-    """Return the fitted estimator of a case, and its file."""
-    X, y = DATA[case.data]
-    estimator = clone(case.estimator).fit(X, y)
-    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
-    options = {id(last): case.options} if case.options else None
-    return estimator, to_onnx(estimator, X[:1], options=options, target_opset={"": 18, "ai.onnx.ml": 3})
-
-
-def run(proto, X):
-    """Return the labels and the numbers of a file, or None and the numbers."""
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    outputs = session.run(None, {session.get_inputs()[0].name: X})
-    if len(outputs) == 1:
-        return None, outputs[0]
-    if isinstance(outputs[1], list):
-        return outputs[0].ravel(), np.array([list(row.values()) for row in outputs[1]])
-    return outputs[0].ravel(), outputs[1] if len(outputs) == 2 else np.stack(outputs[1:], axis=1)
 
 
 def given(case, model, **parameters):
@@ -239,99 +124,6 @@ def test_training_on_shifted_data_improves_what_was_held_out(data):
     assert before + 0.15 < tuned.fit(shifted[:half], y[:half]).score(shifted[half:], y[half:])
 
 
-# Labels
-
-
-def file_of(name):
-    return made(next(case for case in CASES if case.name == name))[1]
-
-
-def test_labels_that_the_file_does_not_name_are_refused():
-    X, y = DATA["names"]
-    model = OrtGradientClassifier(file_of("LogisticRegression of names"))
-    with pytest.raises(ValueError, match=r"not among the classes: \['sativa'\].*setosa"):
-        model.fit(X, np.where(y == "setosa", "sativa", y))
-    with pytest.raises(ValueError, match=r"classes=.* are not those of the fitted model"):
-        model.partial_fit(X, y, classes=["setosa", "versicolor", "x"])
-
-
-def test_classes_that_y_lacks_stay():
-    X, y = DATA["names"]
-    trained = OrtGradientClassifier(file_of("RandomForestClassifier of names"), max_iter=2).fit(X[:100], y[:100])
-    assert trained.classes_.tolist() == NAMES.tolist()
-    assert trained.predict_proba(X).shape == (150, 3)
-
-
-def test_the_first_pass_knows_the_classes():
-    X, y = DATA["names"]
-    trained = OrtGradientClassifier(file_of("LogisticRegression of names")).partial_fit(X[:60], y[:60])
-    assert trained.classes_.tolist() == NAMES.tolist()
-    assert trained.partial_fit(X, y).t_ == 210
-
-
-def test_the_first_pass_of_a_graph_without_labels_needs_them():
-    model = helper.make_model(onnx.parser.parse_graph("g (float[N, 4] X) => (float[N, 3] Y) <float[4, 3] w = {0,0,0,0,0,0,0,0,0,0,0,0}> {Y = MatMul(X, w)}"), opset_imports=[helper.make_opsetid("", 18)])  # fmt: skip  # noqa: E501
-    with pytest.raises(ValueError, match="classes must be passed on the first call"):
-        OrtGradientClassifier(model).partial_fit(*IRIS)
-
-
-def linear_classifier(labels, coefficients, label="label", extra=(), **attributes):
-    """Return a file of a LinearClassifier by hand, of an input of two columns."""
-    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_ints"
-    made = {"coefficients": coefficients, "intercepts": [0.0] * len(labels), "post_transform": "SOFTMAX", kind: labels}
-    node = helper.make_node("LinearClassifier", ["X"], ["own", "p"], domain="ai.onnx.ml", **{**made, **attributes})
-    of_label = TensorProto.STRING if isinstance(labels[0], str) else TensorProto.INT64
-    outputs = [helper.make_tensor_value_info(label, of_label, ["N"]),
-               helper.make_tensor_value_info("p", TensorProto.FLOAT, ["N", len(labels)])]  # fmt: skip
-    X = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", attributes.pop("columns", 2)])
-    nodes = [node, *(extra or [helper.make_node("Identity", ["own"], [label])])]
-    graph = helper.make_graph(nodes, "g", [X], outputs)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
-
-
-@pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2]], ids=str)
-def test_classes_that_are_not_sorted(labels):
-    X = np.random.RandomState(0).standard_normal((60, 2)).astype(np.float32)
-    proto = linear_classifier(labels, [1.0, 2.0, -1.0, 0.5, 0.0, -2.0])
-    own, p = run(proto, X)
-    model = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, own)
-    assert model.classes_.tolist() == sorted(labels)
-    assert_array_equal(model.predict(X), own)
-    assert_allclose(model.predict_proba(X), p[:, np.argsort(labels)], atol=1e-5)
-
-
-def test_labels_by_a_rule_of_their_own_are_refused():
-    X = np.random.RandomState(0).standard_normal((60, 2)).astype(np.float32)
-    other = [helper.make_node("Mul", ["own", "own"], ["label"])]
-    proto = linear_classifier([0, -1, 1], [1.0, 2.0, -1.0, 0.5, 0.0, -2.0], extra=other)
-    assert set(run(proto, X)[0]) == {0, 1}
-    with pytest.raises(ModelError, match=r"predict\(\) differs from the label of the file in \d+% of the rows"):
-        OrtGradientClassifier(proto).fit(X, np.arange(60) % 3)
-
-
-# Data
-
-
-def test_labels_are_one_for_each_row():
-    twice = [
-        helper.make_node("Constant", [], ["axis"], value_ints=[1]),
-        helper.make_node("Unsqueeze", ["own", "axis"], ["column"]),
-        helper.make_node("Concat", ["column", "column"], ["label"], axis=1),
-    ]
-    proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5], extra=twice)
-    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("label", TensorProto.INT64, ["N", 2]))
-    X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
-    with pytest.raises(ModelError, match=r"returns an array of shape \(20, 2\) for 20 rows: .* one label"):
-        OrtGradientClassifier(proto, max_iter=1).fit(X, np.arange(20) % 2 * 2)
-
-
-def test_labels_are_no_output_to_train():
-    classifier = OrtGradientClassifier(linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5]), output="label")
-    with pytest.raises(ModelError, match=r"output='label' is of type .*; only floats are trained: name 'p'"):
-        classifier.fit([[0, 1]] * 4, [0, 2] * 2)
-
-
 def test_missing_values_go_where_the_file_takes_them():
     X, y = DATA["iris"]
     gaps = np.where(np.random.RandomState(0).uniform(size=X.shape) < 0.1, np.nan, X).astype(np.float32)
@@ -361,9 +153,6 @@ def test_constants_and_neutral_scalers_are_not_trained():
     assert set(untrained(forest, made(forest)[1]).weights_) == {"trees.leaf_values"}
 
 
-# What is refused
-
-
 def test_a_classifier_is_not_trained_as_a_regressor():
     X, y = DATA["cancer"]
     with pytest.raises(ModelError, match="is a classifier: train it with OrtGradientClassifier"):
@@ -391,27 +180,3 @@ def test_a_file_has_no_estimator_to_write_back_to():
     trained = untrained(CASES[0], made(CASES[0])[1])
     with pytest.raises(ModelError, match="given as ONNX"):
         trained.to_sklearn()
-
-
-def test_nodes_without_an_opset_are_refused():
-    proto = linear_classifier([0, 1], [1.0, 2.0, -1.0, 0.5])
-    kept = [one for one in proto.opset_import if one.domain]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)
-    with pytest.raises(ModelError, match="imports no opset of the default domain, and has nodes of it"):
-        OrtGradientClassifier(proto).fit(np.eye(2, dtype=np.float32), [0, 1])
-
-
-def test_dictionaries_need_no_default_opset():
-    proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5])
-    del proto.graph.node[1:], proto.graph.output[:], proto.opset_import[:]
-    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
-    proto.graph.node.append(helper.make_node("ZipMap", ["p"], ["d"], domain="ai.onnx.ml", classlabels_int64s=[0, 2]))
-    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    proto.graph.output.append(helper.make_tensor_value_info("own", TensorProto.INT64, ["N"]))
-    proto.graph.output.append(helper.make_value_info("d", helper.make_sequence_type_proto(row)))
-    X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
-    trained = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30)
-    trained.fit(X, run(proto, X)[0])
-    assert trained.classes_.tolist() == [0, 2]
-    assert_allclose(trained.predict_proba(X), run(proto, X)[1], atol=1e-5)

@@ -6,9 +6,6 @@ binary decision functions, raw scores of several labels one vs rest, voting that
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
-
 import numpy as np
 import onnx.checker
 import onnx.parser
@@ -18,141 +15,44 @@ import pytest
 import skl2onnx
 from numpy.testing import assert_allclose, assert_array_equal
 from skl2onnx.common.data_types import FloatTensorType, StringTensorType
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_transformer
-from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     BaggingClassifier,
-    BaggingRegressor,
-    StackingClassifier,
-    StackingRegressor,
-    VotingClassifier,
     VotingRegressor,
 )
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
-from sklearn.pipeline import make_pipeline, make_union
-from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.skl2onnx_plugin import register_converters
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.models import ACTIVATIONS
+from tests.helpers.converted_estimators import (
+    CLASSIFIERS,
+    NUMBERS,
+    REGRESSORS,
+    TARGETS,
+    X,
+    columns_of,
+    convert,
+    fit,
+    fitted,
+    net,
+    regressor,
+    results,
+    same_labels,
+)
 
-X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
-NUMBERS = X @ [1.0, 2.0, 3.0, 4.0]
-TARGETS = {
-    "binary": (X[:, 0] > 0).astype(int),
-    "multiclass": X[:, :3].argmax(axis=1) * 5,
-    "strings": np.array(["low", "high", "mid"])[X[:, :3].argmax(axis=1)],
-    "labels": (X[:, :3] > 0).astype(int),
-    "label strings": np.where(X[:, :3] > 0, "on", "off"),
-    "number": NUMBERS,
-    "numbers": np.stack([NUMBERS, -NUMBERS], axis=1),
-    "positive": np.exp(NUMBERS / 5),
-}
-GRID = {"alpha": [0.0, 1.0]}
 OPSETS = range(15, 22)
 
 
-def net(**parameters):
-    model = parameters.pop("model", MLP((3,)))
-    defaults = {"max_iter": 2, "learning_rate_init": 0.05, "random_state": 0}
-    return OrtGradientClassifier(model, **defaults | parameters)
-
-
-def regressor(**parameters):
-    model = parameters.pop("model", MLP((3,)))
-    defaults = {"max_iter": 2, "learning_rate_init": 0.05, "random_state": 0}
-    return OrtGradientRegressor(model, **defaults | parameters)
-
-
-CLASSIFIERS = {
-    "alone": net,
-    "hinge": lambda: net(loss="hinge"),
-    "pipeline": lambda: make_pipeline(StandardScaler(), net()),
-    "union before": lambda: make_pipeline(make_union(StandardScaler(), PCA(2)), net()),
-    "columns before": lambda: make_pipeline(
-        make_column_transformer((StandardScaler(), [0, 1]), (MinMaxScaler(), [2, 3])), net()
-    ),
-    "search": lambda: GridSearchCV(net(), GRID, cv=2),
-    "search in pipeline": lambda: make_pipeline(StandardScaler(), GridSearchCV(net(), GRID, cv=2)),
-    "search over pipeline": lambda: GridSearchCV(
-        make_pipeline(StandardScaler(), net()), {"ortgradientclassifier__alpha": [0.0, 1.0]}, cv=2
-    ),
-    "stack": lambda: StackingClassifier([("a", net()), ("b", LogisticRegression())], cv=2),
-    "stack of two under a third": lambda: StackingClassifier([("a", net()), ("b", net(loss="focal"))], net(), cv=2),
-    "soft vote": lambda: VotingClassifier(
-        [("a", net()), ("b", net(alpha=0.1)), ("c", LogisticRegression())], voting="soft", flatten_transform=False
-    ),
-    "hard vote": lambda: VotingClassifier(
-        [("a", net()), ("b", net(loss="hinge")), ("c", LogisticRegression())], flatten_transform=False
-    ),
-    "bag": lambda: BaggingClassifier(net(), n_estimators=2, random_state=0),
-    "bag of columns": lambda: BaggingClassifier(net(), n_estimators=2, max_features=0.5, random_state=0),
-    "one vs rest": lambda: OneVsRestClassifier(net()),
-    "calibrated": lambda: CalibratedClassifierCV(net(), cv=2),
-    "calibrated hinge": lambda: CalibratedClassifierCV(net(loss="hinge"), cv=2, ensemble=False),
-}
-REGRESSORS = {
-    "alone": regressor,
-    "pipeline": lambda: make_pipeline(StandardScaler(), regressor()),
-    "search": lambda: GridSearchCV(regressor(), GRID, cv=2),
-    "stack": lambda: StackingRegressor([("a", regressor()), ("b", Ridge())], cv=2),
-    "stack of two under a third": lambda: StackingRegressor(
-        [("a", regressor()), ("b", regressor(loss="huber"))], regressor(), cv=2, passthrough=True
-    ),
-    "vote": lambda: VotingRegressor([("a", regressor()), ("b", regressor(alpha=1.0)), ("c", Ridge())]),
-    "bag": lambda: BaggingRegressor(regressor(), n_estimators=2, random_state=0),
-    "bag of columns": lambda: BaggingRegressor(regressor(), n_estimators=2, max_features=0.5, random_state=0),
-}
 OURS_ALONE = ("alone", "hinge", "search")
+
+
 """Compositions that compute nothing beside our graph, and so are held to the bit."""
-
-
-def fit(estimator, y, data=X):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return estimator.fit(data, y)
-
-
-@cache
-def fitted(kind, name, target):
-    return fit({"classifier": CLASSIFIERS, "regressor": REGRESSORS}[kind][name](), TARGETS[target])
-
-
-def convert(estimator, data=X, opset=18, **options):
-    """Convert; a classifier at the end of a pipeline gets the options."""
-    last = estimator[-1] if hasattr(estimator, "steps") else estimator
-    given = {id(last): options} if options else None
-    return skl2onnx.to_onnx(estimator, data[:1], options=given, target_opset={"": opset, "ai.onnx.ml": 3})
-
-
-def results(proto, data=X):
-    """The outputs of a graph; the graph must be valid."""
-    onnx.checker.check_model(proto, full_check=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # of initializers that skl2onnx adds and does not use
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: data})
-
-
-def same_labels(found, labels):
-    assert found.shape == labels.shape
-    assert_array_equal(found.astype(labels.dtype), labels)
-
-
-def columns_of(estimator, data, raw_scores=False):
-    if hasattr(estimator, "predict_proba") and not raw_scores:
-        return estimator.predict_proba(data)
-    scores = estimator.decision_function(data)
-    return np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores
-
-
-# Compositions
 
 
 @pytest.mark.parametrize("target", ["binary", "multiclass", "strings"])
@@ -260,9 +160,6 @@ def test_nodes_are_named_apart():
     assert len(set(names)) == len(names)
 
 
-# Opsets and graphs
-
-
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("target", ["binary", "strings", "labels"])
 def test_opsets_of_a_pipeline(opset, target):
@@ -280,78 +177,6 @@ def test_opsets_of_a_pipeline(opset, target):
 def test_activations_in_other_opsets(activation, opset):
     number = fit(regressor(model=MLP((3,), activation), max_iter=1), NUMBERS)
     assert_allclose(results(convert(number, opset=opset))[0].ravel(), number.predict(X), rtol=0, atol=1e-6)
-
-
-def graph(body, opset=18, output="float[N, 3] Y", shape="N, 4", types="float"):
-    weights = ", ".join(str(w) for w in np.random.default_rng(1).normal(size=12).round(3))
-    return onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": {opset}]> g ({types}[{shape}] X) => ({output})
-        <{types}[4, 3] W = {{{weights}}}, {types}[3] b = {{0.1, 0.2, 0.3}}, {types} top = {{1.0}},
-         int64[1] axes = {{1}}, int64[2] flat = {{0, 4}}> {{ {body} }}""")
-
-
-@pytest.mark.parametrize("opset", [15, 18, 21])
-@pytest.mark.parametrize("own", [11, 13, 17, 21])
-def test_given_graphs_in_other_opsets(own, opset):
-    """Softmax had another default axis before opset 13."""
-    classifier = fit(net(model=graph("H = Gemm(X, W, b) S = Softmax(H) Y = Softmax(S)", own)), TARGETS["strings"])
-    label, values = results(convert(classifier, opset=opset, zipmap=False))
-    same_labels(label, classifier.predict(X))
-    assert_allclose(values, classifier.predict_proba(X), rtol=0, atol=1e-6)
-
-
-def test_operators_that_came_later():
-    body = "H = Gemm(X, W, b) Y = LayerNormalization(H, b, b)"
-    classifier = fit(net(model=graph(body)), TARGETS["strings"])
-    results(convert(classifier, opset=17, zipmap=False))
-    with pytest.raises(ModelError, match=r"ONNX's converter cannot bring it to opset 15: .*Take opset 18"):
-        convert(classifier, opset=15)
-
-
-def test_outputs_that_are_omitted():
-    proto = graph("""H = Gemm(X, W, b) L, M, S = LayerNormalization(H, b, b) Z, N, T = LayerNormalization(L, b, b)
-        U = Sub(S, T) A = Add(Z, U) Y = MatMul(A, V)""")
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "V"))
-    for node in (node for node in proto.graph.node if node.op_type == "LayerNormalization"):
-        node.output[1] = ""
-    classifier = fit(net(model=proto, trainable=["V"]), TARGETS["strings"])
-    label, values = results(convert(classifier, zipmap=False))
-    same_labels(label, classifier.predict(X))
-    assert_array_equal(values, classifier.predict_proba(X))
-
-
-def test_vector_of_predictions():
-    body = "H = Gemm(X, W, b) Y = ReduceSum <keepdims = 0> (H, axes)"
-    number = fit(regressor(model=graph(body, output="float[N] Y")), NUMBERS)
-    (found,) = results(convert(number))
-    assert found.shape == (len(X), 1)
-    assert_array_equal(found.ravel(), number.predict(X))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_double_graph(dtype):
-    proto = graph("Y = Gemm(X, W, b)", output="double[N, 3] Y", types="double")
-    classifier, data = fit(net(model=proto), TARGETS["strings"]), X.astype(dtype)
-    label, values = results(convert(classifier, data, zipmap=False), data)
-    same_labels(label, classifier.predict(data))
-    assert values.dtype == dtype
-    assert_array_equal(values, classifier.predict_proba(data).astype(dtype))
-
-
-def test_rows_of_several_dimensions_come_flat():
-    body = "F = Reshape(X, flat) Y = Gemm(F, W, b)"
-    classifier = net(model=graph(body, shape="N, 1, 2, 2"))
-    pipeline = fit(make_pipeline(StandardScaler(), classifier), TARGETS["strings"])
-    label, values = results(convert(pipeline, zipmap=False))
-    same_labels(label, pipeline.predict(X))
-    assert_allclose(values, pipeline.predict_proba(X), rtol=0, atol=1e-6)
-    types, options = [("X", FloatTensorType([None, None]))], {id(classifier): {"zipmap": False}}
-    proto = skl2onnx.convert_sklearn(classifier, initial_types=types, options=options, target_opset=18)
-    with pytest.raises(Exception, match="Reshape"):  # not twice as many rows
-        results(proto, np.concatenate([X, X], axis=1))
-
-
-# Options
 
 
 @pytest.mark.parametrize("target", ["binary", "strings"])
@@ -412,9 +237,6 @@ def test_raw_scores_of_one_vs_rest(raw_scores):
     assert_allclose(values, columns_of(estimator, X, raw_scores), rtol=0, atol=1e-6)
 
 
-# Errors
-
-
 def test_unknown_options():
     with pytest.raises(NameError, match="Option 'scores' not in"):
         convert(fitted("classifier", "alone", "binary"), scores=True)
@@ -456,40 +278,6 @@ def test_two_matrices():
     number, types = fitted("regressor", "alone", "number"), [(n, FloatTensorType([None, 2])) for n in "ab"]
     with pytest.raises(ModelError, match="OrtGradientRegressor takes one matrix, got 2 inputs"):
         skl2onnx.convert_sklearn(number, initial_types=types, target_opset=18)
-
-
-def test_graph_with_several_inputs():
-    proto = graph("H = Gemm(X, W, b) Y = Add(H, Z)")
-    proto.graph.input.append(onnx.helper.make_tensor_value_info("Z", 1, ["N", 3]))
-    classifier = net(model=proto)
-    fit(classifier, TARGETS["strings"], {"X": X, "Z": X[:, :3]})
-    with pytest.raises(ModelError, match=r"The graph has 2 inputs: 'X', 'Z'. .* take its own to_onnx\(\)"):
-        convert(classifier)
-
-
-def test_graph_with_a_vector_as_input():
-    proto = graph("H = Unsqueeze(X, axes) G = MatMul(H, V) Y = Add(G, b)", shape="N")
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 3), np.float32), "V"))
-    classifier = fit(net(model=proto), TARGETS["strings"], X[:, 0])
-    with pytest.raises(ModelError, match="input 'X' is a vector; skl2onnx hands over a matrix"):
-        convert(classifier)
-
-
-OMITTED = "H = Gemm(X, W, b) G = Clip(H, , top) Y = Add(G, b)"
-BRANCHES = """M = ReduceMax <keepdims = 0> (X) C = Greater(M, top)
-    H = If (C) <then_branch = t () => (float[N, 4] T) { T = Identity(X) },
-                else_branch = e () => (float[N, 4] E) { E = Neg(X) }>
-    Y = Gemm(H, W, b)"""
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"), [(OMITTED, "an omitted optional input"), (BRANCHES, "a subgraph")], ids=["omitted", "branches"]
-)
-def test_nodes_that_skl2onnx_cannot_order(body, reason):
-    classifier = fit(net(model=graph(body), engine="portable"), TARGETS["strings"])
-    assert len(results(classifier.to_onnx())) == 2
-    with pytest.raises(ModelError, match=rf"has {reason}, and skl2onnx cannot order such nodes"):
-        convert(classifier)
 
 
 def test_operators_that_are_not_wanted():

@@ -1,9 +1,8 @@
-"""Fitted scikit-learn models as ONNX graphs, by converters of our own and skl2onnx's, each of which is watched.
+"""Conversion of fitted scikit-learn models to ONNX graphs, by the converters of this package and of skl2onnx.
 
-skl2onnx puts the estimators into order and asks for the converter of each: our own where there is one for it, as
-settings of estimators and types of data allow, else its own. What a converter adds to the graph is noted with the
-estimator that it converted: so each number in the graph is known by its owner. The graph has one input, a matrix of
-numbers, whether the model takes columns by name or not; where some of them hold text, it has one for each column.
+skl2onnx orders the estimators and calls the converter of each: that of this package where there is one for the settings
+and the types of data, else its own. The nodes and initializers that each converter adds are recorded with the
+estimator. The graph has one input, a numeric matrix, or one input per column where some columns hold text.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ def converted(
 ) -> tuple[ir.Model, list[ConversionRecord]]:
     """Return a fitted model as a graph, and what each converter added to it.
 
-    The graph takes one matrix of numbers; or, given ``columns``, one input for each of them by its name, of text where
-    that is said to be so.
+    The graph takes one numeric matrix. Given ``columns``, it has one input for each by name; True stands for text.
 
     Raises
     ------
@@ -51,14 +49,14 @@ def converted(
     """
     skl2onnx = skl2onnx_bridge.package()
     estimator = _with_counted_classes(unwrapped(estimator))
-    watched: list[ConversionRecord] = []
+    records: list[ConversionRecord] = []
     parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
-    watching = _watching(skl2onnx_bridge.converter, watched)
+    watching = _recording(skl2onnx_bridge.converter, records)
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():
             kinds = {type(part) for part in parts} & {*skl2onnx_bridge.converted_classes(), *CONVERTERS}
-            warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn means to drop
-            warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # what may not work is compared
+            warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn deprecates
+            warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # predictions are compared afterwards
             proto = skl2onnx.convert_sklearn(
                 estimator,
                 initial_types=inputs,
@@ -77,13 +75,13 @@ def converted(
     model = _stamped(load(proto))
     if columns is not None:
         name_inputs(model.graph, list(columns))
-    for one in watched:
+    for one in records:
         repair(model.graph, one.estimator, one.nodes)
-    return model, watched
+    return model, records
 
 
 def _with_counted_classes(estimator: Estimator) -> Any:
-    """Return a model that ends in an estimator an output with numbers for classes: skl2onnx mixes no types of them."""
+    """Return a model with one estimator per output whose classes are numbered: skl2onnx does not mix their types."""
     if isinstance(estimator, MultiOutputClassifier):
         estimator = copy.copy(estimator)
         estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
@@ -94,7 +92,7 @@ def _with_counted_classes(estimator: Estimator) -> Any:
 
 
 def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
-    """Return the inputs of the graph: a matrix, or one for each column where columns are taken by their names."""
+    """Return the inputs of the graph: one matrix, or one input for each named column."""
     types = skl2onnx_bridge.types()
     if columns is not None:
         kinds = {True: types.StringTensorType, False: types.FloatTensorType}
@@ -113,10 +111,9 @@ def _options(estimator: Estimator) -> dict[int, dict[str, Any]]:
 
 
 def _convertible(estimator: Estimator) -> Any:
-    """Return an estimator with the settings of the same meaning that skl2onnx knows.
+    """Return an estimator with equivalent settings that skl2onnx supports.
 
-    It imputes text only where that is missing by a text of its own, and takes no rare categories for a reason to let
-    unknown ones be.
+    It imputes text only where a string marks missing values, and knows fewer values of ``handle_unknown``.
     """
     changed: dict[str, str] = {}
     if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
@@ -135,11 +132,11 @@ def _parts(root: Estimator) -> Iterator[Any]:
 
 
 def _stamped(model: ir.Model) -> ir.Model:
-    """Stamp the opset that the converters were asked for: skl2onnx writes the oldest in which each operator exists."""
+    """Set the opset that the converters were asked for: skl2onnx writes the oldest one that has all operators."""
     newer = model.clone()
     newer.graph.opset_imports[""] = OPSET
     checked = newer.clone()
-    for output in checked.graph.outputs:  # what is declared of several labels a row is often wrong
+    for output in checked.graph.outputs:  # declared types of several labels are often wrong
         output.type = output.shape = None
     checked.graph.outputs.clear()
     try:
@@ -151,8 +148,8 @@ def _stamped(model: ir.Model) -> ir.Model:
     return newer
 
 
-def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[ConversionRecord]) -> Callable[..., None]:
-    """Return a converter that notes what it adds; booleans among attributes become the integers that ONNX takes."""
+def _recording(theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord]) -> Callable[..., None]:
+    """Return a converter that records what it adds; booleans in attributes become the integers that ONNX needs."""
 
     def converted(scope: Scope, operator: Operator, container: Container) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
@@ -160,7 +157,7 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Conver
         container.add_node = lambda *names, **attributes: add_node(
             *names, **{key: _without_booleans(value) for key, value in attributes.items()}
         )
-        container.initializers_strings.clear()  # by which equal numbers of different estimators would become one
+        container.initializers_strings.clear()  # else equal arrays of different estimators would be shared
         try:
             source = convert(scope, operator, container)
             if source is None:
@@ -168,7 +165,7 @@ def _watching(theirs: Callable[[str], Callable[..., None]], watched: list[Conver
                 theirs(operator.type)(scope, operator, container)
         finally:
             container.add_node, operator.raw_operator = add_node, estimator
-        watched.append(
+        records.append(
             ConversionRecord(
                 estimator,
                 frozenset(node.name for node in container.nodes[nodes:]),

@@ -32,7 +32,7 @@ _NUMBERS = {
     "Int64TensorType": ir.DataType.INT64,
 }
 _DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
-"""What skl2onnx calls types."""
+"""The types of data by their classes in skl2onnx."""
 
 
 def convert(scope: Scope, operator: Operator, container: Container) -> Source | None:
@@ -71,17 +71,17 @@ def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -
 
 
 def _variable(scope: Scope, estimator: Estimator, rows: ir.Value) -> Any:
-    """Return rows that a converter computes as a variable of skl2onnx, the input of another converter."""
+    """Return rows that a converter computes as a variable of skl2onnx, for another converter."""
     variable = scope.declare_local_variable(
         "rows", skl2onnx_bridge.types().FloatTensorType([None, estimator.n_features_in_])
     )
-    variable.init_status(is_fed=True)  # skl2onnx would not see it behind a constant
+    variable.init_status(is_fed=True)  # skl2onnx does not find inputs behind constants
     rows.name = variable.full_name
     return variable
 
 
 def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
-    """Have skl2onnx convert an estimator within another one, and return its outputs."""
+    """Let skl2onnx convert a nested estimator; return its outputs."""
     estimator = unwrapped(estimator)
     record = record_of(estimator)
     known = skl2onnx_bridge.allowed_options(type(record.last))
@@ -95,7 +95,7 @@ def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Va
 
 
 def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Container) -> None:
-    """Add the nodes and parameters of a graph to those of the container; its results get their names."""
+    """Add the nodes and parameters of a graph to the container; the results get the names of the outputs."""
     op = GraphBuilder(graph, prefix=f"{names[0]}/out", constant_nodes=True)
     for value, name in zip(results, names, strict=True):
         value = op.Identity(value) if value.producer() is None else value
@@ -107,11 +107,11 @@ def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], con
     container.node_domain_version_pair_sets.update((d, v) for d, v in graph.opset_imports.items())
 
 
-# Estimators that skl2onnx does not know, or declares otherwise
+# Declarations for skl2onnx
 
 
 def parsers() -> dict[type, Callable[..., Any]]:
-    """Return the parsers for skl2onnx, by class; those of classifiers, it has itself."""
+    """Return the parsers for skl2onnx, by class; it has its own for classifiers."""
     declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
     made = {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
     return {**made, ColumnTransformer: _by_position}
@@ -120,9 +120,9 @@ def parsers() -> dict[type, Callable[..., Any]]:
 def _by_position(
     scope: Scope, transformer: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
 ) -> list[Any]:
-    """Parse a transformer of columns by their positions: a matrix has no names, least of all within an ensemble.
+    """Parse a ColumnTransformer by positions: matrices within ensembles have no column names.
 
-    skl2onnx keeps the order of the matrix where all of its columns are taken, so that they are picked here.
+    skl2onnx ignores the order of the columns where all of them are taken, so that they are selected here.
     """
     parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
              for name, part, _ in transformer.transformers_]  # fmt: skip
@@ -138,7 +138,7 @@ def _by_position(
 
 
 def _picked(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
-    """Return some columns of a matrix, declared as many as they are."""
+    """Return some columns of a matrix, with their number declared."""
     if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
         return rows
     operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
@@ -148,12 +148,12 @@ def _picked(scope: Scope, rows: Variable, places: list[int], columns: int) -> An
 
 
 def shape_calculators() -> dict[type, Callable[..., Any]]:
-    """Return what declares outputs for skl2onnx, by class."""
+    """Return the shape calculators for skl2onnx, by class."""
     return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
 
 
 def _parsed(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None) -> list[Any]:
-    """Declare the outputs of what is converted by a converter of ours: one, and labels before it for a detector."""
+    """Declare the outputs of a converter of this package: one, and labels before it for an outlier detector."""
     known = skl2onnx_bridge.has_converter(type(estimator))
     if converter_of(estimator) is None and not known:
         raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
@@ -169,7 +169,7 @@ def _parsed(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_p
 
 
 def _declare_columns(operator: Operator) -> None:
-    """Declare the columns that a converter of ours makes; skl2onnx knows those of its own."""
+    """Declare the number of columns of a converter of this package; skl2onnx declares those of its own."""
     own = converter_of(operator.raw_operator)
     if own is None or own.columns is None:
         operator.infer_types()

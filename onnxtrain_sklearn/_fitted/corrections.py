@@ -1,7 +1,7 @@
-"""What skl2onnx converts into another model than the fitted one, or into one without a gradient, put right.
+"""Corrections of converted graphs: conversions of skl2onnx that are inexact, and missing values before an imputer.
 
-Each repair is a function of the graph, the fitted estimator and the names of the nodes that its converter made, with
-one line in :data:`REPAIRS`. A wrong conversion without a repair is found when predictions are compared, and refused.
+Each correction is a function of the graph, the fitted estimator and the nodes that its converter made, with one line in
+:data:`REPAIRS`. A wrong conversion without a correction is found when predictions are compared, and refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, PowerTransformer, 
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import insert_behind
-from .._ml_operators.preprocessing import gaps_of, is_filled_later, with_gaps
+from .._ml_operators.preprocessing import is_imputed_later, restore_missing, split_missing
 from .._runtime import capabilities
 from .._support.typing import Estimator
 
@@ -25,14 +25,14 @@ Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
 
 def repair(graph: ir.Graph, estimator: Estimator, names: frozenset[str]) -> None:
-    """Put right the nodes of these names, which the converter of ``estimator`` made."""
+    """Correct the nodes of these names, which the converter of ``estimator`` made."""
     for kind, functions in REPAIRS.items():
         for function in functions if isinstance(estimator, kind) else ():
             function(graph, estimator, [node for node in graph if node.name in names])
 
 
-def _targets_of_neighbours(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """The targets that are averaged are held in float32, as all that is trained."""
+def _targets_of_neighbors(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
+    """Hold the averaged targets in float32, as all parameters are."""
     for node in nodes:
         table = node.inputs[0] if node.op_type == "ArrayFeatureExtractor" else None
         if table is not None and table.const_value is not None and table.dtype is ir.DataType.DOUBLE:
@@ -49,7 +49,7 @@ def _declare_float(node: ir.Node) -> None:
 
 
 def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Return what nodes read of others, constants left out, and what others read of them."""
+    """Return the values that the nodes read from other nodes, without constants, and those that other nodes read."""
     made = [v for node in nodes for v in node.outputs]
     outside = [v for v in made if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
     read = {v: None for node in nodes for v in node.inputs if v is not None and v not in made and v.const_value is None}
@@ -57,23 +57,23 @@ def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
     return [v for v, maker in makers.items() if maker is None or maker.op_type != "Constant"], outside
 
 
-def _leave_gaps_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Numbers that are missing, and filled in by a later step, have no part in what nodes compute of the others."""
+def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
+    """Keep missing values that a later step imputes out of the nodes: 0 * NaN in their gradient is NaN."""
     given, made = _ends(nodes)
-    if len(given) != 1 or len(made) != 1 or not is_filled_later(made[0]):
+    if len(given) != 1 or len(made) != 1 or not is_imputed_later(made[0]):
         return
-    op = GraphBuilder(graph, prefix="gaps", constant_nodes=True)
-    gap, known = gaps_of(op, op.Cast(given[0], to=int(ir.DataType.FLOAT)))
+    op = GraphBuilder(graph, prefix="missing", constant_nodes=True)
+    missing, known = split_missing(op, op.Cast(given[0], to=int(ir.DataType.FLOAT)))
     for node in nodes:
         for i, value in enumerate(node.inputs):
             if value is given[0]:
                 node.replace_input_with(i, known)
-    insert_behind(op, made[0], lambda value: with_gaps(op, gap, value))
+    insert_behind(op, made[0], lambda value: restore_missing(op, missing, value))
     graph.sort()
 
 
 def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Words are of letters of any script and have two at least; small letters are those of a locale that is there."""
+    """Match scikit-learn's token pattern (``\\w\\w+``, any script); lower-case in a locale that is installed."""
     locale = capabilities.text_locale()
     for node in nodes:
         if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:
@@ -81,22 +81,22 @@ def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node])
             node.attributes["mincharnum"] = ir.AttrInt64("mincharnum", 2)
         if node.op_type == "StringNormalizer" and locale is not None:
             node.attributes["locale"] = ir.AttrString("locale", locale)
-        if node.op_type == "TfIdfVectorizer":  # inference knows no columns of texts of an unknown length
+        if node.op_type == "TfIdfVectorizer":  # shape inference does not know the number of columns
             node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
             node.outputs[0].shape = ir.Shape([None, len(estimator.vocabulary_)])
 
 
 WORDS = r"(?u)\b\w\w+\b"
-"""What scikit-learn takes for a word by default."""
+"""scikit-learn's default token pattern."""
 
 REPAIRS: dict[type, tuple[Repair, ...]] = {
     CountVectorizer: (_words_of_texts,),
-    KNeighborsRegressor: (_targets_of_neighbours,),
-    MaxAbsScaler: (_leave_gaps_out,),
-    MinMaxScaler: (_leave_gaps_out,),
-    PowerTransformer: (_leave_gaps_out,),
-    RadiusNeighborsRegressor: (_targets_of_neighbours,),
-    RobustScaler: (_leave_gaps_out,),
-    StandardScaler: (_leave_gaps_out,),
+    KNeighborsRegressor: (_targets_of_neighbors,),
+    MaxAbsScaler: (_leave_missing_values_out,),
+    MinMaxScaler: (_leave_missing_values_out,),
+    PowerTransformer: (_leave_missing_values_out,),
+    RadiusNeighborsRegressor: (_targets_of_neighbors,),
+    RobustScaler: (_leave_missing_values_out,),
+    StandardScaler: (_leave_missing_values_out,),
 }
-"""The repairs by class."""
+"""The corrections by class."""

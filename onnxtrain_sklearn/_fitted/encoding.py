@@ -1,7 +1,7 @@
-"""Tables as the inputs of graphs: of the one that predicts, a column each, and of the part of it that is trained.
+"""Converts a table to graph inputs: one input per column for inference, one matrix plus encoded text for training.
 
-The latter takes numbers in one matrix, and of texts what the encoder makes of them. It runs once over the data, on the
-host and some rows at a time, before they are trained on. What it gives is kept sparse where it would be large.
+The encoder of the text runs once over the data before training, on the host, on chunks of rows. Its results are kept
+sparse where dense ones would be large.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .model import FittedModel
 from .tables import Table
 
 CHUNK = 2048
-"""Rows that are encoded at a time."""
+"""Number of rows in a chunk."""
 
 InputColumns = dict[str, Column]
 Specs = tuple[TensorSpec, ...] | None
 
 
 def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> InputColumns:
-    """Return the columns of a table as the inputs of the graph that predicts, checked as scikit-learn checks them."""
-    if isinstance(X, Mapping) and not sp.issparse(X):  # a sparse matrix by keys is a dict too
+    """Return the columns of a table as inputs of the inference graph, validated as scikit-learn does."""
+    if isinstance(X, Mapping) and not sp.issparse(X):  # scipy's dok_matrix is a mapping too
         raise TypeError(f"The fitted model takes a data frame or an array, got a {type(X).__name__}.")
     if not table.documents:
         validate_data(estimator, X, reset=False, skip_check_array=True)
@@ -41,7 +41,7 @@ def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> Inpu
 
 
 def as_trained(columns: InputColumns, fitted: FittedModel | None, specs: Specs) -> InputColumns:
-    """Return what stands before the part of the graph that is trained, the inputs ``specs``."""
+    """Return the inputs ``specs`` of the trained part of the graph."""
     parts = None if fitted is None else fitted.parts
     if parts is None or specs is None:
         return columns
@@ -55,9 +55,9 @@ def as_trained(columns: InputColumns, fitted: FittedModel | None, specs: Specs) 
 def _encoded(columns: Mapping[str, Column], encoder: bytes) -> dict[str, Any]:
     try:
         session = sessions.create_session(encoder, devices.resolve_device(), threads=devices.available_threads())
-    except Exception as error:  # each release has another class for it
+    except Exception as error:  # releases of onnxruntime differ in the class
         raise ModelError(
-            f"onnxruntime {distributions.version()} cannot run what makes numbers of the model's text: {error}"
+            f"onnxruntime {distributions.version()} cannot run the encoder of the model's text: {error}"
         ) from error
     inputs, outputs = ([value.name for value in side] for side in (session.get_inputs(), session.get_outputs()))
     rows = np.arange(len(next(iter(columns.values()))))
@@ -66,14 +66,14 @@ def _encoded(columns: Mapping[str, Column], encoder: bytes) -> dict[str, Any]:
         feeds = {name: columns[name].rows(rows[start : start + CHUNK]) for name in inputs}
         try:
             results = session.run(outputs, feeds)
-        except Exception as error:  # each release has another class for it
+        except Exception as error:  # releases of onnxruntime differ in the class
             raise ValueError(f"The texts in X cannot be encoded: {error}") from error
         pieces.append([_compact(result, len(rows)) for result in results])
     return {name: _stacked(parts) for name, parts in zip(outputs, zip(*pieces, strict=True), strict=True)}
 
 
 def _compact(piece: np.ndarray, n_rows: int) -> Any:
-    """Return a piece as it is, or sparse where ``n_rows`` rows like it would be large."""
+    """Return a chunk as it is, or sparse where ``n_rows`` rows of this kind would be large."""
     is_large = n_rows * math.prod(piece.shape[1:]) * piece.itemsize > COPY_LIMIT
     return sp.csr_matrix(piece) if piece.ndim == 2 and is_large else piece
 

@@ -1,7 +1,6 @@
-"""Where the numbers of a fitted model's graph come from.
+"""Provenance of parameters: the estimator and the attribute that each parameter of a fitted model's graph comes from.
 
-A parameter is known by the estimator that it came from and by the attribute that holds it: that makes its name, decides
-that it is a weight and not a setting, and is the way back into scikit-learn.
+It gives the parameter its name, tells a weight from a setting, and tells ``to_sklearn()`` where to write.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Origin:
     attribute : tuple of (str or int)
         The same from that estimator to the numbers; empty where no attribute holds them as they are.
     form : str
-        What the parameter is of the attribute's numbers, a key of :data:`FORMS`.
+        How the parameter is computed from the attribute, a key of :data:`FORMS`.
     role : str
         What the parameter is to its operator.
     places : ndarray or None
@@ -59,13 +58,13 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
     "logarithm": (np.log, np.exp),
     "probability": (lambda a: a, lambda a: np.abs(a) / (np.abs(a) + np.abs(1 - a))),
 }
-"""How the numbers of an attribute may stand in a graph, and the way back."""
+"""The functions from an attribute to a parameter, and back."""
 
 COMPUTED: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "transposed": lambda op, value: op.Transpose(value, perm=[1, 0]),
     "reciprocal": lambda op, value: op.Div(1.0, value),
 }
-"""The forms that are computed in the graph, so that the parameter holds the numbers of the attribute as they are."""
+"""The forms that are computed in the graph, so that the parameter equals the attribute."""
 
 
 def named(
@@ -183,7 +182,7 @@ def _rename(graph: ir.Graph, old: str, new: str) -> None:
 
 
 def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarray) -> str:
-    """Let a parameter hold the numbers of its attribute, and compute its other form; return the form it has now."""
+    """Let a parameter equal its attribute and compute its form in the graph; return the form that is left."""
     value, held = graph.initializers[name], np.atleast_1d(np.asarray(numbers, np.float32))
     if form == "transposed" and held.ndim != 2:
         return form

@@ -1,7 +1,7 @@
-"""What of a fitted model's graph is trained: the scores of a classifier, or what a regressor predicts.
+"""Scores of converted models: changes the end of a graph so that a loss can be computed on it.
 
-The graph that a converter gives ends in probabilities, or in scores of which some say the same twice. Here it is made
-to end in scores, or in an activation on scores, that a loss can be taken on, and to hold no number twice.
+A converted graph ends in probabilities, or in scores that may be redundant. Here it is changed to end in scores, or in
+an activation of scores.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .record import ModelRecord
 from .traversal import follow
 
 CLASSIFYING_TREES = (DecisionTreeClassifier, ExtraTreesClassifier, RandomForestClassifier)
-"""The classes whose leaves hold probabilities."""
+"""The estimators whose leaves hold probabilities."""
 
 
 def prune(model: ir.Model, position: int) -> None:
-    """Keep one output, or each of those that a sequence is made of."""
+    """Keep one output, or the elements of a sequence."""
     output = model.graph.outputs[position]
     maker = output.producer()
     sequence = maker is not None and maker.op_type == "SequenceConstruct"
     kept = [value for value in maker.inputs if value is not None] if maker and sequence else [output]
     for value in kept:
         if not isinstance(value.type, ir.TensorType):
-            raise ModelError(f"Its output {value.name!r} is no tensor, which alone can be trained.")
+            raise ModelError(f"Its output {value.name!r} is no tensor. Only tensors can be trained.")
         value.shape = None  # skl2onnx declares two columns where there is one
     keep_outputs(model, kept)
 
 
 def drop_needless_norms(graph: ir.Graph) -> None:
-    """Let probabilities of a linear classifier be: a softmax adds up to one, and so do two sigmoids of one score."""
+    """Remove L1 norms of probabilities that add up to one: a softmax, or the two sigmoids of one score."""
     for node in [n for n in graph if n.op_type == "Normalizer"]:
         x = node.inputs[0]
         maker = None if x is None else x.producer()
@@ -55,32 +55,32 @@ def drop_needless_norms(graph: ir.Graph) -> None:
 
 
 def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin:
-    """Keep the probabilities in the leaves of classifying trees probabilities while they are trained.
+    """Normalize the probabilities in the leaves of classification trees, so that they stay probabilities in training.
 
-    The numbers w of a leaf are its share of one tree among several times |w| / sum(|w|), or times |w| / (|w| + |1 - w|)
-    where there is one number for two classes; several outputs have their classes in turn, and a sum each. Other than
-    through a softmax, a probability of zero has a gradient.
+    The weights w of a leaf become |w| / sum(|w|), or |w| / (|w| + |1 - w|) for the single number of two classes, over
+    the number of trees. Each of several outputs has a sum of its own. Unlike a softmax, this gives a probability of
+    zero a gradient.
     """
     owner = follow(root, origin.owner)
     if origin.role != "leaf_values" or not isinstance(owner, CLASSIFYING_TREES):
         return origin
     share = 1.0 / len(getattr(owner, "estimators_", [owner]))
     sizes = np.atleast_1d(owner.n_classes_)
-    done = normalise_leaves(model, origin.name, share, _groups(sizes), several=len(sizes) > 1)
+    done = normalize_leaves(model, origin.name, share, _groups(sizes), several=len(sizes) > 1)
     return replace(origin, role="leaf_probabilities") if done else origin
 
 
-def normalise_leaves(model: ir.Model, name: str, share: float, groups: np.ndarray, *, several: bool) -> bool:
-    """Divide the numbers of leaves by their sum times ``share``, in place; False where they do not add up to it."""
+def normalize_leaves(model: ir.Model, name: str, share: float, groups: np.ndarray, *, several: bool) -> bool:
+    """Normalize the numbers of leaves to the sum ``share``, in place; False where they have another sum."""
     value = model.graph.initializers[name]
     assert value.const_value is not None
     p = value.const_value.numpy() / share
     if p.ndim == 2 and not np.allclose(p @ groups, 1, atol=1e-4):
         return False
-    op = GraphBuilder(model.graph, prefix=f"{name}/normalised", constant_nodes=True)
+    op = GraphBuilder(model.graph, prefix=f"{name}/normalized", constant_nodes=True)
     value.const_value = ir.tensor(np.clip(p, EPSILON, 1 - EPSILON).astype(np.float32), name=name)
 
-    def normalised(value: ir.Value) -> ir.Value:
+    def normalized(value: ir.Value) -> ir.Value:
         size = op.Abs(value)
         if p.ndim < 2:
             total = op.Add(size, op.Abs(op.Sub(1.0, value)))
@@ -88,19 +88,19 @@ def normalise_leaves(model: ir.Model, name: str, share: float, groups: np.ndarra
             total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
         return op.Mul(op.Div(size, total), share)
 
-    insert_behind(op, value, normalised)
+    insert_behind(op, value, normalized)
     model.graph.sort()
     return True
 
 
 def _groups(sizes: np.ndarray) -> np.ndarray:
-    """Return the matrix that adds up the columns of each group, for each column of it."""
+    """Return the matrix that sums the columns of each group."""
     group = np.repeat(np.arange(len(sizes)), sizes)
     return np.asarray(group[:, None] == group, np.float32)
 
 
 def expose_scores(model: ir.Model, record: ModelRecord) -> None:
-    """Let the graph of a model end in scores, or in an activation on scores, for a loss."""
+    """Change the graph of a model to end in scores, or in an activation of scores."""
     if not record.gives_labels:
         show_scores(model, probabilities=None)
         return
@@ -109,10 +109,10 @@ def expose_scores(model: ir.Model, record: ModelRecord) -> None:
 
 
 def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:
-    """Let a graph end in scores, or in an activation on scores.
+    """Change a graph to end in scores, or in an activation of scores.
 
-    ``probabilities`` tells them from margins, None stands for numbers of a regressor. ``margin`` is the column of two
-    margins that speaks for the second class, where they are each other's negatives.
+    ``probabilities`` says whether the output holds probabilities or margins; None: predictions of a regressor.
+    ``margin`` is the column of the second class where two margins are each other's negatives.
     """
     if probabilities is None:
         _fold_factor(model.graph)
@@ -132,7 +132,7 @@ def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | No
 
 
 def _fold_factor(graph: ir.Graph) -> None:
-    """Take a factor behind an exponential into its exponent: losses with a log link look behind the last one."""
+    """Move a factor of an exponential into the exponent: losses with a log link need the exponential last."""
     product = graph.outputs[0].producer()
     if product is None or product.op_type != "Mul" or product.domain or None in product.inputs:
         return
@@ -150,7 +150,7 @@ def _fold_factor(graph: ir.Graph) -> None:
 
 
 def _expose_exponential(graph: ir.Graph) -> None:
-    """Put a reshaping behind the exponential of a regressor before it: losses with a log link look behind the last."""
+    """Move a Reshape before the exponential of a regressor: losses with a log link need the exponential last."""
     reshape = graph.outputs[0].producer()
     before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
     scores = None if before is None else behind(before, "Exp")
@@ -161,19 +161,19 @@ def _expose_exponential(graph: ir.Graph) -> None:
 
 
 def ends_in(value: ir.Value, op_type: str) -> bool:
-    """Whether a value is what an operator of this type gives."""
+    """Whether an operator of this type computes a value."""
     node = value.producer()
     return node is not None and node.op_type == op_type
 
 
 def behind(value: ir.Value, op_type: str) -> ir.Value | None:
-    """Return the first input of the operator of this type that gives ``value``; None where another one does."""
+    """Return the first input of the operator that computes ``value``; None where it is of another type."""
     node = value.producer()
     return node.inputs[0] if node is not None and node.op_type == op_type else None
 
 
 def _single_column(output: ir.Value) -> ir.Value | None:
-    """Return the score, or the probability, that two columns of it come from: (-s, s), or their sigmoids."""
+    """Return the score s, or its sigmoid, where the output has the columns (-s, s), or their sigmoids."""
     concat = output.producer()
     if concat is None or concat.op_type != "Concat" or len(concat.inputs) != 2:
         return None

@@ -1,9 +1,9 @@
-"""Fitted models that take a table by its columns: which hold text, which numbers, and data as such columns.
+"""Tables with text: the columns that a fitted model takes, and conversion of data to these columns.
 
-What a column holds is told by what takes it first in the fitted model: an encoder by its categories, an imputer by its
-statistics, a vectorizer by being one. Missing text is the text that skl2onnx writes for it, "nan" or "None": a column
-in which that could be meant as text is refused. So is text that the fitted model does not know, where its encoder
-refuses it, as in scikit-learn when a model predicts.
+The first step that takes a column tells its kind: an encoder by its categories, an imputer by its statistics, a
+vectorizer by its class. Missing text becomes the string that skl2onnx uses for it, "nan" or "None". A column in which
+that string may also be a value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's
+``predict``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .traversal import unwrapped, walk
 
 @dataclass(frozen=True)
 class TableColumn:
-    """What a fitted model takes in one column.
+    """One column that a fitted model takes.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class TableColumn:
     missing: frozenset[str] = frozenset()
 
     def texts(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of a column as text, checked; shape (n_samples, 1)."""
+        """Return the values of a column as text, validated; shape (n_samples, 1)."""
         where, listed = f"column {self.name!r} of X", values.tolist()
         written = {value: str(value) for value in set(listed)}
         absent = {text for value, text in written.items() if _is_missing(value)}
@@ -70,7 +70,7 @@ class TableColumn:
         return np.array([written[value] for value in listed], object).reshape(-1, 1)
 
     def numbers(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers that were checked for what is missing, checked for what is not known; shape (n_samples, 1)."""
+        """Return numbers, validated against the known categories; shape (n_samples, 1)."""
         if self.known is not None:
             self._require_known(set(values[~np.isnan(values)].tolist()))
         return values.reshape(-1, 1)
@@ -100,16 +100,16 @@ class Table:
 
     @property
     def texts(self) -> dict[str, bool]:
-        """Whether a column is text, by name; columns that nothing reads count as numbers."""
+        """Whether each column is text, by name; unused columns count as numbers."""
         return {column.name: column.kind == "text" for column in self.columns}
 
     @property
     def takes_words(self) -> bool:
-        """Whether a column is taken apart into words: no text of it is known as a whole."""
+        """Whether a column is split into words, so that any text is valid."""
         return any(column.kind == "text" and not column.literal for column in self.columns)
 
     def arrays(self, X: MatrixLike) -> dict[str, np.ndarray]:
-        """Return the columns that are read as arrays of shape (n_samples, 1), checked, by name.
+        """Return the used columns as validated arrays of shape (n_samples, 1), by name.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Table:
 
 
 def holds_text(X: MatrixLike) -> bool:
-    """Whether a data frame has columns that are no numbers."""
+    """Whether a data frame has columns that are not numeric."""
     dtypes = X.dtypes if hasattr(X, "columns") and hasattr(X, "dtypes") else ()
     return any(getattr(dtype, "kind", "O") not in "biuf" for dtype in dtypes)
 
@@ -160,7 +160,7 @@ def _documents(X: MatrixLike) -> np.ndarray:
 
 
 def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
-    """Return the columns of a model that takes text; None for one that takes a matrix of numbers.
+    """Return the table of a model that takes text; None for a model that takes a numeric matrix.
 
     ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
     """
@@ -178,9 +178,9 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
 
 @dataclass(frozen=True)
 class _Taker:
-    """Steps that begin with some columns of the data; None: all of them. They may be within an ensemble.
+    """Steps that take some columns of the data first; None: all columns. They may be within an ensemble.
 
-    What comes ``behind`` them takes what they give, beside what others give.
+    The steps ``behind`` them take their outputs, beside those of others.
     """
 
     steps: tuple[Estimator, ...]
@@ -190,7 +190,7 @@ class _Taker:
 
     @property
     def takes_gaps(self) -> bool:
-        """Whether values may be missing: every step takes them, up to one that imputes."""
+        """Whether missing values are allowed: every step allows them, up to one that imputes."""
         for step in (*self.steps, *self.behind):
             if not get_tags(step).input_tags.allow_nan:
                 return False
@@ -199,11 +199,11 @@ class _Taker:
         return True
 
     def before(self, later: tuple[Estimator, ...]) -> _Taker:
-        """Return the same with more steps behind."""
+        """Return the same with further steps behind."""
         return replace(self, behind=(*self.behind, *later))
 
     def place(self, column: int) -> int | None:
-        """Return which of its columns a column of the data is."""
+        """Return the position of a column of the data among the columns of the step."""
         if self.columns is None:
             return column
         return self.columns.index(column) if column in self.columns else None
@@ -212,7 +212,7 @@ class _Taker:
 def _takers(
     estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
 ) -> Iterator[_Taker]:
-    """Yield what takes columns of the data first, with the steps that come next."""
+    """Yield the steps that take columns of the data first, with the steps behind them."""
     estimator = unwrapped(estimator)
     if isinstance(estimator, Pipeline):
         steps = (*(step for _, step in estimator.steps if not _passes_on(step)), *later)
@@ -239,7 +239,7 @@ def _passes_on(step: object) -> bool:
 
 
 def _inner(estimator: Estimator) -> list[Any]:
-    """Return the pipelines and column transformers in an ensemble or the like that are handed the same columns."""
+    """Return the pipelines and column transformers within an ensemble that get the same columns."""
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
         same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
@@ -251,7 +251,7 @@ def _inner(estimator: Estimator) -> list[Any]:
 
 
 def _agreed_column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
-    """Return what all that take a column say of it together."""
+    """Return a column by all steps that take it."""
     places = [(taker, taker.place(index)) for taker in takers]
     taken = [(taker.steps, place) for taker, place in places if place is not None]
     if not taken:
@@ -271,7 +271,7 @@ def _agreed_column(name: str, index: int, takers: Sequence[_Taker]) -> TableColu
 
 
 def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> TableColumn:
-    """Add what one taker says: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
+    """Add what one step tells: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
     literal: frozenset[Any] = frozenset()
     for step in steps[: 2 if _imputes(steps[0]) else 1]:
         values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
@@ -302,7 +302,7 @@ def _imputes(step: Estimator) -> bool:
 
 
 def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
-    """Return the values that a fitted step knows of one of its columns."""
+    """Return the categories of one column of a fitted step."""
     if isinstance(step, SimpleImputer):
         return [step.statistics_[place]]
     categories = getattr(step, "categories_", ())
@@ -314,7 +314,7 @@ def _gives_nan(step: Estimator) -> bool:
 
 
 def _refuses_unknown(step: Estimator) -> bool:
-    """Whether a step has no numbers for texts that it does not know, in scikit-learn or in the graph."""
+    """Whether a step refuses unknown text, in scikit-learn or in the graph."""
     if isinstance(step, OrdinalEncoder):
         return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
     if isinstance(step, OneHotEncoder):
@@ -324,7 +324,7 @@ def _refuses_unknown(step: Estimator) -> bool:
 
 
 def _refuse_text_within(takers: Sequence[_Taker]) -> None:
-    """Refuse encoders of text within ensembles, which hand matrices of numbers to what they hold."""
+    """Refuse encoders of text within ensembles that give their members numeric matrices."""
     for taker in takers:
         ensemble, first = taker.ensemble, taker.steps[0] if taker.steps else None
         if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
@@ -338,7 +338,7 @@ def _refuse_text_within(takers: Sequence[_Taker]) -> None:
 
 
 def _refuse_hidden_text(estimator: Estimator, takers: Sequence[_Taker]) -> None:
-    """Refuse encoders of text that other steps hand to them: what these do to the text, the graph does not."""
+    """Refuse encoders of text behind other steps, whose effect on the text has no ONNX form."""
     first = {id(step) for taker in takers for step in taker.steps}
     for _, part in walk(estimator):
         categories = getattr(part, "categories_", ())

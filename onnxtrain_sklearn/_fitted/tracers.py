@@ -1,7 +1,7 @@
-"""Tracers: a copy of a fitted model in which every number is one of its own, converted as the model is.
+"""Tracers: a copy of a fitted model whose numbers are all different, converted in the same way.
 
-Numbers of a fitted model do not always tell which attribute they come from: a scale of ones equals its own reciprocal,
-and an identity matrix its transpose. In the graph of the copy they do. The copy predicts nonsense and is never run.
+They tell which attribute a parameter comes from where a converter of another package made it and the model's own
+numbers are ambiguous: a scale of ones equals its reciprocal, an identity matrix its transpose. The copy is never run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .._support.typing import Estimator
 from .traversal import Path, assign, follow, walk
 
 FITTED_SETTINGS = frozenset({"coef0"})
-"""Arguments of constructors that are numbers of the fitted model too."""
+"""Constructor arguments that are numbers of the fitted model."""
 
 
 def numbers_of(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
@@ -50,16 +50,16 @@ def _is_fitted_name(name: str) -> bool:
 
 
 class Tracer:
-    """The graph of a copy whose numbers are all different; it is converted where it is first asked for.
+    """The graph of a copy whose numbers are all different, converted on first use.
 
     Parameters
     ----------
     root : estimator
         The fitted model, which is left as it is.
     structure : object
-        What the copy's graph must be like for its parameters to correspond to those of the model's graph.
+        The structure that the copy's graph must have, so that its parameters correspond to those of the model's graph.
     convert : callable
-        ``convert(estimator)`` returns a graph whose parameters have no names of estimators yet, and its structure.
+        ``convert(estimator)`` returns a graph whose parameters are not renamed yet, and its structure.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Tracer:
         self._root, self._structure, self._convert = root, structure, convert
 
     def array(self, name: str) -> np.ndarray | None:
-        """Return what the parameter ``name`` holds in the copy's graph; None where the copy has another graph."""
+        """Return the parameter ``name`` of the copy's graph; None where the copy has another graph."""
         value = None if self._graph is None else self._graph.initializers.get(name)
         return None if value is None or value.const_value is None else value.const_value.numpy()
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._fitted.decision_rules import CHOICE, PAIRS, add_output, number_classes
-from .._fitted.scores import normalise_leaves
+from .._fitted.scores import normalize_leaves
 from .._graph.builder import GraphBuilder
 from .._graph.edits import hold_as_constant
 from .._graph.queries import is_float
@@ -79,7 +79,7 @@ def keep_leaf_shares(model: ir.Model, role: Role) -> None:
     share = float(total.mean())
     within = bool((numbers >= 0).all() and (numbers <= share * (1 + FILE_TOLERANCE)).all())
     if within and np.allclose(total, share, rtol=FILE_TOLERANCE):
-        normalise_leaves(model, role.name, share, np.ones((numbers.shape[-1], 1), np.float32), several=False)
+        normalize_leaves(model, role.name, share, np.ones((numbers.shape[-1], 1), np.float32), several=False)
 
 
 def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.ndarray | None:

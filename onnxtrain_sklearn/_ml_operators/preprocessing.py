@@ -1,4 +1,4 @@
-"""Rewriting rules: what prepares features. Scalers, imputers, encoders, columns picked and put together."""
+"""Rewriting rules for the preparation of features: scalers, imputers, encoders, selection of columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TO_VECTOR = np.array([-1])
 
 
 def _scaler(r: RewrittenNode) -> Sequence[LazyValue]:
-    """(X - offset) * scale; numbers that are missing are left out where they are filled in later."""
+    """(X - offset) * scale; missing values that a later step imputes have no gradient."""
     offset, scale = r.floats("offset"), r.floats("scale")
     _one_per_feature(r, offset, scale)
 
@@ -24,16 +24,16 @@ def _scaler(r: RewrittenNode) -> Sequence[LazyValue]:
 
     def scaled() -> ir.Value:
         x = r.matrix()
-        if not is_filled_later(r.node.outputs[0]):
+        if not is_imputed_later(r.node.outputs[0]):
             return of(x)
-        gap, known = gaps_of(r.op, x)
-        return with_gaps(r.op, gap, of(known))
+        missing, known = split_missing(r.op, x)
+        return restore_missing(r.op, missing, of(known))
 
     return (scaled,)
 
 
-def is_filled_later(value: ir.Value) -> bool:
-    """Whether something that depends on a value asks where numbers are missing."""
+def is_imputed_later(value: ir.Value) -> bool:
+    """Whether a node that depends on ``value`` tests for missing values."""
     front, seen = [value], {value}
     while front:
         for node in {node for node, _ in front.pop().uses()}:
@@ -44,19 +44,19 @@ def is_filled_later(value: ir.Value) -> bool:
     return False
 
 
-def gaps_of(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return where numbers are missing, and ``x`` with ones there: the slope of a gap is 0, and 0 * NaN is NaN."""
-    gap = op.IsNaN(x)
-    return gap, op.Where(gap, 1.0, x)
+def split_missing(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return where values are missing, and ``x`` with ones there: their gradient is 0, and 0 * NaN is NaN."""
+    missing = op.IsNaN(x)
+    return missing, op.Where(missing, 1.0, x)
 
 
-def with_gaps(op: GraphBuilder, gap: ir.Value, x: ir.Value) -> ir.Value:
-    """Return ``x`` with numbers missing again."""
-    return op.Where(gap, np.array(np.nan, np.float32), x)
+def restore_missing(op: GraphBuilder, missing: ir.Value, x: ir.Value) -> ir.Value:
+    """Return ``x`` with missing values in the places that :func:`split_missing` found."""
+    return op.Where(missing, np.array(np.nan, np.float32), x)
 
 
 def _normalizer(r: RewrittenNode) -> Sequence[LazyValue]:
-    """X over the norm of its row, or over 1 where that is zero: so is then its gradient's denominator."""
+    """Divide each row by its norm, or by 1 where the norm is zero, so that its gradient is finite."""
     op, norm = r.op, r.attribute("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
         r.refuse(f"norm {norm!r} is none of 'MAX', 'L1' and 'L2'")
@@ -76,7 +76,7 @@ def _normalizer(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def _sums_to_one(x: ir.Value) -> bool:
-    """Whether ``x`` has the columns (sigmoid(-s), sigmoid(s)), or is a softmax over its rows."""
+    """Whether ``x`` has the columns (sigmoid(-s), sigmoid(s)), or is a softmax over the columns."""
     node = x.producer()
     if node is None or node.domain or node.op_type not in ("Concat", "Softmax"):
         return False
@@ -90,7 +90,7 @@ def _sums_to_one(x: ir.Value) -> bool:
 
 
 def _imputer(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """The imputed value where X is the replaced one, else X."""
+    """Replace missing values by the imputed ones."""
     if r.input().dtype is not ir.DataType.FLOAT:
         return (None,)
     imputed, replaced = r.floats("imputed_value_floats"), np.float32(r.attribute("replaced_value_float", 0.0))
@@ -110,15 +110,15 @@ def _imputer(r: RewrittenNode) -> Sequence[LazyValue | None]:
 
 
 def _binarizer(r: RewrittenNode) -> Sequence[LazyValue]:
-    """1 where X exceeds the threshold, else 0: no gradient passes."""
+    """1 where X exceeds the threshold, else 0; the gradient is zero."""
     threshold = np.float32(r.attribute("threshold", 0.0))
     return (lambda: r.op.Cast(r.op.Greater(r.float_input(), threshold), to=FLOAT),)
 
 
 def _one_hot_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """Numbers lose their fraction, as in onnxruntime; what is no category gives zeros, whatever ``zeros`` says.
+    """Truncate numbers, as onnxruntime does; unknown categories give zeros, whatever ``zeros`` says.
 
-    An encoder of text stays: there is nothing to train before it, and what is no category may be an error.
+    An encoder of text is kept: nothing before it is trained, and an unknown category may be an error.
     """
     if "cats_strings" in r.node.attributes:
         return (None,)
@@ -134,13 +134,13 @@ def _one_hot_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
 
 
 def _last_only(categories: np.ndarray) -> np.ndarray:
-    """Of equal categories the last one is meant: give the others a value that nothing has."""
+    """Keep the last of equal categories, as onnxruntime does; the others get a value that no input has."""
     later = [c in categories[i + 1 :] for i, c in enumerate(categories.tolist())]
     return np.where(later, np.iinfo(np.int64).min, categories)
 
 
 def _array_feature_extractor(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """The columns of X with the given numbers; a vector counts as one row."""
+    """Select columns of X by position; a vector is one row."""
     if not _is_float(r.input()):
         return (None,)
 
@@ -153,7 +153,7 @@ def _array_feature_extractor(r: RewrittenNode) -> Sequence[LazyValue | None]:
 
 
 def _feature_vectorizer(r: RewrittenNode) -> Sequence[LazyValue]:
-    """The inputs side by side, each cut or filled up with zeros to its number of columns."""
+    """Concatenate the inputs, each truncated or padded with zeros to its number of columns."""
     sizes = r.ints("inputdimensions")
     if len(sizes) != len(r.node.inputs):
         r.refuse(f"it has {len(sizes)} inputdimensions for {len(r.node.inputs)} inputs")
@@ -175,7 +175,7 @@ def _fitted_vector(r: RewrittenNode, index: int, size: int) -> ir.Value:
 
 
 def _label_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """The value of the key that X is, or the default: rows of a vector that may be trained, as an embedding is."""
+    """Map keys to values, with a default for unknown keys: a lookup in a vector of parameters, like an embedding."""
     if not _is_float(r.node.outputs[0]):
         return (None,)
     keys, values = _encoder_list(r, "keys"), _encoder_list(r, "values")
@@ -194,7 +194,7 @@ def _label_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
 
 
 def _encoder_list(r: RewrittenNode, what: str) -> np.ndarray:
-    """Return the keys or values of a LabelEncoder, whatever type they are given in."""
+    """Return the keys or values of a LabelEncoder, of any type."""
     tensor = r.attribute(f"{what}_tensor")
     if tensor is not None:
         return np.array(tensor.numpy().ravel(), dtype=None)
@@ -205,8 +205,8 @@ def _encoder_list(r: RewrittenNode, what: str) -> np.ndarray:
 
 
 def _positions(r: RewrittenNode, x: ir.Value, keys: Sequence[str] | Sequence[float], absent: int) -> ir.Value:
-    """Return the positions of the elements of ``x`` among distinct keys, ``absent`` for those that are not there."""
-    if isinstance(keys[0], str | bytes):  # ONNX compares no strings before opset 19: their encoder is left to it
+    """Return the positions of the elements of ``x`` among distinct keys, ``absent`` for unknown ones."""
+    if isinstance(keys[0], str | bytes):  # Equal takes no strings before opset 19: a LabelEncoder maps them
         found = r.op.emit(
             "LabelEncoder", x, domain="ai.onnx.ml",
             keys_strings=list(cast("Sequence[str]", keys)), values_int64s=list(range(len(keys))), default_int64=absent,

@@ -1,6 +1,6 @@
-"""Converters: classifiers whose scores are calibrated, by a sigmoid, by steps with lines between, or by a temperature.
+"""Converters of calibrated classifiers: by a sigmoid, an isotonic regression or a temperature.
 
-skl2onnx takes the nearest of the thresholds of an isotonic calibration instead of the line between two.
+skl2onnx takes the nearest threshold of an isotonic regression instead of interpolating between two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _calibrated(s: Source) -> Sequence[ir.Value]:
 
 
 def _by_class(s: Source, one: Estimator) -> ir.Value:
-    """Each class beside the rest; rows of which no class has a probability are even."""
+    """Calibrate each class against the rest; where all probabilities are zero, they become equal."""
     op, classes = s.op, len(one.classes)
     given = _scores_to_calibrate(s, one)
     if classes == 2:
@@ -68,13 +68,13 @@ def _calibrated_column(s: Source, calibrator: Estimator, score: ir.Value) -> ir.
 
 
 def _isotonic_probability(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
-    """The first probability, and of each step to the next the share of the way between the two that lies behind."""
+    """Linear interpolation between thresholds: the first probability, plus the covered share of each step."""
     op = s.op
     x = np.asarray(calibrator.X_thresholds_, np.float64)
     p = np.clip(calibrator.y_thresholds_, EPSILON, 1 - EPSILON)
     w = s.parameter(calibrator, "y_thresholds_", p, shape=(-1, 1), form="probability")
     size = op.Abs(w)
-    y = op.Div(size, op.Add(size, op.Abs(op.Sub(1.0, w))))  # a probability wherever training moves w
+    y = op.Div(size, op.Add(size, op.Abs(op.Sub(1.0, w))))  # a probability whatever values w gets in training
     first = op.Slice(y, [0], [1], [0])
     if len(x) == 1:
         return op.Add(op.Mul(score, 0.0), first)
@@ -92,8 +92,8 @@ def _temperature(s: Source, one: Estimator) -> ir.Value:
     elif _has_empty_leaves(one.estimator):
         raise ModelError(
             f"This CalibratedClassifierCV takes logarithms of probabilities that are zero: leaves of its "
-            f"{record_of(one.estimator).last_name} hold no row of some class. While they are trained they stay "
-            f"{EPSILON:g} away from zero, which changes such a logarithm by far. Take method='sigmoid', or fit larger "
+            f"{record_of(one.estimator).last_name} hold no row of some class. In training they keep a distance of "
+            f"{EPSILON:g} from zero, which changes such a logarithm by far. Use method='sigmoid', or fit larger "
             f"leaves."
         )
     else:
@@ -103,7 +103,7 @@ def _temperature(s: Source, one: Estimator) -> ir.Value:
 
 
 def _has_empty_leaves(estimator: Estimator) -> bool:
-    """Whether each of the trees that a probability is the mean of has a leaf with nothing of the same class."""
+    """Whether every tree has a leaf without rows of some class, the same one for all trees."""
     last = record_of(estimator).last
     if not isinstance(last, BaggingClassifier | DecisionTreeClassifier | ExtraTreesClassifier | RandomForestClassifier):
         return False
@@ -111,7 +111,7 @@ def _has_empty_leaves(estimator: Estimator) -> bool:
     empty = np.full(len(last.classes_), len(fitted) > 0)
     for tree in (one.tree_ for one in fitted):
         held = tree.value[tree.children_left < 0, 0]
-        if held.shape[1] == len(empty):  # trees of some bags know no row of some class
+        if held.shape[1] == len(empty):  # bags may lack a class
             empty &= (held < EPSILON).any(axis=0)
     return bool(empty.any())
 

@@ -1,9 +1,9 @@
-"""What a converter of our own reads and emits with: one fitted estimator on its way into a graph.
+"""Interface of the converters: one fitted estimator that is converted to nodes and parameters.
 
-A converter is a function of a :class:`Source` that returns the outputs that skl2onnx declares: a regressor's numbers,
-or labels and scores of a classifier. It returns None where skl2onnx's own converter does. A number that may be trained
-is made by :meth:`Source.parameter`, which notes the attribute that it is of. All others are ``Constant`` nodes.
-Estimators within the estimator are converted by whoever is their converter. Nothing here knows of skl2onnx.
+A converter is a function of a :class:`Source`. It returns the outputs that skl2onnx declares: the predictions of a
+regressor, or the labels and scores of a classifier. None means that the converter of skl2onnx is used.
+:meth:`Source.parameter` makes a trainable number and notes its attribute. All other numbers are ``Constant`` nodes.
+Nested estimators are converted by their own converters. Nothing here depends on skl2onnx.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOAT = int(ir.DataType.FLOAT)
 INT64 = int(ir.DataType.INT64)
 
 EPSILON = 1e-6
-"""How far probabilities are kept off 0 and 1, where their logarithm has no gradient or too steep a one."""
+"""Distance that probabilities keep from 0 and 1, where the gradient of their logarithm is not finite or very large."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class ParameterSource:
     owner : object
         The estimator that holds the attribute.
     attribute : tuple of (str or int)
-        What leads from there to the numbers.
+        The path from there to the numbers.
     form : str
-        What the parameter is of them, as origins name it.
+        How the parameter is computed from them, a key of ``FORMS``.
     role : str
-        What the numbers are to the node of ai.onnx.ml; empty for an initializer.
+        Role of the numbers in the node of ai.onnx.ml; empty for an initializer.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ConversionRecord:
     known : tuple of ParameterSource
         The initializers whose attributes a converter of this package names.
     marked : dict of str
-        By what they compute, the names of nodes that decision rules read.
+        Names of nodes that decision rules read, by what they compute.
     """
 
     estimator: Any
@@ -83,7 +83,7 @@ class Source:
     Attributes
     ----------
     op : GraphBuilder
-        Emits; its constants are nodes.
+        Emits nodes; its constants are nodes too.
     estimator : object
     x : onnx_ir.Value
         The rows, float32, one column a feature.
@@ -146,7 +146,7 @@ class Source:
         self.known.append(ParameterSource(node.name or "", self.estimator, (attribute,), form, role))
 
     def mark(self, what: str, value: ir.Value) -> None:
-        """Let decision rules find the node that computes a value."""
+        """Mark the node that computes a value for decision rules."""
         node = value.producer()
         assert node is not None
         assert node.name
@@ -170,7 +170,7 @@ class Source:
         return self.op.Gather(scores, np.array([-1]), axis=1) if classes == 2 else scores
 
     def chosen(self, scores: ir.Value) -> ir.Value:
-        """Return the class of the largest score of each row, the first of equal ones."""
+        """Return the class of the largest score of each row, the first one of a tie."""
         return self.class_at(self.op.ArgMax(scores, axis=1, keepdims=False))
 
     def class_at(self, positions: ir.Value) -> ir.Value:
@@ -178,7 +178,7 @@ class Source:
         return self.op.Gather(labels(self.estimator), positions, axis=0)
 
     def columns(self, score: ir.Value) -> ir.Value:
-        """Return the two columns of a single score: (-s, s) where raw ones are asked for, else their sigmoids."""
+        """Return the two columns of a single score: (-s, s) for raw scores, else their sigmoids."""
         op = self.op
         if self.raw_scores:
             return op.Concat(op.Neg(score), score, axis=1)
@@ -197,9 +197,9 @@ class Converter:
     emit : callable
         ``emit(source)`` returns the outputs, or None where skl2onnx's own converter does.
     columns : callable or None
-        The number of columns of what comes out, from the estimator; None where skl2onnx declares it.
+        The number of output columns of the estimator; None where skl2onnx declares it.
     takes : callable
-        Whether these settings of the estimator are converted here.
+        Whether the converter supports the settings of the estimator.
     """
 
     emit: Emit
@@ -212,7 +212,7 @@ def of_rows(
     columns: Callable[[Estimator], int],
     takes: Callable[[Estimator], bool] = lambda estimator: True,
 ) -> Converter:
-    """Return the converter by ``emit(source)``, which computes one output; a detector gets labels too."""
+    """Return the converter by ``emit(source)``, which computes one output; an outlier detector gets labels too."""
 
     def results(source: Source) -> Sequence[ir.Value]:
         result = emit(source)

@@ -1,7 +1,7 @@
-"""Converters: ensembles that vote, average, or learn from each other.
+"""Converters of ensembles: AdaBoost, voting, stacking, one-vs-rest.
 
-skl2onnx writes the weights of votes as many numbers, knows nothing of weights that are a list nor of the default of
-``flatten_transform``, and takes two columns of a decision function for one.
+skl2onnx holds the weights of votes as separate numbers, ignores weights that are lists and ``flatten_transform``, and
+reads one of the two columns of a decision function.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from .multioutput import joined_outputs
 
 
 def _ada_boost(s: Source) -> Sequence[ir.Value]:
-    """Votes, each weighted: the class that an estimator names gets w, each of the others -w / (classes - 1)."""
+    """Weighted votes: the class that an estimator predicts gets w, each other one -w / (classes - 1)."""
     op, model = s.op, s.estimator
     others = model.n_classes_ - 1
     votes = [op.Unsqueeze(_is_class(s, estimator), axes=[2]) for estimator in model.estimators_]
     numbers = np.asarray(model.estimator_weights_, np.float32)
-    weights = s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)  # one decides alone
+    weights = (
+        s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)
+    )  # a single one has no gradient
     used = op.Slice(weights, [0], [len(votes)], [0])
     signed = op.Sub(op.Mul(op.Concat(*votes, axis=2), 1.0 + 1.0 / others), 1.0 / others)
     total = op.ReduceSum(op.Mul(signed, used), axes=[2], keepdims=False)
@@ -36,7 +38,7 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
 
 
 def _is_class(s: Source, estimator: Estimator) -> ir.Value:
-    """Return 1 where the column is of the class that an estimator names, else 0."""
+    """Return 1 in the column of the class that an estimator predicts, else 0."""
     op, found, classes = s.op, s.label(estimator), labels(s.estimator)
     if classes.dtype.kind == "U":
         keys = {"keys_strings": classes.tolist(), "values_int64s": list(range(len(classes))), "default_int64": -1}
@@ -66,7 +68,7 @@ def _weighted_mean(s: Source, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def _stack(s: Source) -> Sequence[ir.Value] | None:
-    """What the estimators give, and the rows themselves where they are passed through, are the rows of the last."""
+    """The final estimator takes the outputs of the others, and the rows themselves with ``passthrough``."""
     op, model = s.op, s.estimator
     if several_labels(model):
         return None
@@ -86,7 +88,7 @@ def _given(s: Source, estimator: Estimator, method: str) -> ir.Value:
 
 
 def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:
-    """Decision functions side by side: skl2onnx scales them as if they were probabilities."""
+    """Concatenated decision functions: skl2onnx normalizes them as if they were probabilities."""
     model = s.estimator
     if model.multilabel_:
         return joined_outputs(s)

@@ -1,10 +1,10 @@
-"""Converters: classifiers that are Gaussian processes, by Laplace's approximation.
+"""Converters of Gaussian processes: regression, and classification by Laplace's approximation.
 
-skl2onnx solves a linear system for each row, with an operator that onnxruntime does not have, and knows two classes
-only. The matrix of the system is constant here: its inverse is a factor.
+skl2onnx solves a linear system for each row of a classifier, with an operator that onnxruntime lacks, and supports two
+classes only. The matrix of the system is constant: here its inverse is a factor.
 
 The probability is a sum of five error functions whose factors are thousands and add up to one. In float32 that leaves
-four digits. So the function of the largest factor is taken as it is, and of the others what they are beyond it.
+four digits. So the differences of the other functions from that of the largest factor are computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _process(s: Source) -> Sequence[ir.Value]:
         return s.chosen(columns), columns
     if model.multi_class != "one_vs_rest":
         raise ModelError(
-            "This GaussianProcessClassifier tells pairs of classes apart and counts their votes, which have no "
+            "This GaussianProcessClassifier counts votes of pairs of classes, which have no "
             "gradient. Fit it with multi_class='one_vs_rest'."
         )
     columns = op.Concat(*(_probability(s, one, (), one) for one in model.base_estimator_.estimators_), axis=1)
@@ -78,7 +78,7 @@ def _probability(s: Source, owner: Estimator, path: Path, process: Estimator) ->
 
 
 def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
-    """Return the sigmoid's mean under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
+    """Return the mean of a sigmoid under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
 
     With r = l / sqrt(1 + 2 variance l²), the difference of two of them is taken from that of their squares, and that
     of two error functions from the integral between.

@@ -1,4 +1,4 @@
-"""Converters: features that approximate kernels, splines, and quantiles on a normal scale."""
+"""Converters of kernel approximations, splines and quantile transforms to a normal distribution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _random_waves(s: Source, x: ir.Value) -> ir.Value:
 
 
 def _additive_waves(s: Source) -> ir.Value:
-    """sqrt(x L), and sqrt(2 x L / cosh(pi j L)) times the cosine and the sine of j L log(x); zeros stay."""
+    """sqrt(x L), and sqrt(2 x L / cosh(pi j L)) times the cosine and the sine of j L log(x); zeros stay zero."""
     op, x, sampler = s.op, s.x, s.estimator
     length = float(sampler.sample_interval or {1: 0.8, 2: 0.5, 3: 0.4}[sampler.sample_steps])
     none = op.Equal(x, 0.0)
@@ -58,7 +58,7 @@ def _nystroem(s: Source) -> ir.Value:
 
 
 def _kernel_settings(s: Source) -> ir.Value:
-    """The settings that are None are scikit-learn's: gamma = 1 / features, coef0 = 1, degree = 3."""
+    """Settings that are None have scikit-learn's defaults: gamma = 1 / features, coef0 = 1, degree = 3."""
     op, x, approximation = s.op, s.x, s.estimator
     rows, kind = approximation.components_, approximation.kernel
     components = s.parameter(approximation, "components_")
@@ -85,8 +85,8 @@ def _has_known_kernel(approximation: Nystroem) -> bool:
 def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
     """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
 
-    With ``below`` the last that is below it; the first where there is none. Positions count through the whole table. It
-    is halved again and again, on numbers of the shape of ``x``, however many quantiles there are.
+    With ``below`` the last one that is less than it; the first where there is none. Positions count through the whole
+    table. This is a binary search over tensors of the shape of ``x``.
     """
     columns, count = table.shape
     first = np.arange(columns) * count
@@ -99,9 +99,9 @@ def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below
 
 
 def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
-    """Return the polynomial of a place, its highest power first, in how far ``x`` is from the start."""
+    """Return the polynomial of a piece in the distance of ``x`` from its start; ``powers`` begin with the highest."""
     ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
-    if powers[0].ndim > starts.ndim:  # several functions of one number
+    if powers[0].ndim > starts.ndim:  # several splines of one feature
         ahead = op.Unsqueeze(ahead, axes=[2])
     tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
     result = op.Gather(tables[0], place, axis=0)
@@ -111,7 +111,7 @@ def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *
 
 
 def _splines(s: Source) -> ir.Value:
-    """The B-splines as polynomials between knots; beyond the outer ones as the setting has it."""
+    """B-splines as polynomials between knots, extrapolated as ``extrapolation`` says."""
     op, x, transformer = s.op, s.x, s.estimator
     degree, splines = transformer.degree, transformer.bsplines_
     knots = np.stack([spline.t[degree : -degree - 1] for spline in splines])
@@ -149,9 +149,9 @@ _BOUND = 1e-7  # scikit-learn's
 
 
 def _normal_quantiles(s: Source) -> ir.Value:
-    """The inverse of the normal distribution's function at the mean of two interpolations between quantiles.
+    """The inverse of the normal distribution function at the mean of two interpolations between quantiles.
 
-    The two differ where quantiles are equal. Shares are computed in float64, as those near 0 and 1 are far apart.
+    The two differ where quantiles are equal. Shares are computed in float64, as float32 is too coarse near 1.
     """
     op, x, transformer = s.op, s.x, s.estimator
     quantiles = np.ascontiguousarray(transformer.quantiles_.T, np.float64)
@@ -176,7 +176,7 @@ def _interpolated(op: GraphBuilder, x: ir.Value, table: np.ndarray, levels: np.n
 def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
     """sqrt(2) z f(w), with z = 2 p - 1 and w = -log(1 - z²); f is smooth, and a polynomial in w or its root."""
     side = op.Sub(op.Mul(share, np.array(2.0)), np.array(1.0))
-    rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without what it would lose
+    rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without cancellation
     w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
     near, far = _polynomials()
     middle = _polynomial_value(op, op.Min(w, _SPLIT), near)
@@ -202,7 +202,7 @@ def _scaled_quantile(w: np.ndarray) -> np.ndarray:
 
 
 def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
-    """Return a polynomial, computed where it was fitted: between -1 and 1, where float32 loses least."""
+    """Return a polynomial, computed on its mapped domain between -1 and 1, where float32 is most exact."""
     shift, factor = polynomial.mapparms()
     scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef
     result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))

@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def in_order_of_labels(estimator: Estimator, parts: Sequence[T]) -> list[T]:
-    """Return what there is of each estimator an output in the order of the labels, not of a chain."""
+    """Return one item per output in the order of the labels, not in that of a chain."""
     return [parts[i] for i in np.argsort(estimator.order_)] if hasattr(estimator, "order_") else list(parts)
 
 
 def joined_outputs(s: Source) -> Sequence[ir.Value]:
-    """Return what the estimators of the outputs give, side by side."""
+    """Return the concatenated outputs of the estimators of the labels."""
     parts = [s.within(one, s.x, False)[-1] for one in s.estimator.estimators_]
     return _stand_in(s, parts[0]), s.op.Concat(*parts, axis=1)
 
@@ -36,7 +36,7 @@ def _side_by_side(s: Source) -> Sequence[ir.Value]:
 
 
 def _chain(s: Source) -> Sequence[ir.Value]:
-    """Each estimator is given what those before it predict."""
+    """Each estimator takes the rows and the predictions of those before it."""
     owner, method = s.estimator, getattr(s.estimator, "chain_method_", "predict")
     if method not in ("predict", "predict_proba"):
         raise ModelError(
@@ -44,7 +44,7 @@ def _chain(s: Source) -> Sequence[ir.Value]:
             f"'predict_proba'."
         )
     if any(list(known) != [0, 1] for known in owner.classes_):
-        raise ModelError("This ClassifierChain has labels that are not 0 or 1, which its ONNX form lacks.")
+        raise ModelError("This ClassifierChain has labels other than 0 and 1, which its ONNX form does not support.")
     given, parts = [s.x], list[ir.Value]()
     for one in owner.estimators_:
         rows = s.op.Concat(*given, axis=1) if len(given) > 1 else s.x
@@ -56,7 +56,7 @@ def _chain(s: Source) -> Sequence[ir.Value]:
 
 
 def _link(s: Source, value: ir.Value, method: str) -> ir.Value:
-    """Return the column that an estimator of a chain hands to the next ones: its label, or the probability of it."""
+    """Return the column that an estimator passes on in a chain: its label, or the probability of label 1."""
     if method == "predict":
         return s.op.Reshape(s.op.Cast(value, to=FLOAT), np.array([-1, 1]))
     return s.op.Gather(value, np.array([1]), axis=1)

@@ -32,7 +32,7 @@ METRICS = ("euclidean", "manhattan", "minkowski")
 
 
 def power_of(model: Estimator) -> float | None:
-    """Return the power of Minkowski's that the metric of a model of neighbours is; None where it is another one."""
+    """Return the power of the Minkowski metric of a neighbors model; None for other metrics."""
     parameters = model.effective_metric_params_ or {}
     has_shares = parameters.get("w") is not None
     if model.effective_metric_ not in METRICS or has_shares or not isinstance(model._fit_X, np.ndarray):
@@ -44,9 +44,10 @@ def power_of(model: Estimator) -> float | None:
 def nearest_points(
     op: GraphBuilder, x: ir.Value, points: ir.Value, count: int, power: float
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the positions of the points that are nearest to each row, and their distances: (rows, neighbours).
+    """Return the positions of the points that are nearest to each row, and their distances: (rows, neighbors).
 
-    Only those distances are exact, and have a gradient: they are taken of differences, not of what squares differ in.
+    Only these distances are exact and have a gradient: they are computed from differences, not from differences of
+    squares.
     """
     if power == 2:
         array = constant(points)
@@ -60,14 +61,14 @@ def nearest_points(
 
 
 def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> ir.Value:
-    """Return the distances of each row to all points, or to its own ones, if these are (rows, points, features)."""
+    """Return the distances of each row to all points, or to points of its own, (rows, points, features)."""
     apart = op.Sub(op.Unsqueeze(x, axes=[1]), points)
     if power == 2:
         return root(op, op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False))
     sizes = op.Abs(apart)
     if power == 1:
         return op.ReduceSum(sizes, axes=[2], keepdims=False)
-    off = op.Greater(sizes, 0.0)  # below a power of one, the slope at zero is infinite
+    off = op.Greater(sizes, 0.0)  # with a power below one, the gradient at zero is infinite
     powers = op.Where(off, op.Pow(op.Where(off, sizes, 1.0), power), 0.0)
     total = op.ReduceSum(powers, axes=[2], keepdims=False)
     off = op.Greater(total, 0.0)
@@ -75,7 +76,7 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
 
 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
-    """The k nearest points."""
+    """Mean over the k nearest points."""
     op, model = s.op, s.estimator
     if _counts_targets(model):
         return _mean_of_nearest(s)
@@ -102,7 +103,7 @@ def _mean_of_nearest(s: Source) -> Sequence[ir.Value]:
 
 
 def _within_radius(s: Source) -> Sequence[ir.Value] | None:
-    """All points that are not beyond the radius."""
+    """Mean over the points within the radius."""
     op, model = s.op, s.estimator
     counts = _counts_targets(model)
     if model.weights != "distance" and not counts:
@@ -125,7 +126,7 @@ def _power(model: Estimator) -> float:
 
 
 def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None) -> ir.Value:
-    """Return 1 / distance of the neighbours, or who is at no distance in the rows where one is."""
+    """Return 1 / distance of the neighbors; in rows that coincide with points, one for these points and zero else."""
     on = op.Cast(op.Equal(distances, 0.0), to=FLOAT)
     free = op.Cast(op.Equal(op.ReduceSum(on, axes=[1], keepdims=True), 0.0), to=FLOAT)
     counted = free if near is None else op.Mul(free, near)
@@ -155,20 +156,20 @@ def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
     label = getattr(model, "outlier_label_", None)
     if label is None:
         p = op.Div(sums, total)
-    else:  # a row without neighbours gets the class that the user has named for it
+    else:  # a row without neighbors gets the outlier label
         alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
         p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, _shares_of(model, label)))
-    # Labels of several outputs are made of the probabilities where predictions are.
+    # Labels of several outputs are made from the probabilities at prediction.
     return op.Cast(p, to=INT64) if several_labels(model) else s.chosen(p), p
 
 
 def _shares_of(model: Estimator, label: ArrayLike) -> np.ndarray:
-    """Return one for the class of each output that rows without neighbours get, (1, classes)."""
+    """Return one for the class of each output that rows without neighbors get, (1, classes)."""
     named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
     if not all(np.any(one) for one in named):
         raise ModelError(
-            f"This {type(model).__name__} gives rows without neighbours the label {model.outlier_label!r}, which is no "
-            f"class that it was fitted to: it has no probability. Fit it with outlier_label='most_frequent' or with "
+            f"This {type(model).__name__} gives rows without neighbors the label {model.outlier_label!r}, which is not "
+            f"among its classes and has no probability. Fit it with outlier_label='most_frequent' or with "
             f"one of the classes."
         )
     return np.concatenate(named).astype(np.float32)[np.newaxis]

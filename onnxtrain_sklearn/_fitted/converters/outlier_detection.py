@@ -1,7 +1,4 @@
-"""Converters: detectors of outliers, to scores that are positive for inliers.
-
-The score and its offset are those of ``decision_function``.
-"""
+"""Converters of outlier detectors: the score is ``decision_function``, which is positive for inliers."""
 
 from __future__ import annotations
 
@@ -27,19 +24,19 @@ def _linear_machine(s: Source) -> ir.Value:
 
 
 def _elliptic_envelope(s: Source) -> ir.Value:
-    """The squared Mahalanobis distance, with its sign turned, above an offset."""
+    """The negative squared Mahalanobis distance, minus an offset."""
     op, envelope = s.op, s.estimator
-    centred = op.Sub(s.x, s.parameter(envelope, "location_"))
+    centered = op.Sub(s.x, s.parameter(envelope, "location_"))
     kept = envelope.precision_ is not None
     precision = s.parameter(envelope, "precision_") if kept else envelope.get_precision().astype(np.float32)
-    distance = op.ReduceSum(op.Mul(op.MatMul(centred, precision), centred), axes=[1], keepdims=True)
+    distance = op.ReduceSum(op.Mul(op.MatMul(centered, precision), centered), axes=[1], keepdims=True)
     return op.Sub(op.Neg(distance), s.parameter(envelope, "offset_"))
 
 
 def _isolation_forest(s: Source) -> ir.Value:
-    """-2 ** (-length / usual length) above an offset: the path to a leaf is short where a row is alone.
+    """-2 ** (-length / usual length), minus an offset: outliers have short paths to their leaves.
 
-    The length of the path to a leaf, and of those that would go on from it, is a number of the leaf.
+    The weight of a leaf is the length of the path to it, plus the expected length of a path within it.
     """
     op, forest = s.op, s.estimator
     trees = [estimator.tree_ for estimator in forest.estimators_]
@@ -56,10 +53,10 @@ def _path_lengths(forest: IsolationForest, ends: Sequence[np.ndarray]) -> Attrib
 
 
 def _local_outlier_factor(s: Source) -> ir.Value:
-    """How dense it is at a row, of how dense it is at its neighbours, with the sign turned, above an offset.
+    """The negative ratio of the density at the neighbors to that at the row, minus an offset.
 
-    A distance counts as no less than that from the neighbour to its own farthest one; density is the inverse of their
-    mean.
+    The density is the inverse of the mean reachability distance: the distance to a neighbor, but at least that of the
+    neighbor to its own farthest neighbor.
     """
     op, factor = s.op, s.estimator
     power, points = power_of(factor), s.parameter(factor, "_fit_X")

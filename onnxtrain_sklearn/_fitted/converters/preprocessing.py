@@ -1,4 +1,4 @@
-"""Converters: transformers of features."""
+"""Converters of transformers: functions, distances to centers, imputers, indicators of missing values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FUNCTIONS: dict[Any, Function] = {
     special.expit: lambda op, x: op.Sigmoid(x),
     special.logit: lambda op, x: op.Log(op.Div(x, op.Sub(1.0, x))),
 }
-"""What functions of numpy and scipy are in operators."""
+"""The operators of functions of numpy and scipy."""
 
 
 def applied(
@@ -70,12 +70,12 @@ def _function(s: Source) -> ir.Value:
     return applied(s.op, s.x, s.estimator.func, s.estimator.kw_args)
 
 
-def _distances_to_centres(s: Source) -> ir.Value:
+def _distances_to_centers(s: Source) -> ir.Value:
     return distances(s.op, s.x, s.parameter(s.estimator, "cluster_centers_"), 2)
 
 
 def _by_largest(s: Source) -> ir.Value:
-    """Each row over its largest number, whatever its sign; skl2onnx takes the largest positive one."""
+    """Divide each row by its largest absolute value; skl2onnx divides by the largest value."""
     op = s.op
     size = op.ReduceMax(op.Abs(s.x), axes=[1], keepdims=True)
     return op.Div(s.x, op.Where(op.Equal(size, 0.0), 1.0, size))
@@ -102,8 +102,8 @@ def _indicators_alone(s: Source) -> ir.Value:
     some_had_none = len(indicator.features_) < indicator.n_features_in_
     if indicator.error_on_new and some_had_none:
         raise ModelError(
-            "This MissingIndicator has no ONNX form: it raises an error for gaps in columns that had none when it was "
-            "fitted, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
+            "This MissingIndicator has no ONNX form: it raises an error for missing values in columns that had none when "
+            "it was fitted, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
         )
     return _indicators(s.op, s.x, indicator)
 
@@ -112,23 +112,23 @@ def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: E
     return op.Concat(filled, _indicators(op, x, imputer.indicator_), axis=1) if imputer.add_indicator else filled
 
 
-def _has_gaps(imputer: Estimator) -> bool:
-    """Whether it is a number that stands for a missing one."""
+def _has_numeric_marker(imputer: Estimator) -> bool:
+    """Whether a number, or NaN, marks missing values."""
     return isinstance(imputer.missing_values, float | int)
 
 
 def _imputes_numbers(imputer: Estimator) -> bool:
-    return _has_gaps(imputer) and not any(isinstance(number, str) for number in imputer.statistics_)
+    return _has_numeric_marker(imputer) and not any(isinstance(number, str) for number in imputer.statistics_)
 
 
 def _filled(s: Source) -> ir.Value:
-    """The statistics where there are gaps, and a column more for each that had some when it was fitted."""
+    """Replace missing values by the statistics, and add the columns of the indicator."""
     op, x, imputer = s.op, s.x, s.estimator
     statistics = np.asarray(imputer.statistics_, np.float32)
     kept = np.flatnonzero(~np.isnan(statistics))
     whole = len(kept) == len(statistics)
     chosen = x if whole else _columns(op, x, kept)
-    # NaN says which columns are dropped: statistics with some stay as they are.
+    # NaN marks columns that are dropped: such statistics are not trained.
     trained = whole and imputer.strategy != "constant"
     numbers = s.parameter(imputer, "statistics_") if trained else statistics[kept]
     filled = op.Where(_missing(op, chosen, imputer.missing_values), numbers, chosen)
@@ -139,29 +139,29 @@ def _count_filled(imputer: Estimator, kept: np.ndarray) -> int:
     return int(np.count_nonzero(kept)) + (len(imputer.indicator_.features_) if imputer.add_indicator else 0)
 
 
-def _filled_by_neighbours(s: Source) -> ir.Value:
-    """A gap is the mean of its column over the nearest rows that have a number there.
+def _filled_by_neighbors(s: Source) -> ir.Value:
+    """Replace a missing value by the mean of its column over the nearest rows that have a value there.
 
-    Those rows are data: they are not trained.
+    These rows are data and are not trained.
     """
     op, x, imputer = s.op, s.x, s.estimator
-    gaps = _missing(op, x, imputer.missing_values)
-    order, columns = _distances_over_gaps(op, x, gaps, imputer), []
+    missing = _missing(op, x, imputer.missing_values)
+    order, columns = _distances_of_known(op, x, missing, imputer), []
     for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
-        gap, column = _columns(op, gaps, [i]), _columns(op, x, [i])
+        absent, column = _columns(op, missing, [i]), _columns(op, x, [i])
         if imputer._valid_mask[i]:
-            columns.append(op.Where(gap, _mean_of_donors(op, order, imputer, i), column))
+            columns.append(op.Where(absent, _mean_of_donors(op, order, imputer, i), column))
         else:
-            columns.append(op.Mul(op.Cast(gap, to=FLOAT), 0.0))
+            columns.append(op.Mul(op.Cast(absent, to=FLOAT), 0.0))
     return _with_indicators(op, x, op.Concat(*columns, axis=1), imputer)
 
 
-def _distances_over_gaps(op: GraphBuilder, x: ir.Value, gaps: ir.Value, imputer: KNNImputer) -> ir.Value:
-    """Return the mean of the squared differences where both rows have numbers; without any, the rows are far apart."""
+def _distances_of_known(op: GraphBuilder, x: ir.Value, missing: ir.Value, imputer: KNNImputer) -> ir.Value:
+    """Return the mean squared difference over features known in both rows, or a very large number without any."""
     known = np.where(imputer._mask_fit_X, 0.0, imputer._fit_X).astype(np.float64)
     there = (~imputer._mask_fit_X).astype(np.float64)
-    given = op.Cast(op.Where(gaps, 0.0, x), to=DOUBLE)
-    here = op.Cast(op.Not(gaps), to=DOUBLE)
+    given = op.Cast(op.Where(missing, 0.0, x), to=DOUBLE)
+    here = op.Cast(op.Not(missing), to=DOUBLE)
     squares = op.Add(op.MatMul(op.Mul(given, given), there.T.copy()), op.MatMul(here, (known**2).T.copy()))
     total = op.Max(op.Sub(squares, op.MatMul(given, 2 * known.T)), np.zeros(()))
     count = op.MatMul(here, there.T.copy())
@@ -169,7 +169,7 @@ def _distances_over_gaps(op: GraphBuilder, x: ir.Value, gaps: ir.Value, imputer:
 
 
 def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: object) -> ir.Value:
-    """Return the mean of a column over the nearest rows that have it; where none is near, over all."""
+    """Return the mean of a column over the nearest rows that have a value, or over all rows where none is near."""
     donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
     numbers = np.asarray(imputer._fit_X[donors, i], np.float32)
     count = np.array([min(imputer.n_neighbors, len(donors))])
@@ -182,18 +182,20 @@ def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: o
 
 
 CONVERTERS: dict[type, Converter] = {
-    BisectingKMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
+    BisectingKMeans: of_rows(_distances_to_centers, lambda clusters: len(clusters.cluster_centers_)),
     FunctionTransformer: of_rows(
         _function, lambda transformer: transformer.n_features_in_, lambda transformer: transformer.func is not None
     ),
-    KMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
+    KMeans: of_rows(_distances_to_centers, lambda clusters: len(clusters.cluster_centers_)),
     KNNImputer: of_rows(
-        _filled_by_neighbours,
+        _filled_by_neighbors,
         lambda imputer: _count_filled(imputer, imputer._valid_mask | imputer.keep_empty_features),
-        lambda imputer: _has_gaps(imputer) and imputer.weights == "uniform" and imputer.metric == "nan_euclidean",
+        lambda imputer: (
+            _has_numeric_marker(imputer) and imputer.weights == "uniform" and imputer.metric == "nan_euclidean"
+        ),
     ),
-    MiniBatchKMeans: of_rows(_distances_to_centres, lambda clusters: len(clusters.cluster_centers_)),
-    MissingIndicator: of_rows(_indicators_alone, lambda indicator: len(indicator.features_), _has_gaps),
+    MiniBatchKMeans: of_rows(_distances_to_centers, lambda clusters: len(clusters.cluster_centers_)),
+    MissingIndicator: of_rows(_indicators_alone, lambda indicator: len(indicator.features_), _has_numeric_marker),
     Normalizer: of_rows(_by_largest, lambda scaler: scaler.n_features_in_, lambda scaler: scaler.norm == "max"),
     SimpleImputer: of_rows(
         _filled,

@@ -1,4 +1,4 @@
-"""Converters: what a regressor predicts, back from the transformed targets that it was fitted to."""
+"""Converter of regressors that are fitted to transformed targets: the inverse transforms."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .context import Converter, Source
 from .preprocessing import applied
 
 Inverse = Callable[[Source, ir.Value, Path], ir.Value]
-"""``inverse(source, y, path)`` undoes the transformer that a path leads to from the regressor."""
+"""``inverse(source, y, path)`` inverts the transformer at a path from the regressor."""
 
 
 def _scaled(scale: str, shift: str | None = None) -> Inverse:
-    """Return the inverse of a transformer that takes its shift away and divides by its scale, where it has them."""
+    """Return the inverse of a transformer that subtracts its shift and divides by its scale, where it has them."""
 
     def inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
         transformer = follow(s.estimator, path)
@@ -47,7 +47,7 @@ def _from_range(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 
 def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
-    """(1 + lambda y) ** (1 / lambda), and as Yeo and Johnson have it with 2 - lambda for what is below zero."""
+    """(1 + lambda y) ** (1 / lambda); Yeo and Johnson use 2 - lambda for negative numbers."""
     op, transformer = s.op, follow(s.estimator, path)
     if divides_by_zero(transformer):
         raise ModelError(
@@ -63,7 +63,7 @@ def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 
 def divides_by_zero(transformer: PowerTransformer) -> bool:
-    """Whether a power that it divides by is next to zero, where it takes logarithms instead."""
+    """Whether a power that the inverse divides by is next to zero, where scikit-learn takes logarithms."""
     power = np.asarray(transformer.lambdas_, np.float64)
     divisors = power if transformer.method == "box-cox" else power * (2 - power)
     return bool(np.abs(divisors).min() < 1e-3)
@@ -93,7 +93,7 @@ INVERSES: dict[type, Inverse] = {
     RobustScaler: _scaled("scale_", "center_"),
     StandardScaler: _scaled("scale_", "mean_"),
 }
-"""What undoes transformers."""
+"""The inverses by the class of the transformer."""
 
 
 def _target_inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:

@@ -1,0 +1,125 @@
+"""Labels of files of fitted models: their order, rules, types and opsets."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from onnx import TensorProto, helper
+
+from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.ml_files import DATA, IRIS, NAMES, file_of, run
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # skl2onnx reads what scikit-learn means to drop
+]
+
+
+def test_labels_that_the_file_does_not_name_are_refused():
+    X, y = DATA["names"]
+    model = OrtGradientClassifier(file_of("LogisticRegression of names"))
+    with pytest.raises(ValueError, match=r"not among the classes: \['sativa'\].*setosa"):
+        model.fit(X, np.where(y == "setosa", "sativa", y))
+    with pytest.raises(ValueError, match=r"classes=.* are not those of the fitted model"):
+        model.partial_fit(X, y, classes=["setosa", "versicolor", "x"])
+
+
+def test_classes_that_y_lacks_stay():
+    X, y = DATA["names"]
+    trained = OrtGradientClassifier(file_of("RandomForestClassifier of names"), max_iter=2).fit(X[:100], y[:100])
+    assert trained.classes_.tolist() == NAMES.tolist()
+    assert trained.predict_proba(X).shape == (150, 3)
+
+
+def test_the_first_pass_knows_the_classes():
+    X, y = DATA["names"]
+    trained = OrtGradientClassifier(file_of("LogisticRegression of names")).partial_fit(X[:60], y[:60])
+    assert trained.classes_.tolist() == NAMES.tolist()
+    assert trained.partial_fit(X, y).t_ == 210
+
+
+def test_the_first_pass_of_a_graph_without_labels_needs_them():
+    model = helper.make_model(onnx.parser.parse_graph("g (float[N, 4] X) => (float[N, 3] Y) <float[4, 3] w = {0,0,0,0,0,0,0,0,0,0,0,0}> {Y = MatMul(X, w)}"), opset_imports=[helper.make_opsetid("", 18)])  # fmt: skip  # noqa: E501
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        OrtGradientClassifier(model).partial_fit(*IRIS)
+
+
+def linear_classifier(labels, coefficients, label="label", extra=(), **attributes):
+    """Return a file of a LinearClassifier by hand, of an input of two columns."""
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_ints"
+    made = {"coefficients": coefficients, "intercepts": [0.0] * len(labels), "post_transform": "SOFTMAX", kind: labels}
+    node = helper.make_node("LinearClassifier", ["X"], ["own", "p"], domain="ai.onnx.ml", **{**made, **attributes})
+    of_label = TensorProto.STRING if isinstance(labels[0], str) else TensorProto.INT64
+    outputs = [helper.make_tensor_value_info(label, of_label, ["N"]),
+               helper.make_tensor_value_info("p", TensorProto.FLOAT, ["N", len(labels)])]  # fmt: skip
+    X = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", attributes.pop("columns", 2)])
+    nodes = [node, *(extra or [helper.make_node("Identity", ["own"], [label])])]
+    graph = helper.make_graph(nodes, "g", [X], outputs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+@pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2]], ids=str)
+def test_classes_that_are_not_sorted(labels):
+    X = np.random.RandomState(0).standard_normal((60, 2)).astype(np.float32)
+    proto = linear_classifier(labels, [1.0, 2.0, -1.0, 0.5, 0.0, -2.0])
+    own, p = run(proto, X)
+    model = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, own)
+    assert model.classes_.tolist() == sorted(labels)
+    assert_array_equal(model.predict(X), own)
+    assert_allclose(model.predict_proba(X), p[:, np.argsort(labels)], atol=1e-5)
+
+
+def test_labels_by_a_rule_of_their_own_are_refused():
+    X = np.random.RandomState(0).standard_normal((60, 2)).astype(np.float32)
+    other = [helper.make_node("Mul", ["own", "own"], ["label"])]
+    proto = linear_classifier([0, -1, 1], [1.0, 2.0, -1.0, 0.5, 0.0, -2.0], extra=other)
+    assert set(run(proto, X)[0]) == {0, 1}
+    with pytest.raises(ModelError, match=r"predict\(\) differs from the label of the file in \d+% of the rows"):
+        OrtGradientClassifier(proto).fit(X, np.arange(60) % 3)
+
+
+def test_labels_are_one_for_each_row():
+    twice = [
+        helper.make_node("Constant", [], ["axis"], value_ints=[1]),
+        helper.make_node("Unsqueeze", ["own", "axis"], ["column"]),
+        helper.make_node("Concat", ["column", "column"], ["label"], axis=1),
+    ]
+    proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5], extra=twice)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("label", TensorProto.INT64, ["N", 2]))
+    X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
+    with pytest.raises(ModelError, match=r"returns an array of shape \(20, 2\) for 20 rows: .* one label"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, np.arange(20) % 2 * 2)
+
+
+def test_labels_are_no_output_to_train():
+    classifier = OrtGradientClassifier(linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5]), output="label")
+    with pytest.raises(ModelError, match=r"output='label' is of type .*; only floats are trained: name 'p'"):
+        classifier.fit([[0, 1]] * 4, [0, 2] * 2)
+
+
+def test_nodes_without_an_opset_are_refused():
+    proto = linear_classifier([0, 1], [1.0, 2.0, -1.0, 0.5])
+    kept = [one for one in proto.opset_import if one.domain]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+    with pytest.raises(ModelError, match="imports no opset of the default domain, and has nodes of it"):
+        OrtGradientClassifier(proto).fit(np.eye(2, dtype=np.float32), [0, 1])
+
+
+def test_dictionaries_need_no_default_opset():
+    proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5])
+    del proto.graph.node[1:], proto.graph.output[:], proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    proto.graph.node.append(helper.make_node("ZipMap", ["p"], ["d"], domain="ai.onnx.ml", classlabels_int64s=[0, 2]))
+    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.output.append(helper.make_tensor_value_info("own", TensorProto.INT64, ["N"]))
+    proto.graph.output.append(helper.make_value_info("d", helper.make_sequence_type_proto(row)))
+    X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
+    trained = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30)
+    trained.fit(X, run(proto, X)[0])
+    assert trained.classes_.tolist() == [0, 2]
+    assert_allclose(trained.predict_proba(X), run(proto, X)[1], atol=1e-5)

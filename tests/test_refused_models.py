@@ -1,0 +1,75 @@
+"""Fitted models that are refused, each with the reason."""
+
+from __future__ import annotations
+
+import pytest
+from sklearn.cluster import KMeans
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+)
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import (
+    Ridge,
+)
+from sklearn.mixture import GaussianMixture
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import OneClassSVM
+
+from onnxtrain_sklearn import Linear
+from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.fitted_models import BINARY, NUMBER, X, classifier, logistic, regressor, ridge
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+def one_boost():
+    return AdaBoostClassifier(n_estimators=1, random_state=0).fit(X, BINARY)
+
+
+def spread():
+    model = make_column_transformer((StandardScaler(), [0]), remainder="drop")
+    return make_pipeline(model, Ridge()).fit(X, NUMBER)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("estimator", "y", "error", "text"),
+        [
+            (lambda: regressor(Ridge()), NUMBER, NotFittedError, "Ridge"),
+            (lambda: regressor(make_pipeline(StandardScaler(), Ridge())), NUMBER, NotFittedError, "not fitted"),
+            (lambda: regressor(logistic()), NUMBER, ModelError, "OrtGradientClassifier"),
+            (lambda: classifier(ridge()), BINARY, ModelError, "OrtGradientRegressor"),
+            (lambda: regressor(StandardScaler().fit(X)), NUMBER, ModelError, "nor classes, but transforms rows"),
+            (lambda: regressor(KMeans(2, n_init=1).fit(X)), NUMBER, ModelError, "nor classes, but clusters"),
+            (lambda: regressor(GaussianMixture(2).fit(X)), NUMBER, ModelError, "nor classes, but clusters"),
+            (lambda: regressor(NearestNeighbors().fit(X)), NUMBER, ModelError, r"nor classes\. Give"),
+            (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "take OrtGradientClassifier"),
+            (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
+            (lambda: classifier(one_boost()), BINARY, ModelError, "has no parameter with a gradient"),
+        ],
+    )
+    def test_says_why_and_leaves_the_estimator(self, estimator, y, error, text):
+        tuned = estimator()
+        before = dict(vars(tuned))
+        with pytest.raises(error, match=text):
+            tuned.fit(X, y)
+        assert vars(tuned) == before
+
+    def test_later_errors_leave_it_fitted(self):
+        tuned = regressor(ridge()).fit(X, NUMBER)
+        before = dict(vars(tuned))
+        tuned.model = Ridge()
+        with pytest.raises(NotFittedError):
+            tuned.fit(X, NUMBER)
+        tuned.model = before["model"]
+        assert vars(tuned) == before
+
+    def test_to_sklearn_of_a_graph(self):
+        tuned = regressor(Linear()).fit(X, NUMBER)
+        with pytest.raises(ModelError, match="built or given"):
+            tuned.to_sklearn()
+        with pytest.raises(NotFittedError):
+            regressor(ridge()).to_sklearn()
