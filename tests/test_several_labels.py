@@ -187,7 +187,7 @@ class TestYesOrNo:
     def test_chains_that_are_not_converted(self):
         for model, y, text in (
             (ClassifierChain(LogisticRegression(), chain_method="decision_function"), YES, "'decision_function'"),
-            (ClassifierChain(LogisticRegression()), CODES, "labels that are not 0 or 1"),
+            (ClassifierChain(LogisticRegression()), CODES, "labels other than 0 and 1"),
         ):
             with pytest.raises(ModelError, match=text):
                 label_classifier(fitted_to_labels(model, y)).fit(X, y)

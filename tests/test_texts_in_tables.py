@@ -198,7 +198,7 @@ class TestDocuments:
         table_classifier(model).fit(plain, y[:600])
 
     @pytest.mark.parametrize(("vectorizer", "match"), [
-        (TfidfVectorizer(token_pattern=r"(?u)\b\w+\b"), "cannot run what makes numbers of the model's text"),
+        (TfidfVectorizer(token_pattern=r"(?u)\b\w+\b"), "cannot run the encoder of the model's text"),
         (CountVectorizer(strip_accents="unicode"), "skl2onnx cannot convert"),
     ])  # fmt: skip
     def test_refused(self, vectorizer, match):

@@ -73,7 +73,7 @@ def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list
 
 
 def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Match scikit-learn's token pattern (``\\w\\w+``, any script); lower-case in a locale that is installed."""
+    """Match scikit-learn's default token pattern in any script; lower-case in a locale that is installed."""
     locale = capabilities.text_locale()
     for node in nodes:
         if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:

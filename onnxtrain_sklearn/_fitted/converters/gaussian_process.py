@@ -78,7 +78,7 @@ def _probability(s: Source, owner: Estimator, path: Path, process: Estimator) ->
 
 
 def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
-    """Return the mean of a sigmoid under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
+    """Return a sigmoid's mean under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
 
     With r = l / sqrt(1 + 2 variance l²), the difference of two of them is taken from that of their squares, and that
     of two error functions from the integral between.

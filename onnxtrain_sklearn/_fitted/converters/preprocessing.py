@@ -102,8 +102,8 @@ def _indicators_alone(s: Source) -> ir.Value:
     some_had_none = len(indicator.features_) < indicator.n_features_in_
     if indicator.error_on_new and some_had_none:
         raise ModelError(
-            "This MissingIndicator has no ONNX form: it raises an error for missing values in columns that had none when "
-            "it was fitted, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
+            "This MissingIndicator has no ONNX form: it raises an error for missing values in columns that had none in "
+            "fit, which a graph cannot do. Fit it with error_on_new=False, or with features='all'."
         )
     return _indicators(s.op, s.x, indicator)
 
