@@ -21,7 +21,7 @@ _CONVERTERS = {
     "lightgbm": "onnxmltools.convert.lightgbm.operator_converters.LightGbm:convert_lightgbm",
     "xgboost": "onnxmltools.convert.xgboost.operator_converters.XGBoost:convert_xgboost",
 }
-"""The function that converts, by the package that an estimator comes from."""
+"""The functions that convert, by the package of the estimator."""
 
 _ESTIMATORS = frozenset(
     "LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor XGBRFClassifier XGBRFRegressor".split()
@@ -31,7 +31,7 @@ _LOCK = threading.RLock()
 
 
 def library_of(estimator: Estimator) -> str | None:
-    """Return the package that an estimator's trees come from, where it is one of these two."""
+    """Return the package of an estimator, LightGBM or XGBoost; None for other ones."""
     for kind in type(estimator).__mro__:
         package = kind.__module__.partition(".")[0]
         if package in _CONVERTERS and kind.__name__ in _ESTIMATORS:
@@ -41,7 +41,7 @@ def library_of(estimator: Estimator) -> str | None:
 
 @contextmanager
 def converters_of_boosters(parts: Iterable[Estimator]) -> Iterator[None]:
-    """Register what is needed to convert ``parts`` and is not registered, as long as the context lasts."""
+    """Register missing converters of ``parts`` within the context."""
     boosters = {type(part): part for part in parts if library_of(part)}
     found = {kind: part for kind, part in boosters.items() if not skl2onnx_bridge.has_converter(kind)}
     if not found:
@@ -100,10 +100,10 @@ _OBJECTIVES = {
     "reg:gamma": "gamma",
     "regression_l1": "absolute_error",
 }
-"""Objectives of regressors, and the loss that each is here; the squared error stands for all others."""
+"""The losses by the objective of a regressor; all others are trained with the squared error."""
 
 
 def loss_of_booster(estimator: Estimator) -> str:
-    """Return what a regressor minimises."""
+    """Return the loss of a regressor."""
     objective = getattr(estimator, "objective_", None) or getattr(estimator, "objective", None)
     return _OBJECTIVES.get(str(objective), "squared_error")

@@ -21,11 +21,11 @@ from .converters.one_vs_one import CONFIDENCES
 from .record import ModelRecord
 
 PAIRS, CHOICE = "pairs", "choice"
-"""Names of the outputs that hold the scores of pairs of classes, and the index of the class that is chosen."""
+"""Names of the outputs with the scores of pairs of classes, and with the index of the predicted class."""
 
 
 def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Add outputs for what a graph with operators of ai.onnx.ml chooses by votes, in place.
+    """Add outputs for decisions by votes to a graph with operators of ai.onnx.ml, in place.
 
     The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
     of pairs of classes, where the decision function counts votes: these have no gradient.
@@ -63,12 +63,12 @@ def _node_of(graph: ir.Graph, machine: Estimator, conversions: Sequence[Conversi
 
 
 def chosen_index(graph: ir.Graph, machine: Estimator, conversions: Sequence[ConversionRecord]) -> ir.Value:
-    """Return the index of the class that a support vector machine chooses by votes."""
+    """Return the index of the class that a support vector machine predicts by votes."""
     return number_classes(_node_of(graph, machine, conversions), len(machine.classes_))
 
 
 def number_classes(node: ir.Node, classes: int) -> ir.Value:
-    """Let a classifier number its classes; return its label."""
+    """Replace the labels of a classifier by their positions; return its label output."""
     node.attributes.pop("classlabels_strings", None)
     node.attributes["classlabels_ints"] = ir.AttrInt64s("classlabels_ints", range(classes))
     node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
@@ -76,7 +76,7 @@ def number_classes(node: ir.Node, classes: int) -> ir.Value:
 
 
 def _keep_confidences(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Let the confidences of pairs of classes, which have a gradient, be an output: votes have none."""
+    """Add the confidences of pairs of classes as an output: they have a gradient, votes have none."""
     estimator = record.last
     made = next(one for one in conversions if one.estimator is estimator)
     confidences = graph.node(made.marked[CONFIDENCES]).outputs[0]
@@ -85,14 +85,14 @@ def _keep_confidences(graph: ir.Graph, record: ModelRecord, conversions: Sequenc
     if not hasattr(inner, "decision_function") and is_classifier(inner):
         logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
         confidences = op.Sub(*logarithms)
-        if record.threshold is None and len(estimator.classes_) == 2:  # the decision function of both is above zero
+        if record.threshold is None and len(estimator.classes_) == 2:  # the decision function is positive for both
             second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
             add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
     add_output(graph, PAIRS, op.Identity(confidences))
 
 
 def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
-    """Let a value be an output of the graph, under this name."""
+    """Make a value an output of the graph with this name."""
     value.name = name
     graph.outputs.append(value)
     graph.sort()
@@ -102,7 +102,7 @@ def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
 
 
 def keep_threshold(graph: ir.Graph, record: ModelRecord) -> None:
-    """Add an output for the class that is chosen where the probability, or the decision function, reaches a threshold.
+    """Add an output for the class that a threshold of the probability, or of the decision function, decides.
 
     The first output of the graph is the one or the other, of one column or of two.
     """
@@ -116,8 +116,8 @@ def keep_threshold(graph: ir.Graph, record: ModelRecord) -> None:
         output = end.inputs[0]
     elif not threshold.of_probabilities and end is not None and end.op_type == "Softmax":
         raise ModelError(
-            f"{type(threshold.rule).__name__} chooses labels by decision_function(), which the probabilities that are "
-            f"trained do not determine. Fit it with response_method='predict_proba'."
+            f"{type(threshold.rule).__name__} chooses labels by decision_function(), which the trained probabilities "
+            f"do not determine. Fit it with response_method='predict_proba'."
         )
     shape = op.shape(output)
     if shape is not None and shape[-1] == 2:

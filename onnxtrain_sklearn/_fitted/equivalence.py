@@ -18,11 +18,11 @@ from .record import ModelRecord, Threshold, record_of
 from .traversal import last_step, unwrapped
 
 SAMPLE = 256
-"""Rows that predictions are compared on."""
+"""Number of rows on which predictions are compared."""
 
 
 def sample_rows(X: MatrixLike) -> Any:
-    """Return some rows of the data, spread over all of them, as scikit-learn takes them."""
+    """Return rows spread over the data, indexed as scikit-learn does."""
     rows: Any = X
     n = rows.shape[0] if hasattr(rows, "shape") else len(rows)
     return sklearn_private._safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(int)))
@@ -31,7 +31,7 @@ def sample_rows(X: MatrixLike) -> Any:
 def require_equal(
     model: Estimator, rows: MatrixLike, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float
 ) -> None:
-    """Raise where ``model`` predicts something else than ``ours``, by method, for the same rows."""
+    """Raise where the predictions of ``model`` differ from ``ours``, by method, on the same rows."""
     record = record_of(model)
     for method, numbers in ours.items():
         if method == "predict" and record.gives_labels:
@@ -48,7 +48,7 @@ def require_equal(
 
 
 def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers that a method of the model gives, in a shape.
+    """Return the result of a method of the model in a shape.
 
     Of several labels a row, where the model gives a list: the numbers of all classes, or those of the second ones.
     """
@@ -62,11 +62,11 @@ def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int,
 
 
 def _of_each_label(record: ModelRecord, method: str, rows: MatrixLike) -> list[np.ndarray]:
-    """Return what the estimators of the labels give, where the one that holds them lacks the method."""
+    """Return the results of the estimators of the labels, where their meta-estimator lacks the method."""
     rows, last = before_last(record.estimator, rows)
     parts = getattr(last, "estimators_", ())
     if not len(parts) or not all(hasattr(part, method) for part in parts):
-        raise ModelError(f"{record.last_name} has no {method}(), with which a trained graph could be compared.")
+        raise ModelError(f"{record.last_name} has no {method}() to compare a trained graph with.")
     return [np.asarray(getattr(part, method)(rows)) for part in parts]
 
 
@@ -87,11 +87,11 @@ def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: fl
     raise ModelError(f"{what} and {record.name} differ: {method}() by up to {distance:.2g} on rows of X.")
 
 
-# How far a row is from another label
+# Distance of a row from a decision boundary
 
 
 def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.ndarray:
-    """Return how far each row is from another label; ``scores`` are probabilities, or the decision function."""
+    """Return the margin of each row to another label; ``scores`` are probabilities, or the decision function."""
     scores = scores.reshape(len(scores), -1)
     if record.threshold is not None:
         return np.asarray(np.abs(_beyond_threshold(record.threshold, record.estimator, rows)))
@@ -112,7 +112,7 @@ def _beyond_threshold(threshold: Threshold, model: Estimator, rows: MatrixLike) 
 
 
 def _reference_pairs(model: Estimator, rows: MatrixLike, n_rows: int) -> np.ndarray:
-    """Return the scores of pairs of classes that a support vector machine counts its votes by."""
+    """Return the scores of pairs of classes that decide the votes of a support vector machine."""
     model = copy.deepcopy(model)
     last_step(model).set_params(decision_function_shape="ovo", break_ties=False)
     return np.asarray(model.decision_function(rows)).reshape(n_rows, -1)
@@ -128,7 +128,7 @@ def before_last(model: Estimator, rows: MatrixLike) -> tuple[Any, Any]:
 
 
 def margins_of_labels(record: ModelRecord, rows: MatrixLike, scores: np.ndarray, method: str) -> np.ndarray:
-    """Return how far each label of each row is from being another; ``scores`` are what ``method`` gives of them all."""
+    """Return the margin of each label of each row; ``scores`` are the results of ``method`` for all labels."""
     outputs = record.outputs or ()
     if scores.shape[1] == len(outputs):
         parts = list((scores - (0.5 if method == "predict_proba" else 0.0)).T[:, :, None])

@@ -1,4 +1,4 @@
-"""What is known of a fitted scikit-learn model while its graph is trained, and which objects are such models.
+"""Facts about a fitted scikit-learn model that training needs beside its graph; tests for such models.
 
 Every estimator of the package imports this module, so it imports none that converts models.
 """
@@ -30,21 +30,21 @@ FEATURES = ("n_features_in_", "feature_names_in_")
 
 @dataclass(frozen=True)
 class FittedModel:
-    """What is known of a fitted model beside its graph.
+    """Facts about a fitted model beside its graph.
 
     Attributes
     ----------
     origins : tuple of Origin
         Where each parameter comes from.
     classes : ndarray, list of ndarray or None
-        The labels of a classifier, a list if it predicts several labels a row that are not all 0 or 1; -1 and 1 for a
-        detector of outliers.
+        The labels of a classifier, a list if it predicts several labels per row that are not all 0 or 1; -1 and 1 for
+        an outlier detector.
     features : dict
         The attributes that scikit-learn checks the data with: ``n_features_in_`` and ``feature_names_in_``, if present.
     loss : str or Loss
         The loss that is minimized unless the user names another one.
     n_labels : int or None
-        The number of labels a row, where a classifier predicts several.
+        The number of labels per row, where a classifier predicts several.
     table : Table or None
         The columns of a model that takes text.
     parts : TablePipeline or None
@@ -60,7 +60,7 @@ class FittedModel:
     parts: TablePipeline | None = None
 
     def known_classes(self, classes: ArrayLike | list[np.ndarray] | None, y: ArrayLike) -> Any:
-        """Return the labels that rows may have; those that the user names, and ``y``, must be of the model's kind."""
+        """Return the labels that rows may have; ``classes`` and ``y`` must fit the model."""
         if self.classes is None:
             return classes
         self._require_labels(_shape(y))
@@ -104,7 +104,7 @@ def takes_nan(model: Estimator) -> bool:
     first = first_step(model)
     if isinstance(first, FeatureUnion):
         return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
-    if isinstance(first, ColumnTransformer):  # which gives each its own columns
+    if isinstance(first, ColumnTransformer):  # each has columns of its own
         parts = getattr(first, "transformers_", first.transformers)
         return any(takes_nan(part) for _, part, _ in parts if is_estimator(part))
     return bool(get_tags(first).input_tags.allow_nan)

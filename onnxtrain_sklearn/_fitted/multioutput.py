@@ -1,7 +1,7 @@
-"""Classifiers that predict several labels a row: one matrix of scores for all of them.
+"""Classifiers that predict several labels per row: one matrix of scores for all labels.
 
-Converters give what they say of the outputs as a sequence, as one tensor of rank 3, or side by side in a matrix. Here
-the scores behind are found, as they are for a single label, and put side by side.
+Converters return the labels as a sequence, as one tensor of rank 3, or as columns of a matrix. Here the scores behind
+them are found, as for a single label, and concatenated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .record import ModelRecord
 from .scores import ends_in
 
 Place = tuple[ir.Value, int, int]
-"""A matrix, the first of its columns that belong to an output, and their number."""
+"""A matrix, the first column of an output in it, and the number of its columns."""
 
 
 def keep_votes_of_labels(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Add an output for the classes that machines with probabilities choose by votes, one column per label."""
+    """Add an output for classes that machines with probabilities predict by votes, one column per label."""
     parts = in_order_of_labels(record.last, record.members) if record.members else []
     machines = [one.last for one in parts if one.is_libsvm and one.has_probabilities]
     if not machines:
@@ -39,7 +39,7 @@ def keep_votes_of_labels(graph: ir.Graph, record: ModelRecord, conversions: Sequ
 
 
 def expose_labels(model: ir.Model, record: ModelRecord) -> None:
-    """Let the graph end in scores: one for each label that is 0 or 1, through a sigmoid, else one for each class."""
+    """Change the graph to end in scores: one sigmoid for each label that is 0 or 1, else one score for each class."""
     graph, probable, classes = model.graph, record.has_probabilities, record.outputs
     assert classes is not None
     if len(graph.outputs) == 1 and ends_in(_source(graph.outputs[0]), "Sigmoid"):
@@ -62,7 +62,7 @@ def expose_labels(model: ir.Model, record: ModelRecord) -> None:
 
 
 def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:
-    """Return a score for each class of a label, the softmax of which are the probabilities."""
+    """Return a score for each class of a label; their softmax gives the probabilities."""
     value, start, width = place
     if not probable:
         return _margins(op, place, size, machine)
@@ -81,14 +81,14 @@ def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Val
         return op.Concat(op.Neg(margin), margin, axis=1)
     if machine:
         raise ModelError(
-            "The scores of support vector machines of several classes count votes, in which only what breaks ties has "
+            "The scores of support vector machines of several classes count votes, of which only the tie-break has "
             "a gradient. Fit them with probability=True, whose probabilities can be trained."
         )
     return place[0]
 
 
 def _places(op: GraphBuilder, record: ModelRecord) -> list[Place]:
-    """Return where the numbers of each label are."""
+    """Return the columns of each label."""
     values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in record.outputs or ()]
     if len(values) == len(sizes):
         return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
@@ -123,7 +123,7 @@ def _margin(op: GraphBuilder, place: Place) -> ir.Value:
 
 
 def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
-    """Return one column of a matrix, as it was before columns were cut out of matrices and put together."""
+    """Return one column of a matrix, from before slices and concatenations."""
     value = _source(value)
     while (before := _before(op, value, i)) is not None:
         value, i = _source(before[0]), before[1]
@@ -131,7 +131,7 @@ def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
 
 
 def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] | None:
-    """Return the matrix that the node before has this column from, and its place there."""
+    """Return the matrix that the last node takes a column from, and the position there."""
     node = value.producer()
     if node is None or node.domain:
         return None
@@ -161,7 +161,7 @@ def _width(op: GraphBuilder, value: ir.Value | None) -> int | None:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Return the same numbers from before nodes that change nothing."""
+    """Return the value before nodes that do not change it."""
     while (node := value.producer()) is not None and not node.domain and node.op_type in ("Identity", "Cast"):
         before = node.inputs[0]
         if before is None or (node.op_type == "Cast" and before.dtype is not ir.DataType.FLOAT):

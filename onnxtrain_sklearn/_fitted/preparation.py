@@ -40,7 +40,7 @@ from .traversal import follow
 
 
 def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
-    """Return a fitted model as a trainable graph, and what else is known of it.
+    """Return a fitted model as a trainable graph, and facts about it.
 
     ``has_text`` says whether the data have columns that are not numeric.
 
@@ -71,7 +71,7 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
 
 
 def _trainable(model: ir.Model, origins: Sequence[Origin], record: ModelRecord) -> TrainableModel:
-    """Return the graph with the parameters that are fitted numbers, in the order of their origins."""
+    """Return the graph whose parameters are the fitted numbers, in the order of their origins."""
     names = {value.name for value in model.graph.outputs}
     special: dict[str, Any] = {name: name for name in (PAIRS, CHOICE) if name in names}
     try:
@@ -85,10 +85,10 @@ def _trainable(model: ir.Model, origins: Sequence[Origin], record: ModelRecord) 
 
 
 def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Sequence[Origin]]:
-    """Return the graph in plain operators, and where its parameters come from.
+    """Return the graph in operators of the default domain, and the origins of its parameters.
 
-    The order matters: votes are found by the nodes of the converters, which rewriting replaces; parameters are
-    compared with attributes before anything is computed from them; thresholds apply to the scores, once exposed.
+    The order matters: votes are found by nodes of the converters, which rewriting replaces; parameters get their names
+    before anything is computed from them; thresholds apply to the scores, which are exposed first.
     """
     estimator, texts = record.estimator, None if table is None else table.texts
     rewritten, conversions, structure = _rewritten(record, texts)
@@ -107,7 +107,7 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
 
 def _hold_others(graph: ir.Graph, origins: Sequence[Origin]) -> None:
-    """Turn floats that are no number of an estimator into Constant nodes: they are no weights."""
+    """Turn float initializers without an origin into Constant nodes: they are not weights."""
     named_values = {origin.name for origin in origins}
     op = GraphBuilder(graph, prefix="constant", constant_nodes=True)
     for name, value in list(graph.initializers.items()):
@@ -119,7 +119,7 @@ def _hold_others(graph: ir.Graph, origins: Sequence[Origin]) -> None:
 def _rewritten(
     record: ModelRecord, texts: Mapping[str, bool] | None
 ) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
-    """Return the graph in plain operators, what each converter added to it, and the structure before rewriting."""
+    """Return the rewritten graph, what each converter added, and the structure before rewriting."""
     model, conversions = converted(record.estimator, texts)
     prune(model, 1 if record.gives_labels else 0)
     structure = [(node.op_type, [x and x.name for x in node.inputs]) for node in model.graph]
@@ -130,13 +130,13 @@ def _rewritten(
 
 
 def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
-    """Whether a parameter was not fitted: the neutral numbers of a scaler, an intercept with fit_intercept=False."""
+    """Whether a parameter is a setting: neutral numbers of a scaler, an intercept with fit_intercept=False."""
     owner = follow(estimator, origin.owner)
     if isinstance(owner, OrdinalEncoder) or (origin.role == "default" and len(getattr(owner, "categories_", ())) > 1):
-        return True  # one mean for the unknown categories of several columns
+        return True  # the columns share one mean for unknown categories
     if origin.attribute:
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
-    if origin.role in ("base_values", "imputed"):  # leaves can hold base values; the user chose the constant
+    if origin.role in ("base_values", "imputed"):  # redundant beside leaves; chosen by the user
         return True
     numbers = source.model.graph.initializers[origin.name].const_value
     neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
@@ -144,7 +144,7 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) ->
 
 
 def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
-    """Return the loss that the last step minimizes, as far as there is one for it here."""
+    """Return the loss of the last step, where there is one for it here."""
     last = record.last
     if record.gives_labels:
         machine = last.estimators_[0] if record.is_one_vs_one else last
@@ -159,7 +159,7 @@ def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
 
 
 def _loss_of_log_link(last: Estimator) -> str:
-    if isinstance(getattr(last, "loss", None), str):  # of trees
+    if isinstance(getattr(last, "loss", None), str):  # trees and networks
         return str(last.loss)
     power = getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(type(last).__name__, 0))
     return {1.0: "poisson", 2.0: "gamma"}.get(float(power), "squared_error")

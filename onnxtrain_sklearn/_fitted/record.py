@@ -49,7 +49,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What a fitted model ends in and what it predicts.
+    """The last step of a fitted model and what it predicts.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class ModelRecord:
         The last step of its pipelines, without searches, thresholds and other wrappers.
     task : {"regression", "classification", "outlier_detection", "clustering", "none"}
     outputs : tuple of ndarray or None
-        The classes of each label, where a classifier predicts several labels a row.
+        The classes of each label, where a classifier predicts several labels per row.
     has_probabilities, has_decision_function : bool
         Whether the model has ``predict_proba`` and ``decision_function``.
     threshold : Threshold or None
@@ -85,17 +85,17 @@ class ModelRecord:
 
     @property
     def gives_labels(self) -> bool:
-        """Whether it predicts classes: a classifier, or a detector of outliers, whose classes are -1 and 1."""
+        """Whether it predicts classes: a classifier, or an outlier detector, whose classes are -1 and 1."""
         return self.task in ("classification", "outlier_detection")
 
     @property
     def has_indicators(self) -> bool:
-        """Whether it predicts several labels a row, each of which is 0 or 1."""
+        """Whether it predicts several labels per row, each of which is 0 or 1."""
         return self.outputs is not None and len(self.outputs) > 1 and all(map(_is_indicator, self.outputs))
 
     @property
     def is_libsvm(self) -> bool:
-        """Whether it is a support vector machine of LIBSVM that tells classes apart by pairs."""
+        """Whether it is a classifier of LIBSVM, which compares classes by pairs."""
         return isinstance(self.last, SVC | NuSVC)
 
     @property
@@ -110,7 +110,7 @@ class ModelRecord:
 
     @property
     def is_chain(self) -> bool:
-        """Whether it hands the labels of each estimator to the next ones."""
+        """Whether it passes the label of each estimator to the next ones."""
         return isinstance(self.last, ClassifierChain)
 
     @property
@@ -175,7 +175,7 @@ def _is_indicator(classes: np.ndarray) -> bool:
 
 
 def _threshold_rule(estimator: Estimator) -> Any:
-    """Return the meta-estimator that chooses labels at a threshold, or None."""
+    """Return the meta-estimator that holds a decision threshold, or None."""
     while True:
         if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
             return estimator

@@ -19,7 +19,7 @@ from .traversal import walk
 
 
 def refuse_untrainable(record: ModelRecord) -> None:
-    """Raise ModelError for a model that has no output to train, or a rule that training would not keep."""
+    """Raise ModelError for a model without a trainable output, or whose decision rule training would not follow."""
     _refuse_other_tasks(record)
     _refuse_labels_alone(record)
     last = record.last
@@ -45,8 +45,8 @@ def _refuse_other_tasks(record: ModelRecord) -> None:
 
 
 def _what_else(record: ModelRecord) -> str:
-    if record.task == "clustering" or record.has_probabilities:  # mixtures of densities
-        return ", but clusters that it found itself"
+    if record.task == "clustering" or record.has_probabilities:  # mixture models
+        return ", but clusters"
     return ", but transforms rows" if hasattr(record.estimator, "transform") else ""
 
 
@@ -68,7 +68,7 @@ def _refuse_one_vs_rest(last: OneVsRestClassifier) -> None:
 
 
 def _refuse_constant_labels(last: OneVsRestClassifier) -> None:
-    """A label that was the same in all rows has no decision function, beside those of other labels."""
+    """Refuse a label that was constant in fit: it has no decision function."""
     constant = [isinstance(one, sklearn_private._ConstantPredictor) for one in last.estimators_]
     if any(constant) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
         raise ModelError(
@@ -78,25 +78,25 @@ def _refuse_constant_labels(last: OneVsRestClassifier) -> None:
 
 
 def _refuse_other_order(last: OneVsRestClassifier) -> None:
-    """Labels follow decision functions where there are any, but probabilities are trained where there are any."""
+    """Refuse estimators whose labels follow decision functions while probabilities are trained."""
     inner = record_of(last.estimators_[0]).last_name
     both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
     if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
         raise ModelError(
             f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes the "
-            f"probabilities, which need not agree with them. Give a classifier that has only one of both."
+            f"probabilities, which need not agree with them. Give a classifier that has only one of the two."
         )
 
 
 def _estimators_whose_labels_count(last: Estimator) -> Sequence[Any]:
-    """Return the estimators within a model whose labels it uses as they are."""
+    """Return the nested estimators whose labels a model uses."""
     if isinstance(last, StackingClassifier):
         return [last.final_estimator_]
     return list(last.estimators_) if isinstance(last, MultiOutputClassifier | ClassifierChain) else []
 
 
 def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:
-    """Within another model, labels are those of the largest probability or score."""
+    """Refuse nested estimators that do not predict the class of the largest probability or score."""
     by_votes = inner.is_libsvm and inner.has_probabilities and isinstance(outer.last, StackingClassifier)
     clipped = inner.is_linear_by_descent and inner.last.loss == "modified_huber" and len(inner.last.classes_) > 2
     if inner.threshold is not None or by_votes or inner.is_one_vs_one or clipped:
@@ -115,7 +115,7 @@ _VOTE_COUNTERS = {
     KNeighborsClassifier: "neighbors. Fit it with weights='distance', by which nearer ones count for more",
     RadiusNeighborsClassifier: "neighbors. Fit it with weights='distance', by which nearer ones count for more",
 }
-"""What probabilities are counts of, and what to do about it."""
+"""What the probabilities count, and what to do."""
 
 
 def without_gradient(record: ModelRecord) -> str:

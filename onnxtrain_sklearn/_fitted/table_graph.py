@@ -1,8 +1,8 @@
-"""Graphs that take a table, one input a column, in the form that is trained: numbers alone, in few inputs.
+"""Splits a graph that takes a table into an encoder of the text and a trained part with numeric inputs.
 
-Text has no gradient and no place in the buffers of a training step. What depends on text, and holds nothing that is
-trained, is cut off and is a graph of its own, the encoder: its outputs are inputs of the rest. The numbers of a table
-come as one matrix. Neither changes what is computed: encoder and rest together are the whole graph.
+Text has no gradient and no place in the buffers of a training step. The nodes that depend on text and hold no trained
+number become a graph of their own, the encoder. Its outputs are inputs of the trained part. The numeric columns of a
+table become one matrix. Encoder and trained part together compute what the whole graph does.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .._graph.trainable import TrainableModel, spec_of
 
 @dataclass(frozen=True)
 class TablePipeline:
-    """A graph that takes a table, and what comes before the part of it that is trained.
+    """A graph that takes a table, and the steps before its trained part.
 
     Attributes
     ----------
     whole : TrainableModel
         The graph with one input for each column.
     encoder : bytes or None
-        What makes numbers of its texts. The outputs bear the names of the inputs that they are further on.
+        The encoder of the text. Its outputs have the names of inputs of the trained part.
     matrix : str
-        The input that the numbers of the table are further on.
+        The input of the trained part with the numeric columns.
     numbers : tuple of str
-        The columns that it has.
+        Its columns.
     """
 
     whole: TrainableModel
@@ -45,7 +45,7 @@ class TablePipeline:
 
 
 def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
-    """Return the part of a graph that is trained, and all that comes before it."""
+    """Return the trained part of a graph, and the steps before it."""
     texts = [spec for spec in whole.inputs if spec.dtype.kind not in "f"]
     rest, encoder = _cut(whole) if texts else (whole, None)
     given = {spec.name for spec in whole.inputs}
@@ -58,7 +58,7 @@ def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
 
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Give the inputs these names, in place; what else bears one of them gets another."""
+    """Rename the inputs, in place; other values with one of these names get a new one."""
     for value in _made(graph):
         if value.name in names:
             value.name = names_of(graph).free(f"{value.name}_")
@@ -67,7 +67,7 @@ def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
-    """Make inputs of one column of float32 each those of a single matrix, in place; return its name."""
+    """Replace inputs of one float32 column each by a single matrix, in place; return its name."""
     matrix = ir.Value(
         name=names_of(graph).free("X"),
         type=ir.TensorType(ir.DataType.FLOAT),
@@ -82,7 +82,7 @@ def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
 
 
 def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
-    """Return the graph behind the texts of ``whole``, with the parameters that it has, and the encoder before it.
+    """Return the trained part of ``whole``, with its parameters, and the encoder of its text.
 
     The encoder reaches up to what reads a parameter, or numbers of the table. A parameter that it holds, as it feeds
     what makes text, is none.
@@ -103,7 +103,7 @@ def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
 
 
 def _before_numbers(graph: ir.Graph, trained: Collection[str]) -> set[ir.Node]:
-    """Return the nodes that read or make text, those that feed them, and what depends on nothing but these."""
+    """Return the nodes that read or compute text, those before them, and those that depend only on these."""
     nodes = _on_text(graph)
     front = list(nodes)
     while front:
@@ -128,7 +128,7 @@ def _on_text(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _depends_on(node: ir.Node, nodes: Collection[ir.Node], trained: Collection[str]) -> bool:
-    """Whether a node reads what ``nodes`` make and, beside it, constants alone."""
+    """Whether a node reads outputs of ``nodes`` and otherwise only constants."""
     values = list(reads(node))
     encoded = [v.producer() in nodes and not _is_constant(v) for v in values]
     fixed = [_is_constant(v) and v.name not in trained for v in values]
@@ -141,7 +141,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _is_read_outside(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
-    """Whether what is not among ``nodes`` reads a value; constants are at hand on both sides."""
+    """Whether other nodes than ``nodes`` read a value; constants belong to both sides."""
     return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
 
 

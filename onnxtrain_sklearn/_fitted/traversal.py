@@ -18,11 +18,11 @@ from .._support.typing import Estimator
 from . import sklearn_private
 
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Attributes and positions that lead from a model to what is within it."""
+"""Attributes and positions from a model to a nested object."""
 
 
 def walk(root: Estimator, depth: int = 12) -> Iterator[tuple[Path, Any]]:
-    """Yield every estimator within ``root`` once, with the way that leads to it; itself first."""
+    """Yield every estimator within ``root`` once, with the path to it; itself first."""
     seen: set[int] = set()
     front: list[tuple[Path, Any]] = [((), root)]
     while front:
@@ -46,13 +46,13 @@ def _may_hold(value: object) -> bool:
 
 
 def has_attributes(value: object) -> bool:
-    """Whether ``value`` is an estimator, or one of scikit-learn's objects that hold some (of calibration, of trees)."""
+    """Whether ``value`` is an estimator, or another object of scikit-learn that may hold estimators."""
     is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
     return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
 
 
 def follow(root: object, path: Path) -> Any:
-    """Return what attributes and positions lead to from ``root``."""
+    """Return the object at a path from ``root``."""
     value: Any = root
     for part in path:
         value = getattr(value, part) if isinstance(part, str) and not isinstance(value, Mapping) else value[part]
@@ -60,11 +60,11 @@ def follow(root: object, path: Path) -> Any:
 
 
 def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
-    """Put numbers in the place that ``path`` leads to from ``owner``, in the shape and the type of those there."""
+    """Assign numbers at a path from ``owner``, in the shape and type of those there."""
     holder, last = follow(owner, path[:-1]), path[-1]
     old = follow(holder, (last,))
     new = numbers.reshape(np.shape(old))
-    if isinstance(old, np.ndarray):  # data that a model was fitted to and keeps may be integers
+    if isinstance(old, np.ndarray):  # stored training data may be integers
         value = new.astype(np.float64 if old.dtype.kind in "iub" else old.dtype)
     else:
         value = float(new)
@@ -83,7 +83,7 @@ def _assign_in_tuple(owner: Estimator, path: Path, value: object) -> None:
 
 
 def last_step(estimator: Estimator) -> Any:
-    """Return the estimator that a pipeline ends in."""
+    """Return the last estimator of a pipeline."""
     estimator = unwrapped(estimator)
     while hasattr(estimator, "steps"):
         estimator = unwrapped(estimator.steps[-1][1])
@@ -91,7 +91,7 @@ def last_step(estimator: Estimator) -> Any:
 
 
 def first_step(estimator: Estimator) -> Any:
-    """Return the estimator that a pipeline begins with, that within a regressor of transformed targets too."""
+    """Return the first estimator of a pipeline, also within a TransformedTargetRegressor."""
     estimator = unwrapped(estimator)
     if hasattr(estimator, "steps"):
         return first_step(estimator.steps[0][1])
@@ -99,9 +99,9 @@ def first_step(estimator: Estimator) -> Any:
 
 
 def unwrapped(estimator: Estimator) -> Any:
-    """Return what searches, thresholds, self-training and FrozenEstimators hold, at the steps of a pipeline too.
+    """Return the estimator within searches, thresholds, self-training and FrozenEstimators, also in pipelines.
 
-    skl2onnx does not know all of them, and takes no threshold into account.
+    skl2onnx does not support all of them, and ignores thresholds.
     """
     if isinstance(estimator, FrozenEstimator):
         return unwrapped(estimator.estimator)

@@ -1,7 +1,7 @@
-"""Trained numbers back into the scikit-learn model that they came from.
+"""Writes trained parameters back to the attributes of the scikit-learn model.
 
-A parameter that an attribute holds as it is, or in a form that can be undone, is written there. What scikit-learn keeps
-twice, or holds in trees, has a rule of its own. Only numbers that training changed are written.
+Each parameter is written to its attribute, through the inverse of its form. Attributes that repeat others, and trees,
+have rules of their own. Only numbers that training changed are written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_back(
         _require_trees(follow(model, origin.owner), origin)
     if lost:
         raise ModelError(
-            f"These trained numbers have no place in {type(model).__name__}: {', '.join(lost)}. Freeze them with "
+            f"These trained numbers have no attribute in {type(model).__name__}: {', '.join(lost)}. Freeze them with "
             f"trainable=..., or take to_onnx()."
         )
     result = copy.deepcopy(model)
@@ -59,7 +59,7 @@ def write_back(
 
 
 def _complete(owner: Estimator, path: Path) -> None:
-    """Bring attributes that repeat the written one into line."""
+    """Update attributes that repeat the written one."""
     attribute = str(path[-1]) if path else ""
     if attribute == "scale_" and hasattr(owner, "var_"):
         owner.var_ = owner.scale_**2
@@ -75,7 +75,7 @@ def _complete(owner: Estimator, path: Path) -> None:
 
 
 def _repeat_for_libsvm(owner: Estimator, attribute: str) -> None:
-    """LIBSVM reads private copies, which have the opposite sign where two classes are told apart."""
+    """Update LIBSVM's private copies, which have the opposite sign for two classes."""
     name = attribute.strip("_")
     sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
     public, private = f"{name}_", f"_{name}_"
@@ -102,11 +102,11 @@ WITH_TREES = (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-"""The classes whose trees are written to."""
+"""The estimators whose trees can be written."""
 
 
 def _require_trees(owner: Estimator, origin: Origin) -> None:
-    """Raise where the trees are not scikit-learn's own: other libraries keep them where nothing can be written."""
+    """Raise where the trees are those of another library, which cannot be written."""
     if not isinstance(owner, WITH_TREES):
         raise ModelError(
             f"{origin.name!r} was trained, and {type(owner).__name__} keeps its trees in a form of its own that "
@@ -115,7 +115,7 @@ def _require_trees(owner: Estimator, origin: Origin) -> None:
 
 
 def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
-    """The numbers of the leaves, each a multiple of what the tree holds: of one tree among many, of a learning rate."""
+    """Write the values of leaves; the graph holds them times a factor, such as a learning rate or 1 / trees."""
     assert origin.places is not None
     places = origin.places.reshape(-1, 3)
     cells = [_cell(owner, *(int(n) for n in place)) for place in places]
@@ -128,15 +128,15 @@ def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.
 
 
 def _factor(owner: Estimator) -> float:
-    """Return what a tree's numbers are multiplied by, where they are all zero and do not tell."""
+    """Return the factor of the leaves where all values are zero."""
     if isinstance(owner, GradientBoostingClassifier | GradientBoostingRegressor):
         return float(owner.learning_rate)
     return 1.0 / len(owner.estimators_) if isinstance(owner, RandomForestRegressor | ExtraTreesRegressor) else 1.0
 
 
 def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
-    """Return how to read and to write one number of one leaf."""
-    if isinstance(owner, IsolationForest):  # the path to the leaf, and those that would go on from it
+    """Return the functions that read and write one value of one leaf."""
+    if isinstance(owner, IsolationForest):  # the length of the path, and its expected rest
         beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
         return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
     if hasattr(owner, "_predictors"):
@@ -162,7 +162,7 @@ def _position_of_node(owner: Estimator, node: int, target: int) -> tuple[int, in
 
 
 def _write_probabilities(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
-    """The probabilities in the leaves of classifying trees; one number for two classes is that of the second."""
+    """Write the probabilities in leaves; the single number of two classes is that of the second class."""
     assert origin.places is not None
     trees, numbers = _trees_of_model(owner), np.abs(now.astype(np.float64))
     if now.ndim == 2:
@@ -183,4 +183,4 @@ LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {
     "leaf_probabilities": _write_probabilities,
     "leaf_values": _write_leaves,
 }
-"""How parameters that no attribute holds are written, by role."""
+"""The functions that write parameters without an attribute, by role."""

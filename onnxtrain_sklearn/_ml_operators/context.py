@@ -1,9 +1,9 @@
-"""What a rewriting rule reads and emits with: one node on its way into operators of the default domain.
+"""Interface of the rewriting rules: one node that is replaced by operators of the default domain.
 
-A rule is a function of a :class:`Source` that returns one thunk per output of the node, in their order. Only the
-thunks of outputs that are in use are called; where one of these is missing, the node stays as it is. A number that may
-be trained is an initializer, made by :meth:`Source.parameter`. All others are ``Constant`` nodes, so that nobody takes
-them for weights. The operators of ai.onnx.ml compute in float32 whatever they are fed, and so does what replaces them.
+A rule is a function of a :class:`Source` that returns one thunk per output of the node, in order. Only the thunks of
+used outputs are called; where one of these is None, the node is kept. :meth:`Source.parameter` makes an initializer
+for trainable numbers. All other numbers are ``Constant`` nodes, which are never taken for weights. The operators of
+ai.onnx.ml compute in float32 for all types of input, and so do the operators that replace them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INT64 = int(ir.DataType.INT64)
 
 @dataclass(frozen=True)
 class Role:
-    """A parameter that a rule made, and where its numbers came from.
+    """A parameter that a rule made, and the source of its numbers.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Role:
     node : str
         Name of the node that held them.
     role : str
-        What they are: "coef", "intercept", "leaf_values", ...
+        Their role: "coef", "intercept", "leaf_values", ...
     shape : tuple of int
         Shape of the initializer.
     places : numpy.ndarray or None
@@ -81,12 +81,12 @@ class RewrittenNode:
         return self.node.attributes[name].value if name in self.node.attributes else default
 
     def floats(self, name: str) -> np.ndarray:
-        """Return a list of floats, empty where it is left out; given as a tensor, it keeps its type."""
+        """Return a list of floats, empty where it is missing; a tensor keeps its type."""
         tensor = self.attribute(f"{name}_as_tensor")
         return np.array(self.attribute(name, ()), np.float32) if tensor is None else tensor.numpy().ravel()
 
     def ints(self, name: str) -> np.ndarray:
-        """Return a list of integers, empty where it is left out."""
+        """Return a list of integers, empty where it is missing."""
         return np.array(self.attribute(name, ()), np.int64)
 
     def labels(self, ints: str) -> np.ndarray:
@@ -102,7 +102,7 @@ class RewrittenNode:
         return self.op.parameter(name, array)
 
     def input(self, index: int = 0) -> ir.Value:
-        """Return an input that the operator must have."""
+        """Return a required input."""
         value = self.node.inputs[index] if index < len(self.node.inputs) else None
         return self.refuse(f"its input {index} is missing") if value is None else value
 
@@ -117,12 +117,12 @@ class RewrittenNode:
         return self.float_input(index)
 
     def need_rank(self, value: ir.Value, rank: int) -> None:
-        """Refuse a value that is known to have another number of axes."""
+        """Refuse a value that is known to have another rank."""
         if value.shape is not None and len(value.shape) != rank:
             self.refuse(f"its input {value.name!r} has {len(value.shape)} axes instead of {rank}")
 
     def rank(self, value: ir.Value) -> int:
-        """Return the number of axes of a value."""
+        """Return the rank of a value."""
         shape = self._shape(value)
         if shape is None:
             self.refuse(f"the number of axes of its input {value.name!r} is not known")
@@ -134,7 +134,7 @@ class RewrittenNode:
         return last if isinstance(last, int) else None
 
     def _shape(self, value: ir.Value) -> Sequence[int | str | None] | None:
-        """Return a shape, which is inferred anew where nodes before it were rewritten."""
+        """Return a shape, inferred again where nodes before it were rewritten."""
         if value.shape is None:
             self.op.graph.sort()
         return self.op.shape(value)

@@ -1,4 +1,4 @@
-"""Rewriting rules: plain operators that converters write and one of the engines does not differentiate."""
+"""Rewriting rules for operators of the default domain that an engine does not differentiate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .context import LazyValue, RewriteRule, RewrittenNode
 
 
 def _pairwise_sum(r: RewrittenNode) -> Sequence[LazyValue]:
-    """Add two by two."""
+    """Replace Sum by a chain of Add."""
     return (lambda: functools.reduce(r.op.Add, [r.input(i) for i in range(len(r.node.inputs))]),)
 
 
 def _rewrite_lp_normalization(r: RewrittenNode) -> Sequence[LazyValue]:
-    """X over its norm along an axis, or over 1 where that is zero."""
+    """Divide X by its norm along an axis, or by 1 where that is zero."""
     op, axes = r.op, [int(r.attribute("axis", -1))]
 
     def normalized() -> ir.Value:

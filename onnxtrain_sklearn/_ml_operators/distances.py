@@ -1,6 +1,6 @@
-"""Rewriting rules: distances between the rows of two matrices, by an operator of onnxruntime or by a loop.
+"""Rewriting rules for pairwise distances: the operator CDist of onnxruntime, and loops over rows.
 
-The root of a distance that is zero has the gradient zero: nothing draws a point away from one that it lies on.
+The gradient of a distance of zero is zero.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _ELEMENT_BY_ELEMENT = frozenset({"Abs", "Add", "Div", "Exp", "Identity", "Mul", 
 _REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
 
 
-def squared_distances(op: GraphBuilder, a: ir.Value, b: ir.Value, centre: np.ndarray | None = None) -> ir.Value:
+def squared_distances(op: GraphBuilder, a: ir.Value, b: ir.Value, center: np.ndarray | None = None) -> ir.Value:
     """Return |a_i|² - 2 a_i·b_j + |b_j|², not below zero.
 
-    The differences lose what the squares have in common, so the rows are moved to ``centre`` first where that is known.
+    Both are shifted by ``center`` first where it is given, which reduces cancellation.
     """
-    if centre is not None:
-        a, b = op.Sub(a, centre.astype(np.float32)), op.Sub(b, centre.astype(np.float32))
+    if center is not None:
+        a, b = op.Sub(a, center.astype(np.float32)), op.Sub(b, center.astype(np.float32))
     rows = op.ReduceSum(op.Mul(a, a), axes=[1], keepdims=True)
     columns = op.Transpose(op.ReduceSum(op.Mul(b, b), axes=[1], keepdims=True), perm=[1, 0])
     return op.Relu(op.Add(op.Sub(rows, op.Mul(op.Gemm(a, b, transB=1), 2.0)), columns))
@@ -36,8 +36,8 @@ def _cdist(r: RewrittenNode) -> Sequence[LazyValue]:
 
     def distances() -> ir.Value:
         constant = ir.convenience.get_const_tensor(r.input(1))
-        centre = None if constant is None else constant.numpy().mean(axis=0)
-        squared = squared_distances(r.op, r.matrix(0), r.matrix(1), centre)
+        center = None if constant is None else constant.numpy().mean(axis=0)
+        squared = squared_distances(r.op, r.matrix(0), r.matrix(1), center)
         return squared if metric == "sqeuclidean" else root(r.op, squared)
 
     return (distances,)
@@ -50,10 +50,10 @@ def root(op: GraphBuilder, squared: ir.Value) -> ir.Value:
 
 
 def _emit_scan(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """A loop over the rows of one matrix that compares each with all rows of another: all pairs at once.
+    """Replace a Scan over rows that compares each with all rows of a matrix: compute all pairs at once.
 
-    The body, in which the state is a matrix that never changes and the row is a vector, runs once on tensors of three
-    axes: rows of the loop, rows of the state, features. Any other loop is left as it is.
+    In its body the state is a constant matrix and the row a vector. It runs once on tensors of three axes: rows of the
+    loop, rows of the state, features. Any other loop is kept.
     """
     body = r.node.attributes["body"].as_graph()
     if not _compares_rows(r, body):
@@ -72,7 +72,7 @@ def _compares_rows(r: RewrittenNode, body: ir.Graph) -> bool:
 
 
 def _runs_on_three_axes(body: ir.Graph, node: ir.Node) -> bool:
-    """Whether a node treats every element alike, a number beside them included, or reduces the features."""
+    """Whether a node is elementwise, with single numbers at most beside, or reduces the features."""
     if node.domain:
         return False
     if node.op_type in _ELEMENT_BY_ELEMENT:
@@ -113,7 +113,7 @@ def _all_pairs(r: RewrittenNode, body: ir.Graph) -> ir.Value:
 
 
 def _reduced_pairwise(op: GraphBuilder, operator: str, value: ir.Value) -> ir.Value:
-    if operator == "ReduceSumSquare":  # a product is differentiated by both engines
+    if operator == "ReduceSumSquare":  # both engines differentiate a product
         return op.ReduceSum(op.Mul(value, value), axes=[2], keepdims=False)
     return op.emit(operator, value, axes=[2], keepdims=0)[0]
 

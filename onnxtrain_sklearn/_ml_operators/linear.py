@@ -1,8 +1,8 @@
-"""Rewriting rules: linear regression and classification.
+"""Rewriting rules for linear regression and classification.
 
-The matrix of weights keeps scikit-learn's shape and name: ``coef`` has one row per target or class, ``intercept`` one
-number. Two classes with opposite rows are one score s in two columns (-s, s): the one row that they share is the
-parameter, so that training keeps the tie.
+The weights have scikit-learn's shapes and names: ``coef`` has one row per target or class, ``intercept`` one number.
+Two classes with opposite rows are one score s in two columns (-s, s): the parameter is their one row, so that they stay
+opposite in training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _linear_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def _two_columns(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """LOGISTIC column by column, so that the sigmoid at the end is recognised; else as any other classes."""
+    """Apply LOGISTIC by columns, so that the final sigmoid is recognized; other transforms as for several classes."""
     if r.attribute("post_transform", "NONE") in ("NONE", "LOGISTIC"):
         return post_transforms.both_signs(r, score)
     return post_transforms.transformed(r, r.op.Concat(r.op.Neg(score), score, axis=1))

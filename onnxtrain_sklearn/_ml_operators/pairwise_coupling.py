@@ -2,9 +2,9 @@
 
 The class probabilities p minimize p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
 -r[j, i] r[i, j], where r[i, j] is the probability of class i beside class j. LIBSVM and onnxruntime approach the
-minimum by sweeps over the classes, and stop when no component of Qp departs from p'Qp by more than 0.005 / classes.
-That is early: the probabilities of a fitted model are not those of the minimum, and their gradient is not that of the
-linear system that the minimum solves. So the sweeps are computed here too, and each row stops where LIBSVM stops it.
+minimum by sweeps over the classes, and stop when no component of Qp differs from p'Qp by more than 0.005 / classes.
+This is early: the probabilities of a fitted model are not those of the minimum, and their gradient is not that of the
+linear system of the minimum. So the sweeps are computed here too, and each row stops where LIBSVM stops it.
 
 The graph is a Loop over the sweeps, which ends when all rows have stopped, around a Scan over the classes: its size
 depends neither on the number of sweeps nor on that of classes. Over a million rows of 2 to 50 classes, random, sharp
@@ -41,9 +41,9 @@ def coupled(op: GraphBuilder, pairs: ir.Value, classes: int) -> ir.Value:
     state = _State(both, value, body.input("arrived", _BOOL, [1, None]), classes)
     swept = _State.of(body, form, body.Where(state.arrived, state.p(body), _sweep(body, form, state)))
     body.graph.outputs.extend([swept.incomplete(body), *swept.values()])
-    most = np.array(SWEEPS if classes > 2 else 3)  # two classes take two at most
+    most = np.array(SWEEPS if classes > 2 else 3)  # two classes need two at most
     ends = op.emit("Loop", most, start.incomplete(op), *start.values(), outputs=3, body=body.graph)
-    # inference does not know the shape of what a Loop returns
+    # Shape inference does not know the shapes of the outputs of a Loop.
     shape = op.Concat(op.Gather(op.Shape(pairs), np.array([0]), axis=0), np.array([classes]), axis=0)
     return op.Reshape(op.Transpose(_State(ends[0], ends[1], ends[2], classes).p(op), perm=[1, 0]), shape)
 
@@ -69,7 +69,7 @@ def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
     unit = np.eye(classes, dtype=op.dtype.numpy())[:, :, None]
     first = op.Transpose(pairs, perm=[1, 0])
     row = op.Gather(first, np.array([0]), axis=0)
-    ones = op.Cast(op.Equal(row, row), to=op.dtype)  # of a shape that inference knows: the Loop needs it
+    ones = op.Cast(op.Equal(row, row), to=op.dtype)  # its shape is inferred, which the Loop needs
     r = op.Mul(op.Gather(op.Concat(first, op.Sub(1.0, first), axis=0), places, axis=0), 1 - unit)
     squares = op.ReduceSum(op.Mul(r, r), axes=[0], keepdims=True)
     matrix = op.Sub(op.Mul(squares, unit), op.Mul(r, op.Transpose(r, perm=[1, 0, 2])))
@@ -79,7 +79,7 @@ def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
 
 @dataclass(frozen=True)
 class _State:
-    """What a sweep begins with: p and Qp, (2 classes, rows), p'Qp and which rows have arrived, (1, rows)."""
+    """What a sweep begins with: p and Qp, (2 classes, rows), p'Qp and which rows have converged, (1, rows)."""
 
     both: ir.Value
     value: ir.Value
@@ -101,7 +101,7 @@ class _State:
         return self.both, self.value, self.arrived
 
     def incomplete(self, op: GraphBuilder) -> ir.Value:
-        """Return whether some row has not arrived, a scalar."""
+        """Return whether some row has not converged, a scalar."""
         open_rows = op.Cast(op.Not(self.arrived), to=ir.DataType.INT32)
         return op.Cast(op.ReduceMax(open_rows, keepdims=False), to=_BOOL)
 

@@ -1,8 +1,8 @@
-"""How the operators of ai.onnx.ml end: the transformation of the scores, the second column, the label.
+"""Outputs of the classifiers and regressors of ai.onnx.ml: post_transform, the second column, the label.
 
-The reference is what the newest onnxruntime computes. It departs from the text of the standard where there is a single
-score: a regressor's stays as it is, a classifier's becomes two columns, and no transformation but LOGISTIC applies to
-them. (Versions before 1.20 or so forget LOGISTIC too where no weight is negative.)
+The reference is the newest onnxruntime. It differs from the standard for a single score: that of a regressor is not
+transformed, that of a classifier becomes two columns to which only LOGISTIC applies. (Versions before about 1.20 ignore
+LOGISTIC too where no weight is negative.)
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def transformed(r: RewrittenNode, scores: ir.Value) -> ir.Value:
 
 
 def untransformed(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Return a single column of scores, to which onnxruntime applies no transformation but PROBIT."""
-    _post_transform(r)
+    """Return a single column of scores, to which onnxruntime applies PROBIT alone."""
+    _transform(r)
     return score
 
 
 def both_signs(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Return the columns (-s, s) of a single column of scores, or their sigmoids where that is the transformation."""
-    return _sigmoids(r, score) if _post_transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
+    """Return the columns (-s, s) of a single column of scores, or their sigmoids with LOGISTIC."""
+    return _sigmoids(r, score) if _transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
 
 
 def complement(r: RewrittenNode, score: ir.Value) -> ir.Value:
@@ -44,13 +44,13 @@ def complement(r: RewrittenNode, score: ir.Value) -> ir.Value:
 
 
 def _sigmoids(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Column by column, so that a sigmoid at the end of a graph is recognised."""
+    """Apply the sigmoid by columns, so that it is recognized at the end of a graph."""
     return r.op.Concat(r.op.Sigmoid(r.op.Neg(score)), r.op.Sigmoid(score), axis=1)
 
 
 def largest(r: RewrittenNode, scores: ir.Value, labels: np.ndarray) -> ir.Value:
-    """Return the label of the largest score of each row, the first of equal ones."""
-    return _selected_labels(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
+    """Return the label of the largest score of each row, the first one of a tie."""
+    return _chosen(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
 
 
 def beyond(r: RewrittenNode, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:
@@ -67,12 +67,12 @@ def _post_transform(r: RewrittenNode) -> str:
     name = r.attribute("post_transform", "NONE")
     name = name if isinstance(name, str) else _NUMBERED[int(name)]
     if name == "PROBIT":
-        r.refuse("post_transform PROBIT is finite for probabilities only, which training does not keep its scores to")
+        r.refuse("post_transform PROBIT is finite for scores between 0 and 1 only, which training does not guarantee")
     return name
 
 
 def _softmax_zero(r: RewrittenNode, scores: ir.Value) -> ir.Value:
-    """The softmax of the scores that are not zero; those that are stay almost zero."""
+    """The softmax of the nonzero scores; the others stay almost zero."""
     op = r.op
     counted = op.Greater(op.Abs(scores), np.float32(_ALMOST_ZERO))
     total = op.ReduceLogSumExp(op.Where(counted, scores, _EXCLUDED), axes=[1], keepdims=True)

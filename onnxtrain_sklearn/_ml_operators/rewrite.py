@@ -1,10 +1,9 @@
-"""Fitted models made trainable: operators of ai.onnx.ml and their helpers become operators of the default domain.
+"""Rewrites operators of ai.onnx.ml to trainable operators of the default domain.
 
-The operators of domain ai.onnx.ml keep their numbers in attributes and have no gradient. Each rule of :data:`RULES`
-puts nodes of the default domain in the place of one such node, which give what onnxruntime gives for it and hold its
-numbers in initializers, so that they can be trained. An operator without a rule stays: where it is on the path of the
-gradient, the engines refuse it. Nothing here knows of scikit-learn: :class:`Rewritten` tells where each number came
-from, for those who do.
+The operators of ai.onnx.ml hold their numbers in attributes and have no gradient. Each rule of :data:`RULES` replaces
+one such node by nodes of the default domain that compute what onnxruntime computes, with the numbers in initializers.
+An operator without a rule is kept: on the path of the gradient, the engines refuse it. Nothing here depends on
+scikit-learn: :class:`Rewritten` tells which node each parameter comes from.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ STEMS = {
     "TreeEnsembleClassifier": "trees",
     "TreeEnsembleRegressor": "trees",
 }
-"""Start of the names of parameters, where it is not the operator's name with underscores."""
+"""Prefixes of parameter names, where they are not the operator's name in snake case."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A model whose operators can be trained.
+    """A rewritten model.
 
     Attributes
     ----------
     model : onnx_ir.Model
-        A model of its own; the given one is left as it is.
+        A copy; the given model is not changed.
     roles : tuple of Role
         The parameters that the rules made, in the order of the graph.
     """
@@ -60,12 +59,12 @@ class Rewritten:
 
 
 def rewrite(source: ir.Model) -> Rewritten:
-    """Return ``source`` with every operator that has a rule rewritten; it should be pruned to what is trained.
+    """Return ``source`` with every operator that has a rule rewritten; prune it to the trained output before.
 
     Raises
     ------
     UnsupportedOperatorError
-        A node that is in use has a setting without a form that can be trained.
+        A used node has a setting without a trainable form.
     """
     model = source.clone()
     graph, roles = model.graph, list[Role]()
@@ -76,12 +75,12 @@ def rewrite(source: ir.Model) -> Rewritten:
     graph.sort()
     common.IdentityEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
-    infer_over_declared(model)  # converters declare wrong shapes, two columns of scores where there is one, say
+    infer_over_declared(model)  # converters declare wrong shapes, such as two columns for one
     return Rewritten(model, tuple(role for role in roles if role.name in graph.initializers))
 
 
 def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role]) -> None:
-    """Put what the rule emits in the place of a node, under its names."""
+    """Replace a node by what the rule emits, with the names of its outputs."""
     op = GraphBuilder(graph, prefix=node.name or node.op_type, constant_nodes=True)
     thunks = rule(RewrittenNode(op, node, _stem(graph, node), roles))
     used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if _in_use(old)]
@@ -94,7 +93,7 @@ def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role
 
 
 def _take_over(op: GraphBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand for ``old``; what a converter declares of values within the graph is often wrong."""
+    """Replace ``old`` by ``new``, without the type of inner values: converters often declare wrong ones."""
     declared = old.is_graph_output() and isinstance(old.type, ir.TensorType)
     new = replace_value(op, old, new, typed=False)
     if declared:
@@ -106,6 +105,6 @@ def _in_use(value: ir.Value) -> bool:
 
 
 def _stem(graph: ir.Graph, node: ir.Node) -> str:
-    """Return a start for the names of the node's parameters that no initializer has yet."""
+    """Return an unused prefix for the names of the node's parameters."""
     stem = STEMS.get(node.op_type) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.op_type).lower()
     return Names(name.partition(".")[0] for name in graph.initializers).free(stem)

@@ -1,6 +1,6 @@
-"""Rewriting rules: support vector machines.
+"""Rewriting rules for support vector machines.
 
-The numbers keep the layout of the operators' attributes, which is that of LIBSVM and scikit-learn: ``support_vectors``
+The parameters have the layout of the attributes, which is that of LIBSVM and scikit-learn: ``support_vectors``
 (vectors, features), ``dual_coef`` (classes - 1, vectors), and one ``rho``, ``prob_a``, ``prob_b`` per pair of classes
 i < j in the order (0, 1), (0, 2), ..., (1, 2), ... A positive score of a pair speaks for its first class.
 """
@@ -24,7 +24,7 @@ _SMALLEST = 1e-7
 
 
 def _svm_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
-    """K(X, SV) a + rho; onnxruntime has no use for ``post_transform`` here."""
+    """K(X, SV) a + rho; onnxruntime ignores ``post_transform`` here."""
     count, coef, rho = int(r.attribute("n_supports", 0)), r.floats("coefficients"), r.floats("rho")
     if not rho.size:
         r.refuse("it has no rho")
@@ -96,8 +96,8 @@ def _kernel_matrix(r: RewrittenNode, count: int) -> ir.Value:
 def _pair_scores(r: RewrittenNode, per_class: np.ndarray) -> ir.Value:
     """Return the scores of the pairs of classes: K(X, SV) A + rho, summed in float64, as their terms almost cancel.
 
-    The column of a pair i < j takes the coefficients of the vectors of class i from row j - 1, and those of class j
-    from row i. The others are zero, and a zero behind the coefficients stands for them.
+    The column of a pair i < j has the coefficients of the vectors of class i from row j - 1, and those of class j from
+    row i. The others are zero: a zero is appended to the coefficients for them.
     """
     classes, count = len(per_class), int(per_class.sum())
     coef, rho = r.floats("coefficients"), r.floats("rho")
@@ -116,7 +116,7 @@ def _pair_scores(r: RewrittenNode, per_class: np.ndarray) -> ir.Value:
 
 
 def _voted(r: RewrittenNode, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
-    """Return the label with most votes, the first of equal ones."""
+    """Return the label with the most votes, the first one of a tie."""
     op, classes = r.op, len(labels)
     first, second = (np.array(side) for side in zip(*combinations(range(classes), 2), strict=True))
     won = op.Cast(op.Greater(pairs, 0.0), to=FLOAT)
@@ -135,7 +135,7 @@ def _class_scores(r: RewrittenNode, pairs: ir.Value, classes: int) -> ir.Value:
 
 
 def _pairwise_probabilities(r: RewrittenNode, pairs: ir.Value) -> ir.Value:
-    """Platt's sigmoid(-(a s + b)) of each pair, kept off 0 and 1."""
+    """Platt's sigmoid(-(a s + b)) of each pair, clipped away from 0 and 1."""
     op, count = r.op, len(r.floats("rho"))
     slope = r.parameter("prob_a", r.floats("prob_a")[:count])
     scaled = op.Add(op.Mul(pairs, slope), r.parameter("prob_b", r.floats("prob_b")[:count]))

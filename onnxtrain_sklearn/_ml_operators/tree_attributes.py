@@ -1,7 +1,7 @@
-"""Trees as the attributes of ai.onnx.ml hold them: their leaves, and the numbers of the leaves.
+"""Leaves of the trees in attributes of ai.onnx.ml, and their weights.
 
-Leaves are numbered over all trees, in the order of the attributes. Their numbers come as a list of weights, each of one
-leaf and one target. How a tree splits is not read: the operator itself walks down to the leaves.
+Leaves are numbered over all trees, in the order of the attributes. Each weight belongs to one leaf and one target. The
+splits are not read: the operator itself finds the leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Forest:
     Attributes
     ----------
     leaves, trees, targets : int
-        How many there are; a target is a class where the operator classifies.
+        Their numbers; a target of a classifier is a class.
     tree_of : array of int
         The tree of each leaf, counted from zero.
     places : array, (leaves, 2)
@@ -28,7 +28,7 @@ class Forest:
     leaf, target, value : arrays of one entry per weight
         The weights, in the order of the attributes.
     only : int
-        The target that the attributes speak of, where there is one column for it; else 0.
+        The target in the attributes, where there is one column for it; else 0.
     """
 
     leaves: int
@@ -53,7 +53,7 @@ def read_forest(r: RewrittenNode, weights: str, targets: int) -> Forest:
     number = {place: i for i, place in enumerate(map(tuple, places.tolist()))}
     spoken = zip(r.ints(f"{weights}_treeids").tolist(), r.ints(f"{weights}_nodeids").tolist(), strict=True)
     leaf = np.array([number.get(place, -1) for place in spoken], np.int64)
-    known = leaf >= 0  # weights of other nodes count for nothing
+    known = leaf >= 0  # weights of other nodes are ignored
     return Forest(
         leaves=len(places),
         trees=len(names),
@@ -67,7 +67,7 @@ def read_forest(r: RewrittenNode, weights: str, targets: int) -> Forest:
 
 
 def read_forest_5(r: RewrittenNode) -> Forest:
-    """Return the leaves of a TreeEnsemble, which came with version 5: they stand apart, and have one weight each."""
+    """Return the leaves of a TreeEnsemble (version 5), which have lists of their own and one weight each."""
     weights = r.attribute("leaf_weights")
     value = r.refuse("it has no leaf_weights") if weights is None else weights.numpy().ravel()
     roots, own = r.ints("tree_roots"), np.arange(value.size)
@@ -85,7 +85,7 @@ def read_forest_5(r: RewrittenNode) -> Forest:
 
 
 def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
-    """Return the tree of each leaf, walking down from the roots."""
+    """Return the tree of each leaf, found from the roots."""
     result = np.zeros(leaves, np.int64)
     sides = [(r.ints(f"nodes_{side}nodeids"), r.ints(f"nodes_{side}leafs")) for side in ("true", "false")]
     for tree, root in enumerate(roots.tolist()):
@@ -93,7 +93,7 @@ def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
         while front:
             node = front.pop()
             if node in seen:
-                r.refuse("one of its trees leads to a node by two ways")
+                r.refuse("one of its trees has two paths to a node")
             seen.add(node)
             for children, is_leaf in sides:
                 if is_leaf[node]:

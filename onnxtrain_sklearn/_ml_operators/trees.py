@@ -1,9 +1,9 @@
-"""Rewriting rules: ensembles of trees. The splits are frozen, the numbers of the leaves may be trained.
+"""Rewriting rules for ensembles of trees. The splits are frozen, the values of the leaves are trained.
 
-The operator stays for what it is good at, the walk from the roots to the leaves, but what it returns is which leaves
-the rows end on. That is off the path of the gradient. The numbers of the leaves are parameters, and are gathered.
+The operator is kept to find the leaf of each row in each tree, as it is fast: its weights become the numbers of the
+leaves. It is not on the path of the gradient. The values of the leaves are parameters, which are gathered.
 
-``leaf_values`` has one of three shapes: (leaves,) where each tree speaks for one target, (leaves, targets) where each
+``leaf_values`` has one of three shapes: (leaves,) where each tree has one target, (leaves, targets) where each
 leaf has a number for every target, and (weights,) in the order of the attributes otherwise. The ``places`` of its
 :class:`Role` tell tree id, node id and target of each number.
 """
@@ -39,7 +39,7 @@ def _ensemble(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def _finished(r: RewrittenNode, total: ir.Value, targets: int) -> ir.Value:
-    """Add the base values, of which onnxruntime wants one for each target."""
+    """Add the base values; onnxruntime uses them if there is one for each target."""
     base = r.floats("base_values")
     if base.size == targets:
         total = r.op.Add(total, r.parameter("base_values", base))
@@ -59,9 +59,9 @@ def _classifier(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[LazyValue]:
-    """Two classes, and leaves that speak for one of them only: s is a probability where no leaf is negative.
+    """Two classes, and leaves with one target: the score is a probability where no leaf is negative.
 
-    Leaves that speak for the first class mean the second one; those that do speak for the second have no base value.
+    Leaves of the first class count for the second one; those of the second class have no base value.
     """
     if base.size > 1:
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for two classes and a single score")
@@ -75,7 +75,7 @@ def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.nd
 
 
 def _beside_zero(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Return the score of the second class beside that of the first, which nothing speaks for."""
+    """Return the score of the second class beside that of the first, which is zero."""
     return post_transforms.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
 
 
@@ -88,29 +88,29 @@ def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndar
         if labels.dtype == object:
             r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
         return post_transforms.beyond(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
-    always = [_speaks_always(forest, target) for target in range(forest.targets)]
+    always = [_always_has_weight(forest, target) for target in range(forest.targets)]
     if not all(always) and not r.floats("base_values").size:
-        r.refuse("its label passes over classes that no leaf on the way speaks for")
+        r.refuse("its label ignores classes without a weight in the leaves of a row")
     return post_transforms.largest(r, raw, labels)
 
 
-def _speaks_always(forest: Forest, target: int) -> bool:
+def _always_has_weight(forest: Forest, target: int) -> bool:
     """Whether one of the trees has a weight for ``target`` in each of its leaves."""
     heard = np.isin(np.arange(forest.leaves), forest.leaf[forest.target == target])
     return len(np.unique(forest.tree_of[~heard])) < forest.trees
 
 
 def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
-    """Return the numbers of the leaves that the rows end on, put together over the trees: (rows, targets)."""
-    op, leaf = r.op, _leaf_indices(r, forest)
-    layout = _leaf_layout(r, forest, aggregate)
+    """Return the values of the leaves of each row, aggregated over the trees: (rows, targets)."""
+    op, leaf = r.op, _leaves(r, forest)
+    layout = _layout(r, forest, aggregate)
     if layout.table is not None:  # (rows, trees, targets)
         return _aggregate_trees(r, op.Gather(layout.table, leaf, axis=0), aggregate, forest.trees, keepdims=False)
     numbers = op.Gather(layout.values, leaf, axis=0)
     if forest.targets == 1:
         return _aggregate_trees(r, numbers, aggregate, forest.trees, keepdims=True)
     if aggregate in ("MIN", "MAX"):
-        r.refuse(f"aggregate_function {aggregate} of trees that speak for different targets is not known here")
+        r.refuse(f"aggregate_function {aggregate} of trees with different targets is not supported")
     speaks = np.zeros((forest.trees, forest.targets), np.float32)
     speaks[forest.tree_of[forest.leaf], forest.target] = 1
     total = op.MatMul(numbers, speaks)
@@ -129,7 +129,7 @@ def _aggregate_trees(r: RewrittenNode, numbers: ir.Value, aggregate: str, trees:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The numbers of the leaves: a vector of one each, or a table of one row each."""
+    """The values of the leaves: a vector with one number per leaf, or a table with one row per leaf."""
 
     values: ir.Value
     table: ir.Value | None
@@ -150,19 +150,19 @@ def _leaf_layout(r: RewrittenNode, forest: Forest, aggregate: str) -> _Layout:
         table = r.parameter("leaf_values", forest.value[order].reshape(shape), place[order].reshape(*shape, 3))
         return _Layout(table, table)
     if aggregate in ("MIN", "MAX"):
-        r.refuse(f"aggregate_function {aggregate} of leaves that have no number for some targets is not known here")
+        r.refuse(f"aggregate_function {aggregate} of leaves without a weight for some targets is not supported")
     values = r.parameter("leaf_values", forest.value, place)
     return _Layout(values, _sparse(r, forest, values, cell))
 
 
 def _one_target_a_tree(forest: Forest) -> bool:
-    """Whether each leaf has one number, and the leaves of a tree have it for the same target."""
+    """Whether each leaf has one weight, and all leaves of a tree have the same target."""
     pairs = np.unique(np.stack([forest.tree_of[forest.leaf], forest.target]), axis=1)
     return pairs.shape[1] == forest.trees and len(np.unique(forest.leaf)) == forest.leaves
 
 
 def _sparse(r: RewrittenNode, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir.Value:
-    """Return the table in which what has no number is a zero that is not trained."""
+    """Return the table with zeros, which are not trained, for missing weights."""
     places = np.full(forest.leaves * forest.targets, cell.size)
     places[cell] = np.arange(cell.size)
     padded = r.op.Concat(values, np.zeros(1, np.float32), axis=0)
@@ -170,23 +170,23 @@ def _sparse(r: RewrittenNode, forest: Forest, values: ir.Value, cell: np.ndarray
 
 
 def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
-    """Return the number of the leaf of each row in each tree, (rows, trees), by the node's own walk.
+    """Return the number of the leaf of each row in each tree, (rows, trees), found by the operator.
 
-    The operator is kept for it, with one target per tree and the number of each leaf for its weight, which float32
-    holds exactly. It walks twenty times faster than rounds of Gather would, and compares as it always did.
+    It gets one target per tree, and the number of each leaf as its weight, which float32 holds exactly. It is twenty
+    times faster than rounds of Gather, and compares exactly as before.
     """
     if forest.leaves > _COUNTABLE:
-        r.refuse(f"float32 does not tell its {forest.leaves} leaves apart")
+        r.refuse(f"float32 cannot number its {forest.leaves} leaves")
     r.need_rank(r.input(), 2)
     operator = "TreeEnsembleRegressor" if r.node.op_type == "TreeEnsembleClassifier" else r.node.op_type
     x = r.input() if r.input().dtype is ir.DataType.DOUBLE else r.float_input()
-    found = r.op.emit(operator, x, domain=r.node.domain, **_walking(r, forest))[0]
+    found = r.op.emit(operator, x, domain=r.node.domain, **_leaf_finder(r, forest))[0]
     found.dtype = ir.DataType.FLOAT
     return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
 
 
 def _walking(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
-    """Return the attributes of the operator that walks: the nodes as they are, and the leaves' numbers."""
+    """Return the attributes of the operator that finds leaves: the same nodes, and the numbers of the leaves."""
     nodes = {n: a.value for n, a in r.node.attributes.items() if n.startswith("nodes_") or n == "tree_roots"}
     numbers, own = np.arange(forest.leaves), {"n_targets": forest.trees}
     if r.node.op_type == "TreeEnsemble":

@@ -24,9 +24,8 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
     others = model.n_classes_ - 1
     votes = [op.Unsqueeze(_is_class(s, estimator), axes=[2]) for estimator in model.estimators_]
     numbers = np.asarray(model.estimator_weights_, np.float32)
-    weights = (
-        s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)
-    )  # a single one has no gradient
+    # The weight of a single estimator has no gradient.
+    weights = s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)
     used = op.Slice(weights, [0], [len(votes)], [0])
     signed = op.Sub(op.Mul(op.Concat(*votes, axis=2), 1.0 + 1.0 / others), 1.0 / others)
     total = op.ReduceSum(op.Mul(signed, used), axes=[2], keepdims=False)

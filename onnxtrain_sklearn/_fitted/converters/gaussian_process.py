@@ -116,8 +116,8 @@ def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, 
     scale = np.broadcast_to(kernel.length_scale, numbers.shape[1]).astype(np.float32)
     if type(kernel) in (kernels.RationalQuadratic, kernels.ExpSineSquared):
         scale = np.ones_like(scale)
-    centre = (numbers / scale).mean(axis=0)
-    return _of_distance(op, kernel, squared_distances(op, op.Div(x, scale), op.Div(points, scale), centre))
+    center = (numbers / scale).mean(axis=0)
+    return _of_distance(op, kernel, squared_distances(op, op.Div(x, scale), op.Div(points, scale), center))
 
 
 def _combined(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
