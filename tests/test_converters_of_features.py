@@ -102,12 +102,12 @@ class TestTransformers:
         assert_transforms(MissingIndicator(error_on_new=False), GAPS, fitted_on)
         assert_transforms(MissingIndicator(features="all"), GAPS, fitted_on)
 
-    def test_indicators_that_raise_for_new_gaps(self):
+    def test_indicators_that_raise_for_new_missing_values(self):
         rows = np.where(np.arange(4) == 2, X, GAPS)
         model = make_pipeline(MissingIndicator(), Ridge()).fit(rows, NUMBER)
-        with pytest.raises(ModelError, match=r"gaps in columns that had none.*error_on_new=False"):
+        with pytest.raises(ModelError, match=r"missing values in columns that had none.*error_on_new=False"):
             tuned(OrtGradientRegressor, model, rows, NUMBER)
-        assert_transforms(MissingIndicator(), GAPS, GAPS)  # which has gaps in all columns
+        assert_transforms(MissingIndicator(), GAPS, GAPS)  # with missing values in all columns
 
     @pytest.mark.parametrize("settings", [{}, {"n_neighbors": 1}, {"n_neighbors": 500}, {"add_indicator": True}])
     @pytest.mark.parametrize("keep_empty_features", [False, True])

@@ -15,6 +15,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph import protobuf as border
 from onnxtrain_sklearn._graph.precision import in_dtype
 from onnxtrain_sklearn._graph.queries import is_float
+from onnxtrain_sklearn._ml_operators.formulas import hold_formulas
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
 from onnxtrain_sklearn._runtime import distributions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
@@ -211,7 +212,9 @@ def test_numbers_of_formulas_are_no_weights(producer):
         "y = Sub(unity1, c) }"
     )
     proto = several_nodes(*body.node, outputs=[("y", 1, ["N", 3])], held=held, producer=producer)
-    model = rewrite(border.load(proto)).model
+    given = border.load(proto)
+    hold_formulas(given)
+    model = rewrite(given).model
     weights = {"coef", "Ad_Addcst1"} if producer == "skl2onnx" else {"coef", "Ad_Addcst1", "unity1", "Mu_Mulcst"}
     assert set(model.graph.initializers) == weights
     assert_same(run_proto(proto, {"x": X})[0], run(model, {"x": X})[0])

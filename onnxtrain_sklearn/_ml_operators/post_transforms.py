@@ -29,13 +29,13 @@ def transformed(r: RewrittenNode, scores: ir.Value) -> ir.Value:
 
 def untransformed(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return a single column of scores, to which onnxruntime applies PROBIT alone."""
-    _transform(r)
+    _post_transform(r)
     return score
 
 
 def both_signs(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return the columns (-s, s) of a single column of scores, or their sigmoids with LOGISTIC."""
-    return _sigmoids(r, score) if _transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
+    return _sigmoids(r, score) if _post_transform(r) == "LOGISTIC" else r.op.Concat(r.op.Neg(score), score, axis=1)
 
 
 def complement(r: RewrittenNode, score: ir.Value) -> ir.Value:
@@ -50,7 +50,7 @@ def _sigmoids(r: RewrittenNode, score: ir.Value) -> ir.Value:
 
 def largest(r: RewrittenNode, scores: ir.Value, labels: np.ndarray) -> ir.Value:
     """Return the label of the largest score of each row, the first one of a tie."""
-    return _chosen(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
+    return _selected_labels(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
 
 
 def beyond(r: RewrittenNode, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:

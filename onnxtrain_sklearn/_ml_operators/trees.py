@@ -103,7 +103,7 @@ def _always_has_weight(forest: Forest, target: int) -> bool:
 def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
     """Return the values of the leaves of each row, aggregated over the trees: (rows, targets)."""
     op, leaf = r.op, _leaves(r, forest)
-    layout = _layout(r, forest, aggregate)
+    layout = _leaf_layout(r, forest, aggregate)
     if layout.table is not None:  # (rows, trees, targets)
         return _aggregate_trees(r, op.Gather(layout.table, leaf, axis=0), aggregate, forest.trees, keepdims=False)
     numbers = op.Gather(layout.values, leaf, axis=0)
@@ -185,7 +185,7 @@ def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
     return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
 
 
-def _walking(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
+def _leaf_finder(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
     """Return the attributes of the operator that finds leaves: the same nodes, and the numbers of the leaves."""
     nodes = {n: a.value for n, a in r.node.attributes.items() if n.startswith("nodes_") or n == "tree_roots"}
     numbers, own = np.arange(forest.leaves), {"n_targets": forest.trees}

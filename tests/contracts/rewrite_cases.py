@@ -297,7 +297,7 @@ for aggregate in ("SUM", "AVERAGE"):
          **regression([2, 2, 3, 1], targets=lambda tree: [0, 2] if tree else [1]))  # fmt: skip
 for aggregate in ("MIN", "MAX"):
     for targets in (lambda tree: [tree % 3], lambda tree: [0, 2] if tree else [1]):
-        case("TreeEnsembleRegressor", x=GRID, n_targets=3, aggregate_function=aggregate, refused="is not known here",
+        case("TreeEnsembleRegressor", x=GRID, n_targets=3, aggregate_function=aggregate, refused="is not supported",
              **regression([2, 2, 3, 1], targets=targets))  # fmt: skip
 for transform in ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"):
     case("TreeEnsembleRegressor", x=GRID, n_targets=2, post_transform=transform, **regression([2, 1], targets=2))
@@ -332,7 +332,7 @@ case("TreeEnsembleRegressor", x=GRID, n_targets=1, refused="target 1 of 1", **re
 tensor = onnx.numpy_helper.from_array
 for aggregate in (0, 1, 2, 3):
     case("TreeEnsemble", x=GRID, version=5, n_targets=2, aggregate_function=aggregate, post_transform=0,
-         refused="is not known here" if aggregate > 1 else "", tree_roots=[0, 2],
+         refused="is not supported" if aggregate > 1 else "", tree_roots=[0, 2],
          nodes_featureids=[0, 1, 2], nodes_splits=tensor(np.array([0.5, -0.5, 0.0], np.float32)),
          nodes_modes=tensor(np.array([0, 1, 5], np.uint8)), nodes_truenodeids=[1, 0, 3], nodes_falsenodeids=[2, 1, 4],
          nodes_trueleafs=[0, 1, 1], nodes_falseleafs=[1, 1, 1], leaf_targetids=[0, 0, 0, 1, 1],
