@@ -105,9 +105,10 @@ def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tu
     return [("X", types.FloatTensorType([None, estimator.n_features_in_]))]
 
 
-def _options(estimator: Estimator) -> dict[int, dict[str, Any]]:
+def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
+    """Return the options of skl2onnx, None where there are none: given any, it searches all estimators of ensembles."""
     last = record_of(estimator).last
-    return {id(last): {"zipmap": False} if "zipmap" in skl2onnx_bridge.allowed_options(type(last)) else {}}
+    return {id(last): {"zipmap": False}} if "zipmap" in skl2onnx_bridge.allowed_options(type(last)) else None
 
 
 def _convertible(estimator: Estimator) -> Any:
