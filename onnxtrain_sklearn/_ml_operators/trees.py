@@ -102,7 +102,7 @@ def _always_has_weight(forest: Forest, target: int) -> bool:
 
 def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
     """Return the values of the leaves of each row, aggregated over the trees: (rows, targets)."""
-    op, leaf = r.op, _leaves(r, forest)
+    op, leaf = r.op, _leaf_indices(r, forest)
     layout = _leaf_layout(r, forest, aggregate)
     if layout.table is not None:  # (rows, trees, targets)
         return _aggregate_trees(r, op.Gather(layout.table, leaf, axis=0), aggregate, forest.trees, keepdims=False)
