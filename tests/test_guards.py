@@ -65,6 +65,8 @@ PROTOBUF = {
     "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
     "classic.ortgradient": {"ModelProto"},
     "classic.artifacts": {"ModelProto", "save"},
+    "classic.training_session": {"ModelProto", "load_model_from_string"},
+    "classic.training_graphs": {"ModelProto", "save"},
     "classic.block_loss": {"ModelProto", "TensorProto", "ValueInfoProto", "helper"},
     **{  # users' blocks add nodes of protobuf to a ModelProto
         f"classic.onnxblock.{name}": {"ModelProto", "TensorProto", "ValueInfoProto", "helper", *more}

@@ -251,3 +251,8 @@ def to_ort_format(path: Path, custom_op_library: str | bytes | os.PathLike[Any] 
         options.register_custom_ops_library(os.fsdecode(custom_op_library))
     with refusing(f"{path.name} cannot be written in onnxruntime's format"):
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def on_host(array: np.ndarray) -> onnxruntime.OrtValue:
+    """Return a copy of ``array`` as onnxruntime's wrapper of a value in the host's memory."""
+    return wrapped(value_of(array, C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)))

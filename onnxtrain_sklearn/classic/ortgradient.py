@@ -216,10 +216,7 @@ class OrtGradientForwardBackward:
         """Return the class that runs the graph, with its sessions and names as attributes."""
         weights, names = self.weights_to_train, [*self.input_names, *self.weights_to_train]
         model = load(self.onnx_model)
-        evaluated = model.clone()
-        initializers_to_inputs(evaluated.graph, weights)
-        by_name = {v.name: v for v in evaluated.graph.outputs}
-        keep_outputs(evaluated, [by_name[name] for name in self.output_names])
+        evaluated = self._with_weights_as_inputs(model)
         floats = [n for n in float_names(model.graph.inputs) if n in self.inputs_with_gradient]
         wrt = [*(n for n in self.input_names if n in floats), *weights]
         if not wrt:
@@ -251,6 +248,14 @@ class OrtGradientForwardBackward:
         if self._logger is not None:
             self._logger.info("[%s] %s", self.class_name, self._repr_helper_(attributes, 2))
         return type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
+
+    def _with_weights_as_inputs(self, model: ir.Model) -> ir.Model:
+        """Return the graph of the outputs that takes the weights as inputs."""
+        result = model.clone()
+        initializers_to_inputs(result.graph, self.weights_to_train)
+        by_name = {v.name: v for v in result.graph.outputs}
+        keep_outputs(result, [by_name[name] for name in self.output_names])
+        return result
 
     def _agent(self, trained: ir.Model, names: list[str], gradients: list[str]) -> dict[str, Any]:
         """Return what runs the passes: onnxruntime-training's agent, or two sessions."""

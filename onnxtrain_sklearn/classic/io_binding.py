@@ -1,0 +1,124 @@
+"""Inputs and outputs that are bound to memory for training sessions, with the methods of onnxruntime's IOBinding."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._runtime import objects as runtime
+from ..exceptions import ModelError, nearest
+
+
+class IOBinding:
+    """What :meth:`~.TrainingSession.io_binding` returns: inputs and outputs in the host's memory.
+
+    Parameters
+    ----------
+    inputs, outputs : set of str
+        The names that can be bound.
+    """
+
+    def __init__(self, inputs: Collection[str], outputs: Collection[str]) -> None:
+        self._valid = {"input": inputs, "output": outputs}
+        self._inputs: dict[str, np.ndarray] = {}
+        self._outputs: dict[str, np.ndarray | None] = {}
+        self._kept: list[Any] = []
+        self._results: list[np.ndarray] = []
+
+    @property
+    def output_names(self) -> list[str]:
+        """The outputs that are bound, in their order."""
+        return list(self._outputs)
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
+        """Bind an input to an array, which is read at each run."""
+        self._inputs[self._checked(name, "input")] = np.asarray(arr_on_cpu)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+        """Bind an input to an OrtValue."""
+        self._inputs[self._checked(name, "input")] = self._view(ortvalue)
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None:
+        """Bind an input to the host's memory at an address."""
+        self._inputs[self._checked(name, "input")] = _at(device_type, element_type, shape, buffer_ptr)
+
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+        """Bind an output to an OrtValue, which each run writes."""
+        self._outputs[self._checked(name, "output")] = self._view(ortvalue)
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Bind an output to new memory, or to the host's memory at an address."""
+        _require_host(device_type)
+        place = None if buffer_ptr is None else _at(device_type, element_type, shape or (), buffer_ptr)
+        self._outputs[self._checked(name, "output")] = place
+
+    def get_outputs(self) -> list[Any]:
+        """Return the outputs of the last run as ``onnxruntime.OrtValue``."""
+        return [runtime.on_host(array) for array in self._results]
+
+    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
+        """Return the outputs of the last run."""
+        return [array.copy() for array in self._results]
+
+    def clear_binding_inputs(self) -> None:
+        """Bind no input any more."""
+        self._inputs = {}
+
+    def clear_binding_outputs(self) -> None:
+        """Bind no output any more."""
+        self._outputs, self._results = {}, []
+
+    def feed(self) -> dict[str, np.ndarray]:
+        """Return the inputs by name, as they are now."""
+        return dict(self._inputs)
+
+    def take(self, results: Sequence[np.ndarray]) -> None:
+        """Write the outputs of a run where they are bound to."""
+        for (name, place), array in zip(self._outputs.items(), results, strict=True):
+            if place is not None:
+                if place.shape != array.shape or place.dtype != array.dtype:
+                    raise ModelError(
+                        f"Output {name!r} is {array.dtype}{list(array.shape)}, but is bound to memory for "
+                        f"{place.dtype}{list(place.shape)}."
+                    )
+                place[...] = array
+        self._results = list(results)
+
+    def _checked(self, name: str, kind: str) -> str:
+        if name not in self._valid[kind]:
+            raise ModelError(f"The graph has no {kind} {name!r}.{nearest(name, self._valid[kind])}")
+        return name
+
+    def _view(self, ortvalue: Any) -> np.ndarray:
+        value = runtime.unwrapped(ortvalue)
+        if value is None:
+            raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
+        self._kept.append(value)
+        _require_host(value.device_name())
+        return _at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
+
+
+def _require_host(device_type: str) -> None:
+    if device_type.lower() != "cpu":
+        raise ValueError(f"Training sessions bind the host's memory, got {device_type!r}.")
+
+
+def _at(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> np.ndarray:
+    """Return the array at an address of the host."""
+    _require_host(device_type)
+    dtype = np.dtype(element_type)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(tuple(shape))

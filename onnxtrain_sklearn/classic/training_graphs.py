@@ -1,0 +1,109 @@
+"""The graphs of a training session: which weights are trained, their gradients, the update, the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx
+import onnx_ir as ir
+
+from .._gradient.engine import differentiate
+from .._graph.builder import GraphBuilder
+from .._graph.edits import initializers_to_inputs
+from .._graph.protobuf import to_proto
+from .._graph.queries import dims
+from ..exceptions import ModelError, nearest
+from .classic_optimizers import COUNT, MOMENTS, Update, attributes_of, emit_updates
+from .training_parameters import TrainingParameters
+from .training_state import TrainingState
+from .vjp import float_names, require_names
+
+
+def loss_output(graph: ir.Graph, name: str) -> str:
+    """Return the name of the loss; ValueError where it is no scalar output."""
+    outputs = {v.name or "": v for v in graph.outputs}
+    if name not in outputs:
+        raise ModelError(f"loss_output_name={name!r} is no output of the graph.{nearest(name, outputs)}")
+    if dims(outputs[name]) != []:
+        raise ModelError(f"The loss must be a scalar, but {name!r} has shape {outputs[name].shape}. Reduce it first.")
+    return name
+
+
+def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> list[str]:
+    """Return the names of the weights to train, in the order of the graph."""
+    floats = float_names(list(graph.initializers.values()))
+    wanted, excluded = (
+        require_names(sorted(getattr(parameters, role)), floats, role)
+        for role in ("weights_to_train", "weights_not_to_train")
+    )
+    if both := set(wanted) & set(excluded):
+        raise ValueError(f"weights_to_train and weights_not_to_train both name {sorted(both)}.")
+    left_out = {*excluded, *_immutable(graph, parameters.immutable_weights)}
+    names = [name for name in floats if (name in wanted or not wanted) and name not in left_out]
+    if not names:
+        raise ModelError("There is no weight to train: the graph has no float initializer that is not left out.")
+    for role in ("optimizer_attributes_map", "optimizer_int_attributes_map"):
+        require_names(list(getattr(parameters, role)), names, role)
+    for name in names if parameters.training_optimizer_name else ():
+        attributes_of(parameters, name)
+    return names
+
+
+def _immutable(graph: ir.Graph, rules: Mapping[str, Mapping[int, float]]) -> Collection[str]:
+    """Return the initializers of one element that stand where the rules say, and hold what they say."""
+    found = set()
+    for node in graph:
+        for position, expected in rules.get(node.op_type, {}).items():
+            value = node.inputs[position] if position < len(node.inputs) else None
+            held = None if value is None else value.const_value
+            if value is not None and held is not None and held.size == 1 and float(held.numpy().item()) == expected:
+                found.add(value.name or "")
+    return found
+
+
+def session_graphs(
+    model: ir.Model, loss: str, parameters: TrainingParameters, state: TrainingState, engine: str
+) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
+    """Return the graph of outputs and gradients and that of the update, and write those that the parameters ask for."""
+    names = list(state.weights)
+    gradient = differentiate(model, names, loss, engine).model
+    initializers_to_inputs(gradient.graph, names)
+    proto = to_proto(gradient)
+    update = None
+    if parameters.training_optimizer_name:
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="update")
+        update = to_proto(_with_update(ir.Model(graph, ir_version=8), parameters, state))
+    if path := parameters.model_after_graph_transforms_path:
+        onnx.save(to_proto(model.clone()), path)
+    if path := parameters.model_with_gradient_graph_path:
+        onnx.save(proto, path)
+    if path := parameters.model_with_training_graph_path:
+        onnx.save(proto if update is None else to_proto(_with_update(gradient, parameters, state)), path)
+    return proto, update
+
+
+def _with_update(model: ir.Model, parameters: TrainingParameters, state: TrainingState) -> ir.Model:
+    """Emit the update into a graph, in place; weights and gradients are values of it, or become inputs."""
+    graph = model.graph
+    rate = ir.val(parameters.lr_params_feed_name, ir.DataType.FLOAT, (1,))
+    graph.inputs.append(rate)
+    op = GraphBuilder(graph, prefix="update")
+    named = {v.name: v for v in [*graph.inputs, *graph.outputs]}
+    updates = {}
+    for name, array in state.weights.items():
+        dtype = ir.DataType.from_numpy(array.dtype)
+        specs = [name, f"{name}_grad", *(f"{moment}_{name}" for moment in state.moments.get(name, ()))]
+        values = [named.get(one) or ir.val(one, dtype, array.shape) for one in specs]
+        count = ir.val(f"{COUNT}_{name}", ir.DataType.INT64, (1,))
+        graph.inputs.extend(value for value in [*values, count] if value.name not in named)
+        weight, slope, *moments = values
+        updates[name] = Update(weight, slope, moments, rate, count)
+    for name, results in emit_updates(op, parameters, updates).items():
+        for end, value in zip(("", *(f"{moment}_" for moment in MOMENTS)), results, strict=False):
+            value.name, value.type, value.shape = (
+                f"New_{end}{name}",
+                updates[name].weight.type,
+                updates[name].weight.shape,
+            )
+            graph.outputs.append(value)
+    return model
