@@ -78,7 +78,7 @@ class Inputs:
                 f"Inputs takes a mapping from input names to arrays, or a data frame and columns={{input: its "
                 f"columns}}, got {type(data).__name__}."
             )
-        self.arrays = {str(name): _array(name, rows) for name, rows in data.items()}
+        self.arrays = {str(name): _input_array(name, rows) for name, rows in data.items()}
         lengths = {name: rows.shape[0] for name, rows in self.arrays.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"The inputs must have the same number of rows, got {lengths}.")
@@ -128,7 +128,7 @@ def _selected(frame: object, columns: str | Sequence[str]) -> Any:
     return frame[columns if isinstance(columns, str) else list(columns)]
 
 
-def _array(name: str, rows: object) -> Any:
+def _input_array(name: str, rows: object) -> Any:
     array = rows.tocsr() if sp.issparse(rows) else np.asarray(rows)
     if not array.ndim:
         raise ValueError(f"The input {name!r} must have a row for each sample, got a single {type(rows).__name__}.")

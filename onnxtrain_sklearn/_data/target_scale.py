@@ -44,7 +44,7 @@ def target_scale(
     weights = None if weights is None else weights[rows]
     if method == "standard":
         return _standard(values, weights, centered=centered)
-    return _mean(values, weights) if centered else None
+    return _mean_of_targets(values, weights) if centered else None
 
 
 def _standard(values: np.ndarray, weights: np.ndarray | None, *, centered: bool) -> TargetScale:
@@ -57,7 +57,7 @@ def _standard(values: np.ndarray, weights: np.ndarray | None, *, centered: bool)
     return TargetScale("standard", center * unit, np.where(constant, 1.0, deviation * unit))
 
 
-def _mean(values: np.ndarray, weights: np.ndarray | None) -> TargetScale:
+def _mean_of_targets(values: np.ndarray, weights: np.ndarray | None) -> TargetScale:
     """Mean 1, for targets that are not negative."""
     mean = np.average(values, axis=0, weights=weights)
     return TargetScale("mean", np.zeros_like(mean), _not_zero(mean))

@@ -74,7 +74,7 @@ class DeviceTraining:
         True
         """
         check_is_fitted(self)
-        _export(self, self._run, folder, prefix)
+        _write_artifacts(self, self._run, folder, prefix)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> Self:
         """Take the weights that onnxruntime-training saved in a checkpoint, and its optimizer's state if it is there.
@@ -94,14 +94,14 @@ class DeviceTraining:
             The file is no checkpoint, or one of another model; the estimator is left as it was.
         """
         check_is_fitted(self)
-        _load(self._run, path)
+        _read_checkpoint(self._run, path)
         return self
 
 
-def _export(estimator: Any, run: Run, folder: str | os.PathLike[str], prefix: str) -> None:
+def _write_artifacts(estimator: Any, run: Run, folder: str | os.PathLike[str], prefix: str) -> None:
     from ..classic.artifacts import generate_artifacts  # importing the package does not import what few need
 
-    optimizer = _optimizer_block(estimator)
+    optimizer = _block_of_optimizer(estimator)
     _require_expressible(estimator, run)
     loss = loss_of(estimator, run.fitted, run.source)
     names = {value.name for value in run.model.model.graph.initializers.values()}
@@ -127,7 +127,7 @@ def _require_expressible(estimator: Any, run: Run) -> None:
         )
 
 
-def _optimizer_block(estimator: Any) -> Any:
+def _block_of_optimizer(estimator: Any) -> Any:
     """Return the block that computes what the optimizer does."""
     from ..classic.onnxblock import optim
 
@@ -159,21 +159,21 @@ def _with_loss(run: Run, loss: Loss) -> ir.Model:
     y = ir.val("labels" if labelled else "target", ir.DataType.INT64 if labelled else op.dtype, shape)
     graph.inputs.append(y)
     columns = op.Reshape(scores, [-1, head.n_outputs])
-    target = one_hot(op, y, head.n_outputs, op.dtype) if labelled else _scaled(op, y, head.target_scale)
+    target = one_hot(op, y, head.n_outputs, op.dtype) if labelled else _scaled_outputs(op, y, head.target_scale)
     value = op.ReduceMean(loss(op, columns, target, head.link), keepdims=False)
     value.name, value.dtype, value.shape = "loss", op.dtype, ir.Shape([])
     keep_outputs(model, [value, scores])
     return infer_shapes(model)
 
 
-def _scaled(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) -> ir.Value:
+def _scaled_outputs(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) -> ir.Value:
     """Return the target as it is trained; on the device it is given in its own units."""
     if scale is None:
         return y
     return op.Div(op.Sub(y, np.asarray(scale.center, op.dtype.numpy())), np.asarray(scale.scale, op.dtype.numpy()))
 
 
-def _load(run: Run, path: str | os.PathLike[str]) -> None:
+def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
     from ..classic.onnxblock.checkpoint import read_checkpoint
 
     checkpoint, parameters, current = read_checkpoint(path), run.parameters, run.weights()

@@ -25,14 +25,14 @@ def documented(*, score: str, classes: str = "") -> Callable[[E], E]:
     def fill(cls: E) -> E:
         if cls.__doc__ is not None:  # python -OO
             attributes = ATTRIBUTES.replace("{classes}\n", classes).replace("{score}", score)
-            text = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameters(cls))
+            text = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
             cls.__doc__ = text.replace("{attributes}", attributes)
         return cls
 
     return fill
 
 
-def _parameters(cls: type[Parameters]) -> str:
+def _parameter_section(cls: type[Parameters]) -> str:
     """Return the section on parameters, in the order of the constructor, with the defaults that it has."""
     signature = inspect.signature(cls).parameters
     entries = (cls.declared[name].documented(name, given.default) for name, given in signature.items())

@@ -24,7 +24,7 @@ LBFGS_PIECE = 4096
 """Rows of the pieces that the full batch of L-BFGS is accumulated from."""
 
 
-def check_parameters(estimator: Parameters) -> None:
+def check_estimator_parameters(estimator: Parameters) -> None:
     """Raise TypeError or ValueError, naming the parameter, where one is wrong whatever the data are.
 
     Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
@@ -76,7 +76,7 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
 
 def trainer_settings(estimator: Parameters) -> TrainerSettings:
     """Return the settings of the loop; TypeError or ValueError says which parameter is wrong."""
-    check_parameters(estimator)
+    check_estimator_parameters(estimator)
     return TrainerSettings(
         learning_rate_init=float(estimator.learning_rate_init),
         schedule=resolve_schedule(estimator.learning_rate),

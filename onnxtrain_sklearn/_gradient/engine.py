@@ -69,10 +69,10 @@ def choose_engine(engine: str) -> str:
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
     source = multiply_by_columns(fold(lower(model.clone())))
-    return _differentiate(source, wrt, of, engine)
+    return _differentiate_by(source, wrt, of, engine)
 
 
-def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     model.ir_version = min(model.ir_version, capabilities.limits().ir_version)
     if engine == "ort-training":  # which has no gradient of a subgraph; "auto" leaves these to the portable engine
         unroll(model)
@@ -160,7 +160,7 @@ def gradient_graph(
         require_loadable(source)
         _check_names(source.graph, names)
         output = _scalar_output(source.graph, of)
-        result = ir.to_proto(_differentiate(multiply_by_columns(source), names, output, engine).model)
+        result = ir.to_proto(_differentiate_by(multiply_by_columns(source), names, output, engine).model)
         require_result_loads(result, proto)
     return result
 

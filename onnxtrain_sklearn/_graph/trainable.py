@@ -217,11 +217,7 @@ def trainable_model(
     separate_running_statistics(graph)
     judged = verdicts(graph, scores) if foreign else {}
     parameters = _weights_among(graph, judged) if foreign else parameters_of(graph, scores)
-    if not parameters:
-        raise ModelError(
-            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
-            f"must be float32 or float64 initializers of the main graph."
-        )
+    _require_parameters(parameters, scores, initializers)
     return TrainableModel(
         model=model,
         inputs=tuple(spec_of(v) for v in graph.inputs),
@@ -239,6 +235,14 @@ def trainable_model(
         quantized=quantized_nodes(graph, scores) if foreign else (),
         narrow=narrow_weights(graph, scores) if foreign else (),
     )
+
+
+def _require_parameters(parameters: Sequence[str], scores: ir.Value, initializers: str) -> None:
+    if not parameters:
+        raise ModelError(
+            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
+            f"must be float32 or float64 initializers of the main graph."
+        )
 
 
 def _first(nodes: Sequence[str]) -> str:

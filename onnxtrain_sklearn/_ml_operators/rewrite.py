@@ -82,7 +82,7 @@ def rewrite(source: ir.Model) -> Rewritten:
 def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role]) -> None:
     """Replace a node by what the rule emits, with the names of its outputs."""
     op = GraphBuilder(graph, prefix=node.name or node.op_type, constant_nodes=True)
-    thunks = rule(RewrittenNode(op, node, _stem(graph, node), roles))
+    thunks = rule(RewrittenNode(op, node, _parameter_stem(graph, node), roles))
     used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if _in_use(old)]
     if any(thunk is None for _, thunk in used) or len(thunks) < len(node.outputs):
         return
@@ -104,7 +104,7 @@ def _in_use(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
 
 
-def _stem(graph: ir.Graph, node: ir.Node) -> str:
+def _parameter_stem(graph: ir.Graph, node: ir.Node) -> str:
     """Return an unused prefix for the names of the node's parameters."""
     stem = STEMS.get(node.op_type) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.op_type).lower()
     return Names(name.partition(".")[0] for name in graph.initializers).free(stem)

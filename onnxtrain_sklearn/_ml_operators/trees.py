@@ -26,7 +26,7 @@ _COUNTABLE = 2**24
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-def _regressor(r: RewrittenNode) -> Sequence[LazyValue]:
+def _rewrite_tree_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
     forest = read_forest(r, "target", int(r.attribute("n_targets", 1)))
     aggregate = str(r.attribute("aggregate_function", "SUM"))
     return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
@@ -46,7 +46,7 @@ def _finished(r: RewrittenNode, total: ir.Value, targets: int) -> ir.Value:
     return post_transforms.transformed(r, total) if targets > 1 else post_transforms.untransformed(r, total)
 
 
-def _classifier(r: RewrittenNode) -> Sequence[LazyValue]:
+def _rewrite_tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     labels = r.labels("classlabels_int64s")
     forest, base = read_forest(r, "class", len(labels)), r.floats("base_values")
     spoken = np.unique(forest.target)
@@ -202,6 +202,6 @@ def _leaf_finder(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
 
 RULES: dict[tuple[str, str], RewriteRule] = {
     ("ai.onnx.ml", "TreeEnsemble"): _ensemble,
-    ("ai.onnx.ml", "TreeEnsembleClassifier"): _classifier,
-    ("ai.onnx.ml", "TreeEnsembleRegressor"): _regressor,
+    ("ai.onnx.ml", "TreeEnsembleClassifier"): _rewrite_tree_classifier,
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): _rewrite_tree_regressor,
 }

@@ -28,17 +28,17 @@ CUSTOM_OPERATORS: ContextVar[str | None] = ContextVar("library of custom operato
 def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
     """Run onnxruntime-training's gradient builder; it raises RuntimeError for graphs that it refuses."""
     _register_gradients()
-    builder = pybind.GradientGraphBuilder(model, {of}, set(wrt), of, _options())
+    builder = pybind.GradientGraphBuilder(model, {of}, set(wrt), of, _builder_options())
     builder.build()
     return bytes(builder.get_model())
 
 
 def optimized_for_training(model: bytes, *, wrt: Iterable[str]) -> bytes:
     """Return the graph as onnxruntime-training's transformers leave it, with what ``wrt`` needs kept apart."""
-    return bytes(pybind.get_optimized_model(model, set(wrt), _options()))
+    return bytes(pybind.get_optimized_model(model, set(wrt), _builder_options()))
 
 
-def _options() -> Any:
+def _builder_options() -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if (library := CUSTOM_OPERATORS.get()) is not None:

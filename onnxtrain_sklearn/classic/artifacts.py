@@ -58,13 +58,13 @@ class UnknownBlockError(OnnxTrainError, RuntimeError, TypeError):
     """What was given for a loss or an optimizer is none."""
 
 
-LOSSES: dict[LossType, type[Block]] = {
+LOSS_BLOCKS: dict[LossType, type[Block]] = {
     LossType.MSELoss: MSELoss,
     LossType.CrossEntropyLoss: CrossEntropyLoss,
     LossType.BCEWithLogitsLoss: BCEWithLogitsLoss,
     LossType.L1Loss: L1Loss,
 }
-OPTIMIZERS: dict[OptimType, type[ForwardBlock]] = {OptimType.AdamW: AdamW, OptimType.SGD: SGD}
+OPTIMIZER_BLOCKS: dict[OptimType, type[ForwardBlock]] = {OptimType.AdamW: AdamW, OptimType.SGD: SGD}
 
 
 class _WithLoss(TrainingBlock):
@@ -150,12 +150,12 @@ def generate_artifacts(
     """
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise RuntimeError(f"model must be an onnx.ModelProto, bytes or a path, got {type(model).__name__}.")
-    further = _further(additional_output_names)
+    further = _more_outputs(additional_output_names)
     block = _WithLoss(_loss_block(loss), loss_input_names, further, engine)
     optimizer_block = _optimizer_block(optimizer)
     source = load(model, DEVICE)
     proto = to_proto(source)
-    trained, frozen = _parameters(source, requires_grad, frozen_params)
+    trained, frozen = _required_parameters(source, requires_grad, frozen_params)
     for name in (*trained, *frozen):
         block.requires_grad(name, name in trained)
     with _knowing(custom_op_library), base(proto):
@@ -175,7 +175,7 @@ def generate_artifacts(
         save_checkpoint(block.parameters(), folder / f"{prefix}{name}", nominal)
 
 
-def _further(names: object) -> list[str]:
+def _more_outputs(names: object) -> list[str]:
     if names is None:
         return []
     if not isinstance(names, list):
@@ -187,7 +187,7 @@ def _loss_block(loss: object) -> Block:
     if loss is None:
         return PassThrough()
     if isinstance(loss, LossType):
-        return LOSSES[loss]()
+        return LOSS_BLOCKS[loss]()
     if isinstance(loss, Block):
         return loss
     raise UnknownBlockError(f"loss must be a LossType or an onnxblock.Block, got {type(loss).__name__} ({loss!r}).")
@@ -197,7 +197,7 @@ def _optimizer_block(optimizer: object) -> ForwardBlock | None:
     if optimizer is None or isinstance(optimizer, ForwardBlock):
         return optimizer
     if isinstance(optimizer, OptimType):
-        return OPTIMIZERS[optimizer]()
+        return OPTIMIZER_BLOCKS[optimizer]()
     raise UnknownBlockError(
         f"optimizer must be an OptimType or a block of onnxblock.optim, got {type(optimizer).__name__} ({optimizer!r})."
     )
@@ -215,7 +215,7 @@ def _knowing(library: PathLike | None) -> AbstractContextManager[object]:
     return nullcontext() if library is None else known_operators(os.fsdecode(library))
 
 
-def _parameters(
+def _required_parameters(
     model: ir.Model, requires_grad: Sequence[str] | None, frozen_params: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
     """Return the names of trained and of frozen parameters."""

@@ -57,11 +57,11 @@ class BlockLoss(Loss):
         rows, result = self._built(op.opset, widths, by_rows=True)
         self._require_mean(op.opset, widths)
         starts = np.cumsum([0, *widths])
-        parts = [_columns(op, scores, a, b, width) for a, b in pairwise(starts)]
+        parts = [_block_columns(op, scores, a, b, width) for a, b in pairwise(starts)]
         names = [value.name for value in rows.graph.input]
         values = dict(zip(names, parts, strict=False))
-        values |= _targets(op, rows.graph.input[len(parts) :], y, widths)
-        return _inlined(op, rows, values, result)
+        values |= _block_targets(op, rows.graph.input[len(parts) :], y, widths)
+        return _inlined_block(op, rows, values, result)
 
     def _built(self, opset: int, widths: Sequence[int], *, by_rows: bool) -> tuple[onnx.ModelProto, str]:
         """Return the graph of the block on outputs of these widths, and the name of its result."""
@@ -90,7 +90,7 @@ class BlockLoss(Loss):
             del model.graph.output[:]
             model.graph.output.append(onnx.ValueInfoProto(name=name))
             session = sessions.create_session(model.SerializeToString(), devices.resolve_device())
-            feeds = {value.name: _random(value, widths) for value in model.graph.input}
+            feeds = {value.name: _random_block_inputs(value, widths) for value in model.graph.input}
             found.append(np.asarray(sessions.run_session(session, [name], feeds)[0], np.float64))
         rows, whole = found
         right = rows.shape[:1] == (_ROWS,) and rows.size == _ROWS and whole.size == 1
@@ -102,7 +102,7 @@ class BlockLoss(Loss):
             )
 
 
-def _random(value: onnx.ValueInfoProto, widths: Sequence[int]) -> np.ndarray:
+def _random_block_inputs(value: onnx.ValueInfoProto, widths: Sequence[int]) -> np.ndarray:
     """Return numbers for an input of the trial: labels, or probabilities, which suit scores and targets of any loss."""
     rng = np.random.default_rng(len(value.name))
     tensor = value.type.tensor_type
@@ -112,13 +112,13 @@ def _random(value: onnx.ValueInfoProto, widths: Sequence[int]) -> np.ndarray:
     return rng.integers(0, min(widths), shape).astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
 
 
-def _columns(op: GraphBuilder, value: ir.Value, start: int, end: int, width: int) -> ir.Value:
+def _block_columns(op: GraphBuilder, value: ir.Value, start: int, end: int, width: int) -> ir.Value:
     if (start, end) == (0, width):
         return value
     return op.Slice(value, [int(start)], [int(end)], [1])
 
 
-def _targets(
+def _block_targets(
     op: GraphBuilder, inputs: Sequence[onnx.ValueInfoProto], y: ir.Value, widths: Sequence[int]
 ) -> dict[str, ir.Value]:
     """Return the targets by name: the columns of ``y`` in the order in which the block asked for them."""
@@ -134,19 +134,19 @@ def _targets(
     ends = np.cumsum([0, *sizes])
     found = {}
     for value, is_float, start, end in zip(inputs, floats, ends, ends[1:], strict=False):
-        part = _columns(op, y, start, end, total)
-        found[value.name] = part if is_float else _labels(op, part, int(end - start))
+        part = _block_columns(op, y, start, end, total)
+        found[value.name] = part if is_float else _block_labels(op, part, int(end - start))
     return found
 
 
-def _labels(op: GraphBuilder, part: ir.Value, width: int) -> ir.Value:
+def _block_labels(op: GraphBuilder, part: ir.Value, width: int) -> ir.Value:
     """Return indices of classes, of one-hot rows or of a column of them."""
     if width > 1:
         return op.ArgMax(part, axis=1, keepdims=False)
     return op.Squeeze(op.Cast(part, to=ir.DataType.INT64), axes=[1])
 
 
-def _inlined(op: GraphBuilder, model: onnx.ModelProto, values: Mapping[str, ir.Value], result: str) -> ir.Value:
+def _inlined_block(op: GraphBuilder, model: onnx.ModelProto, values: Mapping[str, ir.Value], result: str) -> ir.Value:
     """Emit the nodes of the block; its float constants take the type of the estimator's weights."""
     graph = ir.from_proto(model).graph
     known: dict[str | None, ir.Value] = dict(values.items())

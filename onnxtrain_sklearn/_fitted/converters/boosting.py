@@ -19,10 +19,10 @@ from sklearn.ensemble import (
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .context import Converter, Source
-from .trees import Attributes, branches, leaves, leaves_of_targets, nodes_of, tree_sum
+from .trees import Attributes, branches, leaves, leaves_of_targets, nodes_in, tree_sum
 
 
-def _regressor(s: Source) -> Sequence[ir.Value]:
+def _boosting_regressor(s: Source) -> Sequence[ir.Value]:
     model, total = s.estimator, _sum_of_trees(s)
     if isinstance(model.init_, str):  # "zero"
         return (total,)
@@ -31,7 +31,7 @@ def _regressor(s: Source) -> Sequence[ir.Value]:
     return (s.op.Add(total, s.number(model.init_)),)
 
 
-def _classifier(s: Source) -> Sequence[ir.Value]:
+def _boosting_classifier(s: Source) -> Sequence[ir.Value]:
     """The start is a function of the shares of the classes, and is not trained."""
     model, scores = s.estimator, _sum_of_trees(s)
     if not isinstance(model.init_, str):
@@ -42,10 +42,10 @@ def _classifier(s: Source) -> Sequence[ir.Value]:
         start = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))
         scores = s.op.Add(scores, start.ravel().astype(np.float32))
     doubled = model.loss == "exponential" and not s.raw_scores
-    return _classes(s, s.op.Mul(scores, 2.0) if doubled else scores)
+    return _booster_classes(s, s.op.Mul(scores, 2.0) if doubled else scores)
 
 
-def _classes(s: Source, scores: ir.Value) -> Sequence[ir.Value]:
+def _booster_classes(s: Source, scores: ir.Value) -> Sequence[ir.Value]:
     op = s.op
     if len(s.estimator.classes_) == 2:
         return s.chosen(op.Concat(op.Neg(scores), scores, axis=1)), s.columns(scores)
@@ -75,7 +75,7 @@ def _histogram_regressor(s: Source) -> Sequence[ir.Value]:
 
 
 def _histogram_classifier(s: Source) -> Sequence[ir.Value]:
-    return _classes(s, _sum_over_histograms(s))
+    return _booster_classes(s, _sum_over_histograms(s))
 
 
 def _sum_over_histograms(s: Source) -> ir.Value:
@@ -84,11 +84,13 @@ def _sum_over_histograms(s: Source) -> ir.Value:
     _refuse_categories(model, trees)
     ends = [np.flatnonzero(nodes["is_leaf"]) for nodes in trees]
     weights = [nodes["value"][own] for nodes, own in zip(trees, ends, strict=True)]
-    total = tree_sum(s, nodes_of(list(map(_columns, trees))), _by_stage(ends, weights, len(model._predictors[0])))
+    total = tree_sum(
+        s, nodes_in(list(map(_booster_columns, trees))), _by_stage(ends, weights, len(model._predictors[0]))
+    )
     return s.op.Add(total, s.parameter(model, "_baseline_prediction", held=(-1,)))
 
 
-def _columns(nodes: np.ndarray) -> dict[str, np.ndarray]:
+def _booster_columns(nodes: np.ndarray) -> dict[str, np.ndarray]:
     names = {"feature": "feature_idx", "threshold": "num_threshold"}
     own = ("is_leaf", "left", "missing_go_to_left", "right")
     return {name: nodes[names.get(name, name)] for name in (*names, *own)}
@@ -103,8 +105,8 @@ def _refuse_categories(model: Estimator, trees: Sequence[np.ndarray]) -> None:
 
 
 CONVERTERS: dict[type, Converter] = {
-    GradientBoostingClassifier: Converter(_classifier),
-    GradientBoostingRegressor: Converter(_regressor),
+    GradientBoostingClassifier: Converter(_boosting_classifier),
+    GradientBoostingRegressor: Converter(_boosting_regressor),
     HistGradientBoostingClassifier: Converter(_histogram_classifier),
     HistGradientBoostingRegressor: Converter(_histogram_regressor),
 }

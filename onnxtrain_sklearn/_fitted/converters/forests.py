@@ -23,26 +23,26 @@ from .context import INT64, Converter, Source, several_labels
 from .trees import branches, leaves, leaves_of, tree_sum
 
 
-def _regressor(s: Source) -> Sequence[ir.Value]:
-    return (_mean(s, [tree.value[:, :, 0] for tree in _trees(s.estimator)]),)
+def _forest_regressor(s: Source) -> Sequence[ir.Value]:
+    return (_mean_of_trees(s, [tree.value[:, :, 0] for tree in _trees(s.estimator)]),)
 
 
-def _classifier(s: Source) -> Sequence[ir.Value]:
+def _forest_classifier(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     sizes = np.atleast_1d(model.n_classes_)
     shares = [_probabilities(tree, sizes) for tree in _trees(model)]
     if several_labels(model):
-        joined = _mean(s, shares)
+        joined = _mean_of_trees(s, shares)
         return op.Cast(joined, to=INT64), joined
     if len(model.classes_) == 2:
-        p = _mean(s, [share[:, 1:] for share in shares])
+        p = _mean_of_trees(s, [share[:, 1:] for share in shares])
         both = op.Concat(op.Sub(1.0, p), p, axis=1)
         return s.chosen(both), both
-    mean = _mean(s, shares)
+    mean = _mean_of_trees(s, shares)
     return s.chosen(mean), mean
 
 
-def _mean(s: Source, values: Sequence[np.ndarray]) -> ir.Value:
+def _mean_of_trees(s: Source, values: Sequence[np.ndarray]) -> ir.Value:
     """Return the mean over trees of what the leaves hold; ``values`` has a row for each node."""
     trees = _trees(s.estimator)
     ends = leaves(trees)
@@ -61,12 +61,12 @@ def _probabilities(tree: Estimator, n_classes: np.ndarray) -> np.ndarray:
 
 
 CONVERTERS: dict[type, Converter] = {
-    DecisionTreeClassifier: Converter(_classifier),
-    DecisionTreeRegressor: Converter(_regressor),
-    ExtraTreeClassifier: Converter(_classifier),
-    ExtraTreeRegressor: Converter(_regressor),
-    ExtraTreesClassifier: Converter(_classifier),
-    ExtraTreesRegressor: Converter(_regressor),
-    RandomForestClassifier: Converter(_classifier),
-    RandomForestRegressor: Converter(_regressor),
+    DecisionTreeClassifier: Converter(_forest_classifier),
+    DecisionTreeRegressor: Converter(_forest_regressor),
+    ExtraTreeClassifier: Converter(_forest_classifier),
+    ExtraTreeRegressor: Converter(_forest_regressor),
+    ExtraTreesClassifier: Converter(_forest_classifier),
+    ExtraTreesRegressor: Converter(_forest_regressor),
+    RandomForestClassifier: Converter(_forest_classifier),
+    RandomForestRegressor: Converter(_forest_regressor),
 }

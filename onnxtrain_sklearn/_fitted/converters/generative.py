@@ -16,7 +16,7 @@ from sklearn.naive_bayes import BernoulliNB, CategoricalNB, ComplementNB, Gaussi
 from .context import FLOAT, INT64, Converter, Source
 
 
-def _classifier(log_densities: Callable[[Source], ir.Value]) -> Converter:
+def _generative_classifier(log_densities: Callable[[Source], ir.Value]) -> Converter:
     """Return the converter of a classifier by its scores."""
 
     def emit(s: Source) -> Sequence[ir.Value]:
@@ -42,7 +42,7 @@ def _multinomial(s: Source) -> ir.Value:
     return s.op.Gemm(s.x, s.parameter(s.estimator, "feature_log_prob_"), prior, transB=1)
 
 
-def _complement(s: Source) -> ir.Value:
+def _complement_bayes(s: Source) -> ir.Value:
     """The prior counts for a single class alone, as in scikit-learn."""
     if len(s.estimator.classes_) == 1:
         return _multinomial(s)
@@ -71,7 +71,7 @@ def _categorical(s: Source) -> ir.Value:
     return op.Add(op.Transpose(total, perm=[1, 0]), s.parameter(model, "class_log_prior_"))
 
 
-def _quadratic(s: Source) -> ir.Value:
+def _quadratic_scores(s: Source) -> ir.Value:
     """Log p - (sum(log S) + |(x - mean) R / sqrt(S)|**2) / 2 with the rotation R and the variances S of each class.
 
     The means are not trained.
@@ -86,10 +86,10 @@ def _quadratic(s: Source) -> ir.Value:
 
 
 CONVERTERS: dict[type, Converter] = {
-    BernoulliNB: _classifier(_bernoulli),
-    CategoricalNB: _classifier(_categorical),
-    ComplementNB: _classifier(_complement),
-    GaussianNB: _classifier(_gaussian),
-    MultinomialNB: _classifier(_multinomial),
-    QuadraticDiscriminantAnalysis: _classifier(_quadratic),
+    BernoulliNB: _generative_classifier(_bernoulli),
+    CategoricalNB: _generative_classifier(_categorical),
+    ComplementNB: _generative_classifier(_complement_bayes),
+    GaussianNB: _generative_classifier(_gaussian),
+    MultinomialNB: _generative_classifier(_multinomial),
+    QuadraticDiscriminantAnalysis: _generative_classifier(_quadratic_scores),
 }

@@ -36,7 +36,7 @@ def linear_scores(s: Source, x: ir.Value | None = None) -> ir.Value:
 # Regressors
 
 
-def _regressor(s: Source) -> Sequence[ir.Value]:
+def _fitted_regressor(s: Source) -> Sequence[ir.Value]:
     return (linear_scores(s),)
 
 
@@ -58,7 +58,7 @@ def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
 # Classifiers
 
 
-def _margins(s: Source) -> Sequence[ir.Value]:
+def _linear_margins(s: Source) -> Sequence[ir.Value]:
     """Decision functions without probabilities; each of several labels a row has one."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
     if _has_several_labels(model):
@@ -108,7 +108,7 @@ def _of_two(s: Source, scores: ir.Value, both: ir.Value, loss: str | None) -> ir
         return s.columns(scores)
     if loss != "modified_huber":
         return both
-    p = _clipped(s, scores)
+    p = _clipped_prediction(s, scores)
     return s.op.Concat(s.op.Sub(1.0, p), p, axis=1)
 
 
@@ -119,13 +119,13 @@ def _of_several(s: Source, scores: ir.Value, loss: str | None) -> ir.Value:
         return op.Softmax(_log_sigmoid(s, scores), axis=1)
     if loss != "modified_huber":
         return scores
-    p = _clipped(s, scores)
+    p = _clipped_prediction(s, scores)
     total = op.ReduceSum(p, axes=[1], keepdims=True)
     empty = op.Cast(op.Equal(total, 0.0), to=FLOAT)
     return op.Div(op.Add(p, empty), op.Add(total, op.Mul(empty, float(len(s.estimator.classes_)))))
 
 
-def _clipped(s: Source, scores: ir.Value) -> ir.Value:
+def _clipped_prediction(s: Source, scores: ir.Value) -> ir.Value:
     """Return ``(clip(score, -1, 1) + 1) / 2``."""
     clipped = s.op.Clip(scores, np.float32(-1), np.float32(1))
     return s.op.Div(s.op.Add(clipped, 1.0), 2.0)
@@ -184,12 +184,12 @@ BY_GRADIENT_DESCENT = (
 )
 
 CONVERTERS: dict[type, Converter] = {
-    **_table(_regressor, REGRESSORS),
+    **_table(_fitted_regressor, REGRESSORS),
     **_table(_generalized, GENERALIZED),
     **_table(_partial_least_squares, [PLSRegression]),
     **_table(
         _logistic, [linear_model.LogisticRegression, linear_model.LogisticRegressionCV, LinearDiscriminantAnalysis]
     ),
-    **_table(_margins, [LinearSVC, linear_model.RidgeClassifier, linear_model.RidgeClassifierCV]),
+    **_table(_linear_margins, [LinearSVC, linear_model.RidgeClassifier, linear_model.RidgeClassifierCV]),
     **_table(_by_gradient_descent, BY_GRADIENT_DESCENT),
 }

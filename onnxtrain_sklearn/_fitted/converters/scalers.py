@@ -38,16 +38,16 @@ def _robust(s: Source) -> ir.Value:
 
 def _by_largest_size(s: Source) -> ir.Value:
     scaled = s.op.Div(s.x, s.parameter(s.estimator, "scale_"))
-    return _clipped(s.op, scaled, s.estimator, (-1, 1))
+    return _clipped_to_range(s.op, scaled, s.estimator, (-1, 1))
 
 
 def _into_range(s: Source) -> ir.Value:
     op, scaler = s.op, s.estimator
     scaled = op.Add(op.Mul(s.x, s.parameter(scaler, "scale_")), s.parameter(scaler, "min_"))
-    return _clipped(op, scaled, scaler, scaler.feature_range)
+    return _clipped_to_range(op, scaled, scaler, scaler.feature_range)
 
 
-def _clipped(op: GraphBuilder, x: ir.Value, scaler: Estimator, limits: tuple[float, float]) -> ir.Value:
+def _clipped_to_range(op: GraphBuilder, x: ir.Value, scaler: Estimator, limits: tuple[float, float]) -> ir.Value:
     low, high = map(np.float32, limits)
     return op.Clip(x, low, high) if getattr(scaler, "clip", False) else x
 
@@ -65,15 +65,18 @@ def _power_transform(s: Source) -> ir.Value:
     exponent = s.parameter(transformer, "lambdas_")
     lambdas = np.asarray(transformer.lambdas_, np.float64)
     if transformer.method == "box-cox":
-        result = _power(op, op.Log(s.x), exponent, lambdas)
+        result = _power_of(op, op.Log(s.x), exponent, lambdas)
     else:
         above, below = (op.Log(op.Add(op.Relu(side), 1.0)) for side in (s.x, op.Neg(s.x)))
-        parts = _power(op, above, exponent, lambdas), _power(op, below, op.Sub(2.0, exponent), 2 - lambdas)
+        parts = (
+            _power_of(op, above, exponent, lambdas),
+            _power_of(op, below, op.Sub(2.0, exponent), 2 - lambdas),
+        )
         result = op.Sub(*parts)
     return standardized(s, result, ("_scaler",)) if transformer.standardize else result
 
 
-def _power(op: GraphBuilder, logarithm: ir.Value, exponent: ir.Value, values: np.ndarray) -> ir.Value:
+def _power_of(op: GraphBuilder, logarithm: ir.Value, exponent: ir.Value, values: np.ndarray) -> ir.Value:
     """Return (exp(exponent logarithm) - 1) / exponent; its series where one of the ``values`` is next to zero."""
     product = op.Mul(logarithm, exponent)
     if np.abs(values).min() >= NEAR_ZERO:

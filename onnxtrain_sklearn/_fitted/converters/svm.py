@@ -18,19 +18,19 @@ from .context import FLOAT, Converter, Source, labels, of_rows
 from .one_vs_one import decision_of_pairs
 from .trees import Attributes
 
-KERNELS = ("linear", "poly", "rbf", "sigmoid")
+CONVERTED_KERNELS = ("linear", "poly", "rbf", "sigmoid")
 
 
-def _regression(s: Source) -> ir.Value:
+def _machine_regression(s: Source) -> ir.Value:
     """The sum of kernels, for detectors of outliers too: their ``offset_`` is the negative of ``intercept_``."""
     model = s.estimator
-    attributes = _kernel(model) | _coefficients(model, 1.0) | {"n_supports": len(model.support_vectors_)}
+    attributes = _machine_kernel(model) | _coefficients(model, 1.0) | {"n_supports": len(model.support_vectors_)}
     (score,) = s.ml_operator("SVMRegressor", **attributes)
     _hold(s, score, "same")
     return score
 
 
-def _classifier(s: Source) -> Sequence[ir.Value]:
+def _machine_classifier(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     classes = len(model.classes_)
     label, scores = _machine(s)
@@ -49,7 +49,7 @@ def _machine(s: Source) -> Sequence[ir.Value]:
     names = labels(model)
     kind = "classlabels_strings" if names.dtype.kind == "U" else "classlabels_ints"
     sign = -1.0 if len(names) == 2 else 1.0  # scikit-learn turns the sign of both for two classes
-    attributes = _kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
+    attributes = _machine_kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
     if len(model.probA_):
         attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
     label, scores = s.ml_operator("SVMClassifier", outputs=2, **attributes, **{kind: names.tolist()})
@@ -68,7 +68,7 @@ def _hold(s: Source, value: ir.Value, form: str) -> None:
         s.hold(value, "support_vectors", "support_vectors_")
 
 
-def _kernel(model: Estimator) -> Attributes:
+def _machine_kernel(model: Estimator) -> Attributes:
     return {
         "kernel_params": [float(model._gamma), float(model.coef0), float(model.degree)],
         "kernel_type": model.kernel.upper(),
@@ -86,14 +86,14 @@ def _floats(numbers: np.ndarray | SparseLike) -> list[float]:
     return floats
 
 
-def _is_known(model: Estimator) -> bool:
-    return model.kernel in KERNELS
+def _supports_kernel(model: Estimator) -> bool:
+    return model.kernel in CONVERTED_KERNELS
 
 
 CONVERTERS: dict[type, Converter] = {
-    NuSVC: Converter(_classifier, takes=_is_known),
-    NuSVR: of_rows(_regression, lambda model: 1, _is_known),
-    OneClassSVM: of_rows(_regression, lambda model: 1, _is_known),
-    SVC: Converter(_classifier, takes=_is_known),
-    SVR: of_rows(_regression, lambda model: 1, _is_known),
+    NuSVC: Converter(_machine_classifier, takes=_supports_kernel),
+    NuSVR: of_rows(_machine_regression, lambda model: 1, _supports_kernel),
+    OneClassSVM: of_rows(_machine_regression, lambda model: 1, _supports_kernel),
+    SVC: Converter(_machine_classifier, takes=_supports_kernel),
+    SVR: of_rows(_machine_regression, lambda model: 1, _supports_kernel),
 }

@@ -38,10 +38,10 @@ def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None =
                 "threshold": tree.threshold,
             }
         )
-    return nodes_of(columns)
+    return nodes_in(columns)
 
 
-def nodes_of(trees: Sequence[dict[str, np.ndarray]]) -> Attributes:
+def nodes_in(trees: Sequence[dict[str, np.ndarray]]) -> Attributes:
     """Return the attributes of the nodes of some trees, each given as columns of one number per node."""
     sizes = [len(tree["is_leaf"]) for tree in trees]
     joined = {name: np.concatenate([tree[name] for tree in trees]) for name in trees[0]}

@@ -100,14 +100,14 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
         raise ModelError(f"The model has no parameter {min(missing)!r}, which the checkpoint holds.")
     for name, array in checkpoint.items():
         if name in held:
-            _require_like(name, array, onnx.numpy_helper.to_array(held[name]))
+            _require_same_layout(name, array, onnx.numpy_helper.to_array(held[name]))
             held[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
         else:
             graph.initializer.append(onnx.numpy_helper.from_array(array, name))
             graph.input.remove(inputs[name])
 
 
-def _require_like(name: str, array: np.ndarray, like: np.ndarray) -> None:
+def _require_same_layout(name: str, array: np.ndarray, like: np.ndarray) -> None:
     if array.shape != like.shape or array.dtype != like.dtype:
         raise ModelError(
             f"The checkpoint holds {name!r} as {array.dtype}{list(array.shape)}, the model as "
@@ -149,7 +149,7 @@ def _read(content: bytes) -> Checkpoint:
         raise ValueError("it is nominal: it describes parameters and does not hold them")
     if module.number(3, types.BoolFlags):
         raise ValueError("it keeps its parameters in another file, which is not supported")
-    groups = [dict(map(_array, module.tables(slot))) for slot in (0, 1)]
+    groups = [dict(map(_checkpoint_array, module.tables(slot))) for slot in (0, 1)]
     kinds = (types.Int64Flags, types.Float32Flags, None)
     pairs = [(one, kind) for slot, kind in enumerate(kinds) if bag is not None for one in bag.tables(slot)]
     found = {one.text(0): one.text(1) if kind is None else one.number(1, kind) for one, kind in pairs}
@@ -157,12 +157,12 @@ def _read(content: bytes) -> Checkpoint:
 
 
 def _group(table: _Table) -> OptimizerGroup:
-    moments = {state.text(0): dict(map(_array, state.tables(1))) for state in table.tables(3)}
+    moments = {state.text(0): dict(map(_checkpoint_array, state.tables(1))) for state in table.tables(3)}
     rate = float(table.number(2, types.Float32Flags))
     return OptimizerGroup(table.text(0), int(table.number(1, types.Int64Flags)), rate, moments)
 
 
-def _array(table: _Table) -> tuple[str, np.ndarray]:
+def _checkpoint_array(table: _Table) -> tuple[str, np.ndarray]:
     dtype = ir.DataType(table.number(_TYPE, types.Int32Flags)).numpy()
     shape = [int(n) for n in table.numbers(_DIMS, types.Int64Flags)]
     raw = table.numbers(_RAW, types.Uint8Flags)
@@ -222,7 +222,7 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
 
 def _module(builder: Any, checkpoint: Checkpoint) -> int:
     groups = [
-        _vector(builder, [_tensor(builder, name, checkpoint[name], nominal=checkpoint.nominal) for name in names])
+        _vector(builder, [_pack(builder, name, checkpoint[name], nominal=checkpoint.nominal) for name in names])
         for names in (checkpoint.trained, checkpoint.frozen)
     ]
     builder.StartObject(4)
@@ -232,7 +232,7 @@ def _module(builder: Any, checkpoint: Checkpoint) -> int:
     return int(builder.EndObject())
 
 
-def _tensor(builder: Any, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
+def _pack(builder: Any, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
     content = b"" if nominal else np.ascontiguousarray(array).tobytes()
     text, raw = builder.CreateString(name), builder.CreateByteVector(content)
     builder.StartVector(8, array.ndim, 8)
@@ -266,7 +266,10 @@ def _written_group(builder: Any, group: OptimizerGroup) -> int:
 
 
 def _state(builder: Any, name: str, slots: Mapping[str, np.ndarray]) -> int:
-    moments, text = _vector(builder, [_tensor(builder, n, a) for n, a in slots.items()]), builder.CreateString(name)
+    moments, text = (
+        _vector(builder, [_pack(builder, n, a) for n, a in slots.items()]),
+        builder.CreateString(name),
+    )
     builder.StartObject(2)
     builder.PrependUOffsetTRelativeSlot(0, text, 0)
     builder.PrependUOffsetTRelativeSlot(1, moments, 0)

@@ -26,7 +26,7 @@ class MSELoss(blocks.Block):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> Any:
         """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
-        target = _target(loss_input_name, target_name)
+        target = _target_input(loss_input_name, target_name)
         return self._reduce(self._square(self._sub(loss_input_name, target)))
 
 
@@ -45,7 +45,7 @@ class L1Loss(blocks.Block):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> Any:
         """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
-        target = _target(loss_input_name, target_name)
+        target = _target_input(loss_input_name, target_name)
         return self._reduce(self._abs(self._sub(loss_input_name, target)))
 
 
@@ -112,7 +112,7 @@ class BCEWithLogitsLoss(blocks.Block):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> Any:
         """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
-        target = _target(loss_input_name, target_name)
+        target = _target_input(loss_input_name, target_name)
         one, other = (blocks.single(1.0, "bceloss.sub_ones") for _ in range(2))
         probability = self._sigmoid(loss_input_name)
         positive = self._mul(self._log(probability), target)
@@ -125,7 +125,7 @@ class BCEWithLogitsLoss(blocks.Block):
         return self._reduce(loss)
 
 
-def _target(like: str, name: str) -> str:
+def _target_input(like: str, name: str) -> str:
     """Return the name of the target, a new input like the graph's output ``like`` unless there is one already."""
     return name if blocks.has_value(name) else str(blocks.InputLike(like)(name))
 
