@@ -1,7 +1,7 @@
 """The command line: ``python -m onnxtrain_sklearn demo`` trains on three data sets beside scikit-learn's MLP.
 
 Both sides get the same data, network, optimizer, batch size and stopping rule, and search the same learning rates.
-What is trained is written as ONNX and read back by onnxruntime alone. Only reporting lives here.
+The trained model is written as ONNX and run by onnxruntime alone. This module only reports.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Result:
-    """A data set, the two searches that were fitted on it, and scikit-learn's net at the rate that ours found best."""
+    """A data set, the two searches that were fitted on it, and scikit-learn's network at our best learning rate."""
 
     name: str
     split: Split

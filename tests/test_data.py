@@ -216,7 +216,7 @@ def test_numbers_that_an_integer_input_cannot_hold(make, dtype, value, piece, mo
     spec = TensorSpec("ids", np.dtype(dtype), (None, 3))
     np.testing.assert_array_equal(Column(shaped(make(data), spec), spec.dtype).rows(np.arange(4)), data)
     data[2, 1] = value
-    message = re.escape(f"input 'ids' takes {np.dtype(dtype)}, but X holds {value}, which is none")
+    message = re.escape(f"input 'ids' expects {np.dtype(dtype)}, but X contains {value}.")
     with pytest.raises(ValueError, match=message):
         shaped(make(data), spec)
 
@@ -244,7 +244,7 @@ def test_dict_of_inputs(reverse):
         ({"X": [[1, 2]], "ids": [1, 2]}, SPECS, ValueError, r"same number of rows, got \{'X': 1, 'ids': 2\}"),
         ({"X": [[1, 2, 3]], "ids": [1]}, SPECS, ValueError, r"X has 3 features, but the graph's input 'X'"),
         ({"X": [[1, np.nan]], "ids": [1]}, SPECS, ValueError, r"X\['X'\] contains NaN"),
-        ({"X": [[1, 2]], "ids": [0.5]}, SPECS, ValueError, "input 'ids' takes int64, but X holds 0.5"),
+        ({"X": [[1, 2]], "ids": [0.5]}, SPECS, ValueError, "input 'ids' expects int64, but X contains 0.5"),
         ({"X": [[1, 2]]}, None, TypeError, "A dict of inputs needs a graph that names them"),
     ],
 )

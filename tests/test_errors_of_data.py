@@ -200,7 +200,7 @@ KINDS = np.zeros((60, 1), int)
         ({"X": X, "kind": KINDS, "more": X}, ValueError, "X holds .*'more'"),
         ({"X": X, "kind": KINDS[:5]}, ValueError, "same number of rows, got {'X': 60, 'kind': 5}"),
         ({"X": X[:, :2], "kind": KINDS}, ValueError, "X has 2 features, but the graph's input 'X' takes rows"),
-        ({"X": X, "kind": KINDS + 0.5}, ValueError, "takes int64"),
+        ({"X": X, "kind": KINDS + 0.5}, ValueError, "expects int64"),
         ({"X": bad(X, np.nan), "kind": KINDS}, ValueError, r"X\['X'\] contains NaN"),
         ({"X": X, "kind": KINDS + 9}, ModelError, "does not run on the data.*out of data bounds"),
     ],

@@ -14,7 +14,7 @@ import numpy as np
 from .columns import Column
 
 MERGE_LIMIT = 200
-"""Rows up to which a single full batch is looked through for equal rows."""
+"""Rows up to which a single full batch is searched for equal rows."""
 
 
 def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,7 +1,7 @@
 """The inputs of the graph as columns of data: arrays, data frames, sparse matrices, memory maps, dicts of inputs.
 
-Rows of a column are gathered into a buffer and converted on the way. A sparse matrix or a memory map is never densified
-or read beyond these rows. The data are converted to the graph's type as a whole only where the copy is small.
+Rows of a column are gathered into a buffer and converted to the graph's type. Of a sparse matrix or a memory map only
+these rows are densified or read. The data are converted as a whole only if the copy is small.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
 
 PIECE_ELEMENTS = 2**20
-"""Elements of the pieces in which large data are looked through."""
+"""Elements of the pieces in which large data are checked."""
 
 
 def dimensions(X: MatrixLike) -> int:
@@ -91,7 +91,7 @@ class Column:
         with _no_overflow(self._dtype):
             return self._data[rows].astype(self._dtype)
 
-    def gaps(self) -> np.ndarray:
+    def rows_with_missing(self) -> np.ndarray:
         """Return the rows in which a number is missing, NaN standing for it."""
         data: Any = self._data
         if data.dtype.kind != "f":
@@ -177,4 +177,4 @@ def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
             exact = piece.astype(spec.dtype)
         if not np.array_equal(exact, piece):
             value = piece[exact != piece][0]
-            raise ValueError(f"The graph's input {spec.name!r} takes {spec.dtype}, but X holds {value}, which is none.")
+            raise ValueError(f"The graph's input {spec.name!r} expects {spec.dtype}, but X contains {value}.")

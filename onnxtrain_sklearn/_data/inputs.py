@@ -1,7 +1,7 @@
 """Data for graphs with several inputs: a container that scikit-learn can split, and data frames by their columns.
 
-A dict of arrays has as many items as inputs, so scikit-learn takes these for the rows. :class:`Inputs` has a length and
-a shape in rows and is indexed by rows, which is all that splits, searches and pipelines ask of data.
+The length of a dict of arrays is the number of inputs, which scikit-learn takes for the number of rows. :class:`Inputs`
+has a length and a shape in rows and is indexed by rows: splits, searches and pipelines need no more.
 """
 
 from __future__ import annotations
@@ -146,11 +146,11 @@ def has_several_inputs(X: object) -> TypeGuard[Inputs | Mapping[str, ArrayLike |
 
 
 def input_columns(
-    estimator: BaseEstimator, X: MatrixLike, specs: Sequence[TensorSpec] | None, *, reset: bool, gaps: bool = False
+    estimator: BaseEstimator, X: MatrixLike, specs: Sequence[TensorSpec] | None, *, reset: bool, missing: bool = False
 ) -> dict[str, Column]:
     """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built.
 
-    ``gaps`` says whether numbers may be missing.
+    ``missing`` says whether numbers may be missing.
     """
     if isinstance(X, Inputs):
         X = X.arrays
@@ -167,17 +167,17 @@ def input_columns(
             f"after the inputs, got {type(X).__name__}."
         )
     spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
-    array = _validated(estimator, X, len(spec.shape), reset, gaps)
+    array = _validated(estimator, X, len(spec.shape), reset, missing)
     warn_of_rounded_columns(X, array, spec.dtype)
     return {spec.name: Column(shaped(array, spec), spec.dtype)}
 
 
-def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, gaps: bool) -> Any:
+def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, missing: bool) -> Any:
     rows = None
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
-    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if gaps else True}
+    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing else True}
     array: Any = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)
 

@@ -1,6 +1,6 @@
 """Warnings of integers that the graph's type cannot hold: float32 has no odd integers above 2**24.
 
-Identifiers, time stamps and prices in cents are such numbers. Rounded, different rows become equal without a word.
+Identifiers, time stamps and prices in cents are such numbers. Rounding may make different rows equal.
 """
 
 from __future__ import annotations

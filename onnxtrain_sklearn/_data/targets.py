@@ -2,7 +2,7 @@
 
 A task is decided here once: regression, binary (one score), multiclass (one score a class), multilabel (one score a
 label that is 0 or 1), multioutput (several labels a row, each with one score a class). Classes are encoded as indices
-into ``classes``, or as rows of zeros and a one for each of several; whatever type the labels have stays outside.
+into ``classes``, or as rows of zeros and a one for each of several; nothing else depends on the type of the labels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data that training is judged by: split off, or given; and their faults, told by the names that they were given by."""
+"""Validation data: split off or given. Errors name them by the parameters that they were given for."""
 
 from __future__ import annotations
 

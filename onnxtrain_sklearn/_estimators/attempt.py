@@ -1,8 +1,8 @@
-"""A call that trains: it succeeds, or leaves the estimator as it was, weights, optimizer and random numbers included.
+"""A call that trains. It succeeds, or leaves the estimator unchanged: weights, optimizer and random numbers included.
 
-Two ends are in between, and both leave the estimator fitted: training that diverges, which raises, and training that is
-interrupted, which raises where the interrupt is meant for a caller. An interrupt may come between any two lines: the
-fitted attributes change in one step, and what a run shares with the last one is published with it.
+Two other outcomes leave the estimator fitted: training diverges, which raises an error, or it is interrupted, which
+raises if the interrupt is meant for a caller. An interrupt may come between any two lines: the fitted attributes
+change in one step, and objects that a run shares with the last one are published with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which methods an estimator has, by its parameters and by what it was trained to be."""
+"""The methods that an estimator has, which depend on its parameters and on what was trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_one_pass(estimator: Parameters) -> None:
 
 
 def is_on(switch: object) -> bool:
-    """Whether a switch is on; what is none is told when all parameters are checked."""
+    """Whether a switch is on; other values are refused when all parameters are checked."""
     return isinstance(switch, bool | np.bool_) and bool(switch)
 
 

@@ -1,8 +1,8 @@
 """Coefficients of graphs that are one linear layer, under scikit-learn's names.
 
-The scores are followed back to the input. On the way there is one product with weights; biases are added, columns
-negated, joined or chosen. Where there is anything else, such as a scaler, there is no ``coef_``: numbers that are not
-in the units of ``X`` would rank features wrongly.
+The scores are traced back to the input. Between them are one product with weights, additions of biases, and operators
+that negate, join or select columns. With any other operator, such as a scaler, there is no ``coef_``: numbers that are
+not in the units of ``X`` would rank features wrongly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The content of an object as a value that can be compared: arrays by their bytes, objects by class and state.
 
-A ``repr`` is no substitute: numpy shortens arrays of more than 1000 numbers, and rounds. Two objects of equal content
-are interchangeable. Objects of different content may still behave alike; whoever compares then renews needlessly.
+A ``repr`` does not suffice: numpy abbreviates arrays of more than 1000 numbers, and rounds. Two objects of equal
+content are interchangeable. Objects of different content may still behave alike; then something is rebuilt needlessly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of an estimator: clones, pickles, deep copies, and pickles that load where there is less than there was."""
+"""Copies of an estimator: clones, deep copies, and pickles, which load where their device or engine is missing too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Copied(BaseEstimator):
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; one that was fitted where there was more goes on with what there is here.
+        """Restore a copy; it continues on the CPU and with engine="auto" where its device or engine is missing.
 
         Parameters that came later than a pickle get their defaults.
         """

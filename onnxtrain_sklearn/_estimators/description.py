@@ -1,4 +1,4 @@
-"""What an estimator trains, what it leaves as it is, and why: the answer of ``describe()``."""
+"""``describe()``: what an estimator trains, what it leaves unchanged, and why."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ class Describable(Parameters):
     """An estimator that says what it trains."""
 
     def describe(self) -> Description:
-        """Say what is trained, what stays as it is, and why.
+        """Say what is trained, what stays unchanged, and why.
 
-        Before ``fit`` it tells what would be trained of a given graph or fitted model, after it what was. ``fit``
-        prints it with ``verbose=1``.
+        Before ``fit`` it describes what would be trained of a given graph or fitted model; after ``fit`` what was.
+        ``fit`` prints it with ``verbose=1``.
 
         Returns
         -------

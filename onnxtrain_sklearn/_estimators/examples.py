@@ -1,4 +1,4 @@
-"""Examples: rows as the graph takes them, with their targets and weights, checked against each other."""
+"""Examples: rows in the form of the graph's inputs, with their targets and weights, checked against each other."""
 
 from __future__ import annotations
 

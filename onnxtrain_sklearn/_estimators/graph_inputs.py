@@ -31,7 +31,7 @@ def graph_inputs(
         raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
     if reset:
         _forget_features(estimator)
-    return input_columns(estimator, X, specs, reset=reset, gaps=_allows_gaps(estimator, fitted))
+    return input_columns(estimator, X, specs, reset=reset, missing=_allows_missing(estimator, fitted))
 
 
 def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
@@ -53,17 +53,17 @@ def _forget_features(estimator: Any) -> None:
         vars(estimator).pop(name, None)
 
 
-def _allows_gaps(estimator: Any, fitted: FittedModel | None) -> bool:
+def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
     allowed: bool = estimator.__sklearn_tags__().input_tags.allow_nan
     return fitted.takes_gaps if isinstance(fitted, FittedFile) else allowed
 
 
 def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> None:
     """Raise where a fitted model returns NaN for missing values: one of its steps takes them, the next does not."""
-    if run.fitted is None or run.fitted.table is not None or not _allows_gaps(estimator, run.fitted):
+    if run.fitted is None or run.fitted.table is not None or not _allows_missing(estimator, run.fitted):
         return
-    gaps = np.unique(np.concatenate([column.gaps() for column in columns.values()]))
-    if len(gaps) and np.isnan(run.predictor(with_scores=True).run(columns, gaps, output=-1)).any():
+    rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
+    if len(rows) and np.isnan(run.predictor(with_scores=True).run(columns, rows, output=-1)).any():
         raise ValueError(
             f"Input X contains NaN in columns in which {type(estimator.model).__name__} takes no missing values. Fill "
             f"them in before, with a SimpleImputer for instance."

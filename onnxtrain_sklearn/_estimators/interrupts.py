@@ -1,7 +1,8 @@
-"""Where an interrupt (Ctrl-C) ends: in a ``fit`` that the user called, or in whoever called that ``fit``.
+"""Who handles an interrupt (Ctrl-C): a ``fit`` that the user called, or the caller of that ``fit``.
 
-A direct call ends early and keeps what it has reached, as in scikit-learn's MLP. Inside a search, a cross-validation or
-an ensemble that would be wrong: the next fit would begin at once, and the score of the truncated one would count.
+A direct call ends early and keeps the weights reached so far, as in scikit-learn's MLP. Inside a search, a
+cross-validation or an ensemble that would be wrong: the next fit would begin, and the score of the truncated one would
+count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run was started from, to hold later calls to it: they go on with its graph, whatever ``model`` says then."""
+"""The ``model`` that a run was started from. Later calls continue with its graph and are refused for another one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Start:
         if output_kind != self.output_kind:
             raise ModelError(_message("output_kind", self.output_kind, output_kind))
         if model is not self.model and content(_default(model)) != self._content:
-            raise ModelError(_message("model", _told(self.model), _told(model)))
+            raise ModelError(_message("model", _shown(self.model), _shown(model)))
 
     @cached_property
     def _content(self) -> object:
@@ -54,14 +54,14 @@ def _default(model: ModelSource) -> Any:
     return resolve_builder(model) or model
 
 
-def _told(model: ModelSource) -> str:
+def _shown(model: ModelSource) -> str:
     return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
 
 
 def _message(name: str, first: object, now: object) -> str:
-    told = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
+    change = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
     return (
-        f"{name} was changed {told}, but warm_start and partial_fit go on training the graph of the first call. Give "
+        f"{name} was changed {change}, but warm_start and partial_fit go on training the graph of the first call. Give "
         f"the earlier {name} back to go on; to train another, set warm_start=False and call fit, or take a new "
         f"estimator (sklearn.base.clone)."
     )

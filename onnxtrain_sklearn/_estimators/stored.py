@@ -1,7 +1,7 @@
-"""What pickles hold of a training run: plain data, in which classes stand under their names.
+"""The pickled form of a training run: plain data, in which classes are named.
 
-No path of a private module is in a pickle, so that a module may move without an earlier pickle becoming unreadable.
-Where a class or an attribute gets another name, its earlier one is entered here.
+A pickle contains no path of a private module, so that modules may move and earlier pickles still load. When a class or
+an attribute is renamed, its earlier name is entered here.
 """
 
 from __future__ import annotations

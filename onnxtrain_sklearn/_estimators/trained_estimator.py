@@ -1,4 +1,4 @@
-"""The way back into scikit-learn: the fitted model that was given, with the trained numbers written into a copy."""
+"""``to_sklearn``: a copy of the fitted model that was given, with the trained numbers written into it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The graph that predicts and is given away, and the session that runs it."""
+"""The inference graph, which predicts and is exported, and the session that runs it."""

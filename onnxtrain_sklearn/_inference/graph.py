@@ -1,4 +1,4 @@
-"""The graph that predicts and is given away: label, probabilities and decisions after the trained graph.
+"""The inference graph, which predicts and is exported: label, probabilities and decisions after the trained graph.
 
 Labels and probabilities are computed by ONNX operators, in the conventions of skl2onnx (``label`` and
 ``probabilities`` for classifiers), so an estimator and its exported file cannot disagree. Training-only operators are

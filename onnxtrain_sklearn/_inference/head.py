@@ -1,4 +1,4 @@
-"""What comes after the scores: task, link and labels."""
+"""The head of a graph, which follows the scores: task, link and labels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the steps on host and device share: the graphs of a step, their sessions, and the optimizer's initial state.
 
 A step runs up to four graphs in this order: the gradient, the gradient of the penalty, the clipping of the norm, the
-update. Where their arrays lie, and when they are bound, is up to the subclasses.
+update. The subclasses decide where the arrays are and when they are bound.
 """
 
 from __future__ import annotations

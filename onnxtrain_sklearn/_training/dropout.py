@@ -1,8 +1,8 @@
-"""Dropout with numbers that the host draws, so that training is the same on every engine, and goes on where it stopped.
+"""Dropout with numbers that the host draws, so that training is the same on every engine and resumes exactly.
 
-A kernel's random state lives and dies with its session: a pickled estimator would go on with other masks than it would
-have drawn itself. Here each Dropout in training mode becomes a product with a mask, made from uniform numbers that
-are an input of the graph; they depend on the seed and on how many were drawn before, both of which a pickle holds.
+The random state of onnxruntime's kernel belongs to its session: a pickled estimator would continue with other masks
+than the original. Here each Dropout in training mode becomes a product with a mask. The mask is made from uniform
+numbers that are an input of the graph. They depend on the seed and on how many were drawn before; a pickle holds both.
 """
 
 from __future__ import annotations

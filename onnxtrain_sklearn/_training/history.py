@@ -1,7 +1,7 @@
-"""What happened in training so far: it outlives a call, travels with a pickle, and changes an epoch at a time.
+"""The history of a training run. It outlives a call, is pickled, and changes once an epoch.
 
-An interrupt may come between any two lines. So what belongs together is set at once, by one update of a dict, and a
-curve never changes: a longer one takes its place. Both take the same time after a million epochs as after one.
+An interrupt may come between any two lines. Therefore values that belong together are set by one update of a dict, and
+a curve is immutable: a longer one replaces it. The time of an update does not depend on the number of epochs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Numbers of the latest epochs, in a buffer with room for more behind them."""
+    """Numbers of the latest epochs, in a buffer with spare capacity."""
 
     buffer: np.ndarray = field(default_factory=lambda: np.empty(0))
     size: int = 0
@@ -78,7 +78,7 @@ class Epoch:
 
 @dataclass
 class History:
-    """What happened in training so far.
+    """The history of a training run.
 
     Attributes
     ----------
@@ -93,9 +93,9 @@ class History:
     idle_epochs : int
         Epochs in a row that did not improve by ``tol``.
     early_stopping : bool
-        Whether it was scores that had to improve, in the latest call.
+        Whether the validation score had to improve, in the latest call.
     warned_of_end : bool
-        Whether it was said that a schedule is at its end.
+        Whether a warning has said that a schedule is at its end.
     last_finite : ndarray or None
         The latest parameters seen to give a finite loss; not pickled.
     best : ndarray or None
@@ -129,7 +129,7 @@ class History:
         self.__dict__.update(values)
 
     def add_epoch(self, loss: float, score: float | None, *, rows: int, tol: float, parameters: np.ndarray) -> None:
-        """Take in an epoch over ``rows`` rows that ended with these ``parameters``, of which a copy is kept if best."""
+        """Add an epoch over ``rows`` rows that ended with these ``parameters``; the best ones are copied."""
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
         if score is not None:
@@ -147,7 +147,7 @@ class History:
         )
 
     def add_plateau(self) -> None:
-        """Count a plateau, and idle epochs anew."""
+        """Count a plateau, and reset the idle epochs."""
         self.change(idle_epochs=0, progress=replace(self.progress, plateaus=self.progress.plateaus + 1))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The graphs that a training step runs, beside the optimizer's: loss and penalty on top of a model.
+"""The loss graph and the penalty graph of a training step.
 
-Nothing here runs a graph or holds data. The batch is of a fixed size, with target and row weights among the inputs.
+Nothing here runs a graph or holds data. The batch size is fixed; target and row weights are inputs.
 """
 
 from __future__ import annotations

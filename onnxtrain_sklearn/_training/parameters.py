@@ -1,8 +1,8 @@
 """All trained parameters in one flat vector, their gradients in a second.
 
 A parameter is a view into the vectors: sessions read and write the views, optimizers work on the whole. Parameters of
-rank two and more come first, so that what a penalty applies to is one slice. Running statistics, which training moves
-without a gradient, follow behind the parameters, so that one copy holds all that training changes.
+rank two and more come first, so that the penalized ones are one slice. Running statistics, which training updates
+without a gradient, follow the parameters, so that one copy holds everything that training changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which parameters of a graph are trained: what the user selects, held to what can be trained at all."""
+"""The parameters that are trained: the user's selection, checked against what can be trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step is: the interface that the loop sees, and the optimizer's state that steps continue.
+"""The interface of a training step, as the loop sees it, and the optimizer's state.
 
 A step owns sessions and the arrays bound to them; the loop knows neither. There are two: one for the host's memory and
 one for devices with memory of their own.
