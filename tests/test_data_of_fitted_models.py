@@ -60,6 +60,7 @@ class TestFeatures:
         assert_allclose(tuned.predict(frame), model.predict(frame), rtol=1e-4, atol=1e-5)
         assert set(tuned.weights_) >= {"columntransformer.standardscaler.mean", "ridge.coef"}
 
+    @pytest.mark.slow
     @pytest.mark.thinned(by=lambda names: {type(names[0])})
     @pytest.mark.parametrize("names", [["c", "a"], ["c", "a", "b"], ["b"], [False, True, True]], ids=str)
     def test_columns_by_name_within_others(self, names):

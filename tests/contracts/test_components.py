@@ -142,6 +142,7 @@ def test_training_leaves_a_component_as_it_was_and_its_pickle_trains_alike(role,
         assert_array_equal(array, twin.weights_[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["loss", "optimizer", "learning_rate"])
 def test_a_name_stands_for_the_object_with_its_defaults(role):
     for name, kind in ROLES[role].items():
