@@ -165,7 +165,7 @@ def test_targets_of_a_regressor():
         (bad(y, 1e300), "too large for float32"),
     ):
         with pytest.raises(ValueError, match=message):
-            OrtGradientRegressor(target_scaling=None).fit(X, target)
+            OrtGradientRegressor().fit(X, target)
     fitted = OrtGradientRegressor(max_iter=1).fit(X, X[:, :2])
     with pytest.raises(ValueError, match=r"y has 1 output\(s\), expected 2"):
         fitted.partial_fit(X, y)

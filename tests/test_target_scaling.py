@@ -210,3 +210,17 @@ def test_builders_see_targets_as_they_are_trained():
 def test_wrong_values_are_refused(wrong):
     with pytest.raises(ValueError, match=r"target_scaling"):
         regressor(target_scaling=wrong).fit(X, Y)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "gamma"])
+@pytest.mark.parametrize(
+    ("unit", "match"), [(1e36, None), (1e38, "too large"), (1e300, "too large"), (1e-45, "too small")]
+)
+def test_targets_that_the_type_of_the_graph_cannot_hold_are_refused(loss, unit, match):
+    estimator = regressor(loss=loss)
+    if match is None:
+        assert estimator.fit(X, Y * unit).score(X, Y * unit) > 0.4
+        return
+    with pytest.raises(ValueError, match=f"{match} for float32"):
+        estimator.fit(X, Y * unit)
+    assert not hasattr(estimator, "n_iter_")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._graph.links import TargetScaling
+from .._support.typing import DType
 from .targets import Targets
 
 
@@ -28,6 +29,18 @@ class TargetScale:
     def scaled(self, values: np.ndarray) -> np.ndarray:
         """Return targets of shape (n_samples, n_outputs) as they are trained on."""
         return np.asarray((values - self.center) / self.scale)
+
+
+def require_in_range(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
+    """Raise where predictions in units of the targets ``values`` would not be numbers of the type of the graph."""
+    limits = np.finfo(np.float64 if dtype == np.float64 else np.float32)
+    if np.abs(values).max(initial=0.0) > limits.max or scale.scale.max() > limits.max:
+        raise ValueError(f"y contains a value too large for {limits.dtype}, the type of the graph's output. Scale y.")
+    if scale.scale.min() < limits.tiny:
+        raise ValueError(
+            f"The values of y are about {scale.scale.min():.2g} apart, which is too small for {limits.dtype}, the type "
+            f"of the graph's output. Scale y."
+        )
 
 
 def target_scale(

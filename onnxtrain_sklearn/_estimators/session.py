@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from .._data.rounding import warn_of_rounding
-from .._data.target_scale import TargetScale, target_scale
+from .._data.target_scale import TargetScale, require_in_range, target_scale
 from .._data.validation import split_rows
 from .._fitted.equivalence import require_equal, sample_rows
 from .._fitted.model import FittedModel
@@ -142,6 +142,8 @@ class Session:
         require_numbers(self.estimator, run, examples.columns)
         if examples.targets.task == "regression":
             warn_of_rounding(self.call.y, run.model.dtype, "y")
+            if self.scale is not None:
+                require_in_range(self.scale, examples.targets.values, run.model.dtype)
 
     def _trainer(self, loop: TrainerSettings, run: Run, settings: StepSettings, examples: Examples) -> Trainer:
         """Return the loop over the rows to train on, which scores those to validate on."""
