@@ -48,12 +48,12 @@ class Earlier:
     """Stands for a private class of an earlier version, by a subclass of its name: it holds the state of an object."""
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return ``value`` with dicts in place of the objects of private classes; :func:`restored` is the inverse."""
     return _plain(value, {})
 
 
-def _plain(value: Any, seen: dict[int, Any]) -> Any:
+def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
     """``seen`` holds what was met before: what is shared stays shared."""
     if id(value) in seen:
         return seen[id(value)][1]
@@ -69,7 +69,7 @@ def _plain(value: Any, seen: dict[int, Any]) -> Any:
     return kind(_plain(item, seen) for item in value) if kind in (list, tuple) else value
 
 
-def restored(value: Any) -> Any:
+def restored(value: object) -> Any:
     """Return ``value`` with the objects that dicts stand for, or the stand-ins of an earlier version."""
     return _restored(value, {})
 
@@ -97,7 +97,7 @@ def _object(value: Any, name: str, state: Mapping[str, Any], seen: dict[int, Any
     return result
 
 
-def _set_state(result: Any, state: Mapping[str, Any]) -> None:
+def _set_state(result: object, state: Mapping[str, Any]) -> None:
     names = EARLIER_ATTRIBUTES.get(type(result).__name__, {})
     state = {names.get(name, name): item for name, item in state.items()}
     if hasattr(result, "__setstate__"):

@@ -147,7 +147,7 @@ def require_options(options: object, kind: str) -> None:
         raise TypeError(f"expected onnxruntime.{kind} or None, got {type(options).__name__} ({options!r}).")
 
 
-def option_values(options: Any) -> dict[str, Any] | None:
+def option_values(options: object) -> dict[str, Any] | None:
     """Return the attributes of SessionOptions or RunOptions by name, as plain values that can be pickled."""
     if options is None:
         return None
@@ -168,7 +168,7 @@ def options_from(kind: str, values: Mapping[str, Any] | None) -> Any:
 
 
 @contextmanager
-def keeping_activations(options: Any) -> Iterator[Any]:
+def keeping_activations(options: object) -> Iterator[Any]:
     """Let a session made within keep every value until the backward pass has read it."""
     names = ("enable_mem_pattern", "enable_mem_reuse")
     before = {name: getattr(options, name) for name in names}
@@ -210,7 +210,7 @@ def run(
     feeds: Mapping[str, OrtValue],
     outputs: Sequence[str],
     held: Sequence[OrtValue] = (),
-    options: Any = None,
+    options: object = None,
     *,
     memory: tuple[str, int] | None = None,
 ) -> list[OrtValue]:

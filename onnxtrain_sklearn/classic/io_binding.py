@@ -7,8 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .._runtime import objects as runtime
+from .._support.typing import DType
 from ..exceptions import ModelError, nearest
 
 
@@ -37,17 +39,23 @@ class IOBinding:
         """Bind an input to an array, which is read at each run."""
         self._inputs[self._checked(name, "input")] = np.asarray(arr_on_cpu)
 
-    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+    def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
         """Bind an input to an OrtValue."""
         self._inputs[self._checked(name, "input")] = self._view(ortvalue)
 
     def bind_input(
-        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: DTypeLike,
+        shape: Sequence[int],
+        buffer_ptr: int,
     ) -> None:
         """Bind an input to the host's memory at an address."""
         self._inputs[self._checked(name, "input")] = _at(device_type, element_type, shape, buffer_ptr)
 
-    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+    def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
         """Bind an output to an OrtValue, which each run writes."""
         self._outputs[self._checked(name, "output")] = self._view(ortvalue)
 
@@ -56,7 +64,7 @@ class IOBinding:
         name: str,
         device_type: str = "cpu",
         device_id: int = 0,
-        element_type: Any = None,
+        element_type: DTypeLike | None = None,
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
@@ -102,7 +110,7 @@ class IOBinding:
             raise ModelError(f"The graph has no {kind} {name!r}.{nearest(name, self._valid[kind])}")
         return name
 
-    def _view(self, ortvalue: Any) -> np.ndarray:
+    def _view(self, ortvalue: object) -> np.ndarray:
         value = runtime.unwrapped(ortvalue)
         if value is None:
             raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
@@ -116,9 +124,10 @@ def _require_host(device_type: str) -> None:
         raise ValueError(f"Training sessions bind the host's memory, got {device_type!r}.")
 
 
-def _at(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> np.ndarray:
+def _at(device_type: str, element_type: DTypeLike | None, shape: Sequence[int], address: int) -> np.ndarray:
     """Return the array at an address of the host."""
     _require_host(device_type)
-    dtype = np.dtype(element_type)
+    dtype: DType = np.dtype(element_type)
     size = int(np.prod(shape)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(tuple(shape))
+    memory: Any = (ctypes.c_char * size).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(tuple(shape))

@@ -101,11 +101,11 @@ class OrtGradientForwardBackward:
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
         class_name: str | None = None,
-        sess_options: Any = None,
+        sess_options: object = None,
         providers: Sequence[runtime.Provider] | None = None,
         provider_options: Sequence[Mapping[str, object]] | None = None,
-        run_options: Any = None,
-        graph_builder_config: Any = None,
+        run_options: object = None,
+        graph_builder_config: object = None,
         device_index: int = 0,
         enable_logging: bool = False,
         debug: bool = False,
@@ -266,8 +266,8 @@ class OrtGradientForwardBackward:
             "_bw_outputs_device_info": [device] * len(gradients),
         }
         if self.engine == "portable" or not runtime.has_training_agent():
-            options = (self._device, self.sess_options, self.run_options)
-            agent = TwoSessions(trained, names, self.output_names, gradients, *options)
+            given = (self._device, self.sess_options, self.run_options)
+            agent = TwoSessions(trained, names, self.output_names, gradients, *given)
             found = {"_training_agent": agent, "_trained_onnx": to_proto(trained), "_cache": None}
             return {**devices, **found, "_new_state": staticmethod(PassState)}
         proto = to_proto(with_yield(trained, self.output_names))

@@ -73,7 +73,7 @@ class TrainingSession(StatefulSession):
         self,
         path_or_bytes: str | os.PathLike[str] | bytes | onnx.ModelProto,
         parameters: TrainingParameters,
-        sess_options: Any = None,
+        sess_options: object = None,
         providers: Sequence[runtime.Provider] | None = None,
         provider_options: Sequence[Mapping[str, object]] | None = None,
         *,
@@ -95,7 +95,7 @@ class TrainingSession(StatefulSession):
         self.set_providers(providers, provider_options)
 
     def run(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, np.ndarray], run_options: Any = None
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, np.ndarray], run_options: object = None
     ) -> list[np.ndarray]:
         """Run the graph; where the learning rate is fed, take a step.
 
@@ -151,7 +151,7 @@ class TrainingSession(StatefulSession):
         self._sums = {}
 
     def run_with_ort_values(
-        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: Any = None
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: object = None
     ) -> list[Any]:
         """As :meth:`run`, on ``onnxruntime.OrtValue``, which the outputs are too."""
         feed = {name: to_array(value) for name, value in input_dict_ort_values.items()}
@@ -161,7 +161,7 @@ class TrainingSession(StatefulSession):
         """Return an object that inputs and outputs are bound to, for :meth:`run_with_iobinding`."""
         return IOBinding({value.name for value in self.get_inputs()}, {value.name for value in self.get_outputs()})
 
-    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: object = None) -> None:
         """As :meth:`run`, on what is bound; the outputs are written where they are bound to."""
         if not isinstance(iobinding, IOBinding):
             raise TypeError(f"expected what io_binding() returns, got {type(iobinding).__name__}.")

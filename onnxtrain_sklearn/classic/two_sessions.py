@@ -45,8 +45,8 @@ class TwoSessions:
         outputs: Sequence[str],
         gradients: Sequence[str],
         device: Device,
-        options: Any,
-        run_options: Any,
+        options: object,
+        run_options: object,
     ) -> None:
         forward, backward, activations = split(model, outputs)
         self._inputs, self._gradients, self._count = list(inputs), list(gradients), len(outputs)

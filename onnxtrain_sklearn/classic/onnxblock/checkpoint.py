@@ -220,7 +220,7 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     Path(path).write_bytes(bytes(builder.Output()))
 
 
-def _module(builder: Any, checkpoint: Checkpoint) -> int:
+def _module(builder: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
     groups = [
         _vector(builder, [_pack(builder, name, checkpoint[name], nominal=checkpoint.nominal) for name in names])
         for names in (checkpoint.trained, checkpoint.frozen)
@@ -232,7 +232,7 @@ def _module(builder: Any, checkpoint: Checkpoint) -> int:
     return int(builder.EndObject())
 
 
-def _pack(builder: Any, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
+def _pack(builder: flatbuffers.Builder, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
     content = b"" if nominal else np.ascontiguousarray(array).tobytes()
     text, raw = builder.CreateString(name), builder.CreateByteVector(content)
     builder.StartVector(8, array.ndim, 8)
@@ -247,14 +247,14 @@ def _pack(builder: Any, name: str, array: np.ndarray, *, nominal: bool = False) 
     return int(builder.EndObject())
 
 
-def _vector(builder: Any, offsets: Sequence[int]) -> int:
+def _vector(builder: flatbuffers.Builder, offsets: Sequence[int]) -> int:
     builder.StartVector(4, len(offsets), 4)
     for offset in reversed(offsets):
         builder.PrependUOffsetTRelative(offset)
     return int(builder.EndVector())
 
 
-def _written_group(builder: Any, group: OptimizerGroup) -> int:
+def _written_group(builder: flatbuffers.Builder, group: OptimizerGroup) -> int:
     states = _vector(builder, [_state(builder, name, slots) for name, slots in group.moments.items()])
     name = builder.CreateString(group.name)
     builder.StartObject(4)
@@ -265,7 +265,7 @@ def _written_group(builder: Any, group: OptimizerGroup) -> int:
     return int(builder.EndObject())
 
 
-def _state(builder: Any, name: str, slots: Mapping[str, np.ndarray]) -> int:
+def _state(builder: flatbuffers.Builder, name: str, slots: Mapping[str, np.ndarray]) -> int:
     moments, text = (
         _vector(builder, [_pack(builder, n, a) for n, a in slots.items()]),
         builder.CreateString(name),
@@ -276,7 +276,7 @@ def _state(builder: Any, name: str, slots: Mapping[str, np.ndarray]) -> int:
     return int(builder.EndObject())
 
 
-def _bag(builder: Any, properties: Mapping[str, int | float | str]) -> int:
+def _bag(builder: flatbuffers.Builder, properties: Mapping[str, int | float | str]) -> int:
     kinds: list[tuple[type, Callable[[Any], Any]]] = [(int, int), (float, float), (str, builder.CreateString)]
     groups: list[list[int]] = [[], [], []]
     for name, value in properties.items():
@@ -291,7 +291,7 @@ def _bag(builder: Any, properties: Mapping[str, int | float | str]) -> int:
     return int(builder.EndObject())
 
 
-def _property(builder: Any, name: str, value: Any, kind: int) -> int:
+def _property(builder: flatbuffers.Builder, name: str, value: Any, kind: int) -> int:
     text = builder.CreateString(name)
     builder.StartObject(2)
     builder.PrependUOffsetTRelativeSlot(0, text, 0)
