@@ -70,6 +70,8 @@ class IOBinding:
     ) -> None:
         """Bind an output to new memory, or to the host's memory at an address."""
         _require_host(device_type)
+        if buffer_ptr is not None and (element_type is None or shape is None):
+            raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
         place = None if buffer_ptr is None else _at(device_type, element_type, shape or (), buffer_ptr)
         self._outputs[self._checked(name, "output")] = place
 
