@@ -12,7 +12,7 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import ModelLimits, gradient_graph, model_limits
-from onnxtrain_sklearn._graph.limits import current
+from onnxtrain_sklearn._graph.limits import current_limits
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
@@ -122,18 +122,18 @@ def test_weights_and_files(tmp_path):
 
 
 def test_limits_can_be_raised_within_a_block():
-    before = current()
+    before = current_limits()
     with model_limits(nesting=40, nodes=10) as limits:
-        assert limits == current() == ModelLimits(nesting=40, nodes=10)
+        assert limits == current_limits() == ModelLimits(nesting=40, nodes=10)
         with model_limits(nodes=500_000):
-            assert current() == ModelLimits(nesting=40, nodes=500_000)
+            assert current_limits() == ModelLimits(nesting=40, nodes=500_000)
             assert load(nested(17))
         seen = []
-        thread = threading.Thread(target=lambda: seen.append(current()))
+        thread = threading.Thread(target=lambda: seen.append(current_limits()))
         thread.start()
         thread.join()
         assert seen == [before]
-    assert current() == before
+    assert current_limits() == before
 
 
 @pytest.mark.parametrize(

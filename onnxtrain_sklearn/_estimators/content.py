@@ -25,13 +25,13 @@ Seen = dict[int, tuple[int, Any]]
 
 
 @dataclass(frozen=True)
-class _Same:
+class _Identity:
     """An object that is only equal to itself."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+        return isinstance(other, _Identity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -62,7 +62,7 @@ def _content(value: object, seen: Seen) -> object:
 
 
 def _frozen(part: object, seen: Seen) -> object:
-    return part if isinstance(part, _Same | tuple | frozenset) else _content(part, seen)
+    return part if isinstance(part, _Identity | tuple | frozenset) else _content(part, seen)
 
 
 def _parts_of_value(value: object, seen: Seen) -> Iterator[Any]:
@@ -81,7 +81,7 @@ def _parts_of_value(value: object, seen: Seen) -> Iterator[Any]:
         yield frozenset(_each([item], seen) for item in value)
     elif isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        yield from (_Same(value), [cells, value.__defaults__, value.__kwdefaults__])
+        yield from (_Identity(value), [cells, value.__defaults__, value.__kwdefaults__])
     elif isinstance(value, types.MethodType):
         yield from (value.__func__, value.__self__)
     else:
@@ -112,11 +112,11 @@ def _pickled(value: object) -> Iterator[Any]:
             reduced: Any = value.__reduce_ex__(2)
             whole, *items = reduced[:5]
         except Exception:  # whatever a class raises that cannot be pickled
-            yield _Same(value)
+            yield _Identity(value)
         else:
             yield [whole, *(list(part) if isinstance(part, Iterator) else part for part in items)]
     elif not slots and not hasattr(value, "__dict__"):
-        yield _Same(value)
+        yield _Identity(value)
 
 
 @lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ def documented(*, score: str, classes: str = "") -> Callable[[E], E]:
 
     def fill(cls: E) -> E:
         if cls.__doc__ is not None:  # python -OO
-            attributes = ATTRIBUTES.replace("{classes}\n", classes).replace("{score}", score)
+            attributes = ATTRIBUTE_SECTION.replace("{classes}\n", classes).replace("{score}", score)
             text = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
             cls.__doc__ = text.replace("{attributes}", attributes)
         return cls
@@ -39,7 +39,7 @@ def _parameter_section(cls: type[Parameters]) -> str:
     return f"Parameters\n----------\n{''.join(entries)}\n"
 
 
-ATTRIBUTES = """\
+ATTRIBUTE_SECTION = """\
 Attributes
 ----------
 {classes}

@@ -28,7 +28,7 @@ from .._support.typing import DType
 from .._training.history import History
 from .._training.loss_graph import as_float32
 from .._training.parameters import FlatParameters
-from .._training.step import OptimizerState, Step
+from .._training.step import OptimizerState, TrainingStep
 from .start import Start
 
 Columns = Mapping[str, Column]
@@ -79,7 +79,7 @@ class Run:
     state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
     form: TrainableModel | None = None
-    step: Step | None = None
+    step: TrainingStep | None = None
     step_key: object = None
     predictors: dict[tuple[str, int], Predictor] = field(default_factory=dict)
 

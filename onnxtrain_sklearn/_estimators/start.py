@@ -35,7 +35,7 @@ class Start:
         if output_kind != self.output_kind:
             raise ModelError(_message("output_kind", self.output_kind, output_kind))
         if model is not self.model and content(_default(model)) != self._content:
-            raise ModelError(_message("model", _shown(self.model), _shown(model)))
+            raise ModelError(_message("model", _model_text(self.model), _model_text(model)))
 
     @cached_property
     def _content(self) -> object:
@@ -54,7 +54,7 @@ def _default(model: ModelSource) -> Any:
     return resolve_builder(model) or model
 
 
-def _shown(model: ModelSource) -> str:
+def _model_text(model: ModelSource) -> str:
     return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
 
 

@@ -7,13 +7,13 @@ from .._support.refusal import refusing
 from .._training.base_step import StepParts
 from .._training.choice import new_step
 from .._training.loss_graph import StepSettings
-from .._training.step import Step
+from .._training.step import TrainingStep
 from .content import content
 from .run import Run
 
 
 @refusing("The graph cannot be trained")
-def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Step:
+def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep:
     """Return the step of a run, a new one only where the one at hand does not fit.
 
     It fits for these settings and with room for ``batch`` rows, but not for more than ``limit``: rows that are there

@@ -26,7 +26,7 @@ from .._support.typing import Container, Estimator, Operator, Scope
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
 from .boosters import converters_of_boosters
-from .converter_adapter import OPSET, convert, parsers, shape_calculators
+from .converter_adapter import CONVERTED_OPSET, convert, parsers, shape_calculators
 from .converters.context import ConversionRecord
 from .converters.registry import CONVERTERS
 from .corrections import repair
@@ -60,7 +60,7 @@ def converted(
             proto = skl2onnx.convert_sklearn(
                 estimator,
                 initial_types=inputs,
-                target_opset={"": OPSET, "ai.onnx.ml": 3},
+                target_opset={"": CONVERTED_OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
                 custom_conversion_functions=dict.fromkeys(kinds, watching),
                 custom_shape_calculators=shape_calculators(),
@@ -135,7 +135,7 @@ def _parts(root: Estimator) -> Iterator[Any]:
 def _stamped(model: ir.Model) -> ir.Model:
     """Set the opset that the converters were asked for: skl2onnx writes the oldest one that has all operators."""
     newer = model.clone()
-    newer.graph.opset_imports[""] = OPSET
+    newer.graph.opset_imports[""] = CONVERTED_OPSET
     checked = newer.clone()
     for output in checked.graph.outputs:  # declared types of several labels are often wrong
         output.type = output.shape = None

@@ -24,7 +24,7 @@ from .converters.registry import CONVERTERS, converter_of
 from .record import record_of
 from .traversal import unwrapped
 
-OPSET = 18
+CONVERTED_OPSET = 18
 
 _NUMBERS = {
     "BooleanTensorType": ir.DataType.BOOL,
@@ -42,7 +42,7 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
     if own is None or any(type(variable.type).__name__ not in _NUMBERS for variable in operator.inputs):
         return None
     inputs = [ir.val(v.full_name, _NUMBERS[type(v.type).__name__], ("N", None)) for v in operator.inputs]
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET, "ai.onnx.ml": 3}, name="converted")
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": CONVERTED_OPSET, "ai.onnx.ml": 3}, name="converted")
     name = scope.get_unique_operator_name(type(estimator).__name__)
     op = GraphBuilder(graph, prefix=name, constant_nodes=True)
     rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))

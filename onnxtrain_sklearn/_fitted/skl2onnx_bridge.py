@@ -27,20 +27,20 @@ PRIVATE = {
 
 def package() -> Any:
     """Return skl2onnx itself."""
-    return _imported("skl2onnx")
+    return _imported_module("skl2onnx")
 
 
 def types() -> Any:
     """Return its module of types."""
-    return _imported("skl2onnx.common.data_types")
+    return _imported_module("skl2onnx.common.data_types")
 
 
 def shapes() -> Any:
     """Return its module of functions that declare shapes."""
-    return _imported("skl2onnx.common.shape_calculator")
+    return _imported_module("skl2onnx.common.shape_calculator")
 
 
-def _imported(module: str) -> Any:
+def _imported_module(module: str) -> Any:
     try:
         import skl2onnx
 
@@ -55,7 +55,7 @@ def _imported(module: str) -> Any:
 def _private(key: str) -> Any:
     module, name = PRIVATE[key]
     try:
-        return getattr(_imported(module), name)
+        return getattr(_imported_module(module), name)
     except AttributeError as error:
         raise ModelError(
             f"skl2onnx {package().__version__} has no {module}.{name}, which fitted models are converted with. Install "

@@ -26,7 +26,7 @@ from .._support.refusal import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
 
-ROWS = 13
+COMPARED_ROWS = 13
 """Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
 
 _ENOUGH = 8
@@ -72,7 +72,7 @@ def own_output(
         return None
     whole = source.model if source.reference is None else source.reference
     graph, n = multiply_by_columns(alone(whole, source.output)), len(next(iter(columns.values())))
-    rows = np.linspace(0, n - 1, max(3, min(n, ROWS))).astype(int)
+    rows = np.linspace(0, n - 1, max(3, min(n, COMPARED_ROWS))).astype(int)
     found = as_columns(run_graph(graph, columns, rows, device), source.output)
     return OwnOutput(graph, source.output, rows, found.astype(np.float64))
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from .._support.refusal import refusing
 from ..exceptions import ModelError
-from .limits import current, exceeded, require_within_limits
+from .limits import current_limits, exceeded, require_within_limits
 
 
 def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -80,7 +80,7 @@ def _parse_model(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
 
 
 def _require_size(size: int, what: str) -> None:
-    if size > current().file_bytes:
+    if size > current_limits().file_bytes:
         raise exceeded(f"There are {size:,} bytes in {what}", "file_bytes")
 
 

@@ -66,7 +66,7 @@ _DEFAULT = ModelLimits()
 _current: ContextVar[ModelLimits] = ContextVar("model_limits", default=_DEFAULT)
 
 
-def current() -> ModelLimits:
+def current_limits() -> ModelLimits:
     """Return the limits of the current context."""
     return _current.get()
 
@@ -97,16 +97,16 @@ def model_limits(**limits: int) -> Iterator[ModelLimits]:
     for name in limits:
         if name not in valid:
             raise ValueError(f"Unknown limit {name!r}.{nearest(name, valid)}")
-    token = _current.set(replace(current(), **limits))
+    token = _current.set(replace(current_limits(), **limits))
     try:
-        yield current()
+        yield current_limits()
     finally:
         _current.reset(token)
 
 
 def exceeded(what: str, name: str) -> ModelError:
     """Return an error that names what is too large and how to raise the limit ``name``."""
-    limit = getattr(current(), name)
+    limit = getattr(current_limits(), name)
     return ModelError(
         f"{what}, more than the limit {name}={limit:,}. If you trust the model, raise it: "
         f"with onnxtrain_sklearn.model_limits({name}=...)."
@@ -122,7 +122,7 @@ class _Count:
     """Counts nodes and bytes of protobuf messages without trusting their contents."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self.limits = current()
+        self.limits = current_limits()
         self.functions = {(f.domain, f.name): f for f in proto.functions}
         self.costs: dict[tuple[str, str], tuple[int, int]] = {}
         self.open: list[tuple[str, str]] = []
@@ -211,17 +211,17 @@ def require_values_within_limits(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for value in (v for v in node.outputs if v.shape is not None):
             _require_small(node, value)
-        _require_few_iterations(node, current().iterations)
+        _require_few_iterations(node, current_limits().iterations)
 
 
 def _require_small(node: ir.Node, value: ir.Value) -> None:
     what = f"Node {node.name!r} ({node.op_type}) computes a tensor of the shape {value.shape}"
     sizes = [d for d in value.shape or () if isinstance(d, int)]
-    if len(value.shape or ()) > current().axes:
+    if len(value.shape or ()) > current_limits().axes:
         raise exceeded(what, "axes")
     if any(size < 0 for size in sizes):
         raise ModelError(f"{what}: a size is negative.")
-    if math.prod(sizes) * (_bytes_per_element(value.dtype) if value.dtype else 1) > current().tensor_bytes:
+    if math.prod(sizes) * (_bytes_per_element(value.dtype) if value.dtype else 1) > current_limits().tensor_bytes:
         raise exceeded(what, "tensor_bytes")
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from .._runtime import distributions, loading
 from .._support.refusal import reason
 from ..exceptions import ModelError
-from .limits import current
+from .limits import current_limits
 from .operands import misfit
 
 
@@ -73,7 +73,7 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
 
 def _axis_out_of_range(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     """LayerNormalization adds one to its axis, which overflows for the largest integer."""
-    most, axis = current().axes, settings.get("axis", 0)
+    most, axis = current_limits().axes, settings.get("axis", 0)
     return None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
 
 

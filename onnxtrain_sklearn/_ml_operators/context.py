@@ -16,15 +16,11 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .._graph.cast_types import FLOAT
 from ..exceptions import UnsupportedOperatorError
 
 LazyValue: TypeAlias = Callable[[], ir.Value]
 RewriteRule: TypeAlias = "Callable[[RewrittenNode], Sequence[LazyValue | None]]"
-
-DOUBLE = int(ir.DataType.DOUBLE)
-FLOAT = int(ir.DataType.FLOAT)
-INT32 = int(ir.DataType.INT32)
-INT64 = int(ir.DataType.INT64)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .context import INT64, RewrittenNode
+from .._graph.cast_types import INT64
+from .context import RewrittenNode
 
 _NUMBERED = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")  # as TreeEnsemble of version 5 counts them
 _ALMOST_ZERO = 1e-7

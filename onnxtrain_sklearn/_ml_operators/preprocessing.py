@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .context import FLOAT, INT32, INT64, LazyValue, RewriteRule, RewrittenNode
+from .._graph.cast_types import FLOAT, INT32, INT64
+from .context import LazyValue, RewriteRule, RewrittenNode
 
 _TO_VECTOR = np.array([-1])
 

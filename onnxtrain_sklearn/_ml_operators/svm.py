@@ -14,8 +14,9 @@ from itertools import combinations
 import numpy as np
 import onnx_ir as ir
 
+from .._graph.cast_types import DOUBLE, FLOAT
 from . import post_transforms
-from .context import DOUBLE, FLOAT, LazyValue, RewriteRule, RewrittenNode
+from .context import LazyValue, RewriteRule, RewrittenNode
 from .distances import squared_distances
 from .pairwise_coupling import coupled
 

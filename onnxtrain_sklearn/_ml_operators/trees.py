@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from .._graph.cast_types import INT64
 from . import post_transforms
-from .context import INT64, LazyValue, RewriteRule, RewrittenNode
+from .context import LazyValue, RewriteRule, RewrittenNode
 from .tree_attributes import Forest, read_forest, read_forest_5
 
 _COUNTABLE = 2**24

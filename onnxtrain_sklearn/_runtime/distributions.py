@@ -71,7 +71,7 @@ try:
     import onnxruntime
     from onnxruntime.capi import _pybind_state as pybind
 
-    _imported = (str(onnxruntime.__version__), str(pybind.get_version_string()))
+    _imported_versions = (str(onnxruntime.__version__), str(pybind.get_version_string()))
     onnxruntime.SessionOptions()
 except (ImportError, AttributeError) as error:
     check_distributions(_installed, [])
@@ -79,7 +79,7 @@ except (ImportError, AttributeError) as error:
         f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n"
         f"  {_EXTRAS}"
     ) from error
-check_distributions(_installed, _imported)
+check_distributions(_installed, _imported_versions)
 
 
 def version() -> str:

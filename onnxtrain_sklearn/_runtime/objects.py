@@ -81,7 +81,7 @@ def is_vector(value: object) -> bool:
     return isinstance(value, C.OrtValueVector)
 
 
-def unwrapped(value: object) -> OrtValue | None:
+def unwrapped_value(value: object) -> OrtValue | None:
     """Return the value of onnxruntime that ``value`` is or wraps, None where it is neither."""
     if isinstance(value, onnxruntime.OrtValue):
         return value._ortvalue
@@ -102,7 +102,7 @@ def wrapped(value: OrtValue) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue(value)
 
 
-def array_of(value: OrtValue) -> np.ndarray:
+def copied_array(value: OrtValue) -> np.ndarray:
     """Return a copy of the value as an array."""
     return np.array(value.numpy())
 

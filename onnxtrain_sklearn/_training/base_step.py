@@ -78,7 +78,7 @@ class StepParts:
 
 
 class BaseStep:
-    """The construction of a step; its public attributes are those of :class:`~.step.Step`."""
+    """The construction of a step; its public attributes are those of :class:`~.step.TrainingStep`."""
 
     def __init__(self, parts: StepParts) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state

@@ -13,10 +13,10 @@ from .full_batch import FullBatchTrainer
 from .history import History
 from .host_step import HostStep
 from .loop import Trainer, TrainerSettings
-from .step import Step
+from .step import TrainingStep
 
 
-def new_step(parts: StepParts) -> Step:
+def new_step(parts: StepParts) -> TrainingStep:
     """Return the step on the device, or in the host's memory; L-BFGS keeps its vectors on the host."""
     memory, optimizer = parts.settings.device.memory, parts.settings.optimizer
     if memory is not None and isinstance(optimizer, Optimizer):
@@ -26,7 +26,7 @@ def new_step(parts: StepParts) -> Step:
 
 def new_trainer(
     settings: TrainerSettings,
-    step: Step,
+    step: TrainingStep,
     batches: Batches,
     history: History,
     validate: Callable[[], float] | None = None,

@@ -25,7 +25,7 @@ from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded as a whole; minibatches of larger data are uploaded one by one."""
 
-DATA, ROWS = "onnxtrain/data/", "onnxtrain/rows"
+DATA, ROW_NUMBERS = "onnxtrain/data/", "onnxtrain/rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class DeviceStep(BaseStep):
             shape = one.buffers.sample_weight.shape
             feeds: dict[str, Array] = {WEIGHT: weights.part(start, shape)}
             if self._data:
-                feeds |= {**self._data, ROWS: order.part(start, shape)}
+                feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
             else:
                 batches.gather(rows, one.buffers)
             yield one, feeds
@@ -204,7 +204,7 @@ def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
 def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
     """Let ``graph`` gather the minibatch itself: each of these inputs becomes a Gather of rows of all data."""
     op = GraphBuilder(graph, prefix="onnxtrain/gather")
-    rows = ir.val(ROWS, ir.DataType.INT64, (batch,))
+    rows = ir.val(ROW_NUMBERS, ir.DataType.INT64, (batch,))
     graph.inputs.append(rows)
     for value in [v for v in graph.inputs if v.name in names]:
         shape = ["n_samples", *list(value.shape or ())[1:]]

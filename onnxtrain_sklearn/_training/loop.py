@@ -18,7 +18,7 @@ from .._data.batches import Batches
 from ..exceptions import DivergenceError, warn
 from ..schedules import Schedule
 from .history import Epoch, History
-from .step import Step
+from .step import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trainer:
     Parameters
     ----------
     settings : TrainerSettings
-    step : Step
+    step : TrainingStep
     batches : Batches
     history : History
         Continued in place.
@@ -56,7 +56,7 @@ class Trainer:
     def __init__(
         self,
         settings: TrainerSettings,
-        step: Step,
+        step: TrainingStep,
         batches: Batches,
         history: History,
         validate: Callable[[], float] | None = None,

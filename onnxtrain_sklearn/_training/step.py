@@ -41,7 +41,7 @@ class OptimizerState:
             self.slots[name].fill(initial)
 
 
-class Step(Protocol):
+class TrainingStep(Protocol):
     """What the loop sees of a training step.
 
     Attributes
@@ -71,7 +71,7 @@ class Step(Protocol):
         """Reset the optimizer to its state before the first step."""
 
 
-class GradientStep(Step, Protocol):
+class GradientStep(TrainingStep, Protocol):
     """A step that also gives the gradient of a minibatch without an update."""
 
     def buffers(self, rows: int) -> BatchBuffers:

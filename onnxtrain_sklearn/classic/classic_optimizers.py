@@ -18,10 +18,10 @@ from ..exceptions import nearest
 from .training_parameters import TrainingParameters
 
 MOMENTS = ("Moment_1", "Moment_2")
-COUNT = "Update_Count"
+UPDATE_COUNT = "Update_Count"
 
 _ADAM: dict[str, float] = {"alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-6, "max_norm_clip": 1.0}
-ATTRIBUTES: dict[str, dict[str, float]] = {
+DEFAULT_ATTRIBUTES: dict[str, dict[str, float]] = {
     "SGDOptimizer": {},
     "AdamOptimizer": {**_ADAM, "do_bias_correction": 1, "weight_decay_mode": 0},
     "AdamWOptimizer": {
@@ -40,7 +40,7 @@ INTEGERS = {"do_bias_correction", "weight_decay_mode", "correct_bias", "adam_mod
 
 def attributes_of(parameters: TrainingParameters, name: str) -> dict[str, float]:
     """Return the attributes of the optimizer for the weight ``name``; ValueError where one is unknown."""
-    default = ATTRIBUTES[parameters.training_optimizer_name]
+    default = DEFAULT_ATTRIBUTES[parameters.training_optimizer_name]
     floats = parameters.optimizer_attributes_map.get(name, {})
     integers = parameters.optimizer_int_attributes_map.get(name, {})
     for given, valid in ((floats, default.keys() - INTEGERS), (integers, default.keys() & INTEGERS)):
@@ -102,8 +102,8 @@ def _adam(
 ) -> list[ir.Value]:
     w, decay = one.weight, settings.get("weight_decay", settings.get("lambda", 0.0))
     alpha, beta = settings["alpha"], settings["beta"]
-    first = _average(op, one.moments[0], gradient, alpha)
-    second = _average(op, one.moments[1], op.Mul(gradient, gradient), beta)
+    first = _moving_average(op, one.moments[0], gradient, alpha)
+    second = _moving_average(op, one.moments[1], op.Mul(gradient, gradient), beta)
     corrected = bool(settings.get("do_bias_correction", settings.get("correct_bias")))
     m, v = (_corrected(op, x, b, count) if corrected else x for x, b in ((first, alpha), (second, beta)))
     late = settings.get("weight_decay_mode", settings.get("adam_mode", 0))
@@ -116,11 +116,11 @@ def _adam(
     direction = op.Div(m, op.Add(op.Sqrt(v), settings["epsilon"]))
     direction = op.Add(direction, op.Mul(w, decay)) if decay else direction
     if kind == "LambOptimizer":
-        direction = op.Mul(direction, _ratio(op, w, direction, settings))
+        direction = op.Mul(direction, _trust_ratio(op, w, direction, settings))
     return [op.Sub(w, op.Mul(direction, rate)), first, second]
 
 
-def _average(op: GraphBuilder, old: ir.Value, new: ir.Value, share: float) -> ir.Value:
+def _moving_average(op: GraphBuilder, old: ir.Value, new: ir.Value, share: float) -> ir.Value:
     return op.Add(op.Mul(old, share), op.Mul(new, 1.0 - share))
 
 
@@ -132,7 +132,7 @@ def _corrected_root(op: GraphBuilder, share: float, count: ir.Value) -> ir.Value
     return op.Sqrt(op.Sub(1.0, op.Pow(op.value(share), count)))
 
 
-def _ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: Mapping[str, float]) -> ir.Value:
+def _trust_ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: Mapping[str, float]) -> ir.Value:
     """Emit the norm of the weight by that of the step, 1 where one of them is zero."""
     norms = [op.Sqrt(op.ReduceSumSquare(x, keepdims=False)) for x in (w, direction)]
     nonzero = [op.Cast(op.Cast(x, to=ir.DataType.BOOL), to=op.dtype) for x in norms]

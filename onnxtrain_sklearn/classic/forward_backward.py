@@ -245,7 +245,7 @@ class OrtGradientForwardBackwardFunction:
 
     def _checked_gradients(self, grads: Any, shapes: Sequence[Sequence[int]]) -> runtime.OrtValueVector:
         cls = type(self)
-        single = isinstance(grads, np.ndarray) or runtime.unwrapped(grads) is not None
+        single = isinstance(grads, np.ndarray) or runtime.unwrapped_value(grads) is not None
         given = [grads] if single else list(grads)
         exact = cls._graph_info.output_grad_indices_non_differentiable
         wanted = [(n, s) for i, (n, s) in enumerate(zip(cls._output_names, shapes, strict=True)) if i not in exact]
@@ -269,13 +269,13 @@ class OrtGradientForwardBackwardFunction:
             )
         if cls._debug:
             for name, value in zip(names, values, strict=True):
-                array = runtime.array_of(value)
+                array = runtime.copied_array(value)
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     raise FloatingPointError(f"{name!r} holds NaN or infinite numbers after the {step} pass.")
 
 
 def _value(tensor: Any, device: runtime.OrtDevice) -> runtime.OrtValue:
-    value = runtime.unwrapped(tensor)
+    value = runtime.unwrapped_value(tensor)
     if value is not None:
         return value
     if not isinstance(tensor, np.ndarray):
@@ -285,7 +285,7 @@ def _value(tensor: Any, device: runtime.OrtDevice) -> runtime.OrtValue:
 
 def _of_type(tensor: Any, dtype: np.dtype[Any], name: str) -> Any:
     """Return the tensor; a float array in the float type of the graph. Other types are an error."""
-    value = runtime.unwrapped(tensor)
+    value = runtime.unwrapped_value(tensor)
     found = runtime.dtype_of(value.data_type()) if value is not None else np.asarray(tensor).dtype
     if found == dtype:
         return tensor
@@ -296,13 +296,13 @@ def _of_type(tensor: Any, dtype: np.dtype[Any], name: str) -> Any:
 
 def _of_shape(tensor: Any, shape: Sequence[int], name: str, device: runtime.OrtDevice) -> Any:
     """Return the gradient of an output in the shape of that output."""
-    value = runtime.unwrapped(tensor)
+    value = runtime.unwrapped_value(tensor)
     found = list(np.shape(tensor) if value is None else value.shape())
     if found == list(shape):
         return tensor
     if int(np.prod(found)) != int(np.prod(shape)):
         raise ValueError(f"The gradient of {name!r} has shape {found}, which does not fit its shape {list(shape)}.")
-    array = np.asarray(tensor) if value is None else runtime.array_of(value)
+    array = np.asarray(tensor) if value is None else runtime.copied_array(value)
     return runtime.value_of(array.reshape(shape), device)
 
 

@@ -53,7 +53,7 @@ class IOBinding:
         buffer_ptr: int,
     ) -> None:
         """Bind an input to the host's memory at an address."""
-        self._inputs[self._checked(name, "input")] = _at(device_type, element_type, shape, buffer_ptr)
+        self._inputs[self._checked(name, "input")] = _array_at(device_type, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
         """Bind an output to an OrtValue, which each run writes."""
@@ -72,7 +72,7 @@ class IOBinding:
         _require_host(device_type)
         if buffer_ptr is not None and (element_type is None or shape is None):
             raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
-        place = None if buffer_ptr is None else _at(device_type, element_type, shape or (), buffer_ptr)
+        place = None if buffer_ptr is None else _array_at(device_type, element_type, shape or (), buffer_ptr)
         self._outputs[self._checked(name, "output")] = place
 
     def get_outputs(self) -> list[Any]:
@@ -113,12 +113,12 @@ class IOBinding:
         return name
 
     def _view(self, ortvalue: object) -> np.ndarray:
-        value = runtime.unwrapped(ortvalue)
+        value = runtime.unwrapped_value(ortvalue)
         if value is None:
             raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
         self._kept.append(value)
         _require_host(value.device_name())
-        return _at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
+        return _array_at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
 
 
 def _require_host(device_type: str) -> None:
@@ -126,7 +126,7 @@ def _require_host(device_type: str) -> None:
         raise ValueError(f"Training sessions bind the host's memory, got {device_type!r}.")
 
 
-def _at(device_type: str, element_type: DTypeLike | None, shape: Sequence[int], address: int) -> np.ndarray:
+def _array_at(device_type: str, element_type: DTypeLike | None, shape: Sequence[int], address: int) -> np.ndarray:
     """Return the array at an address of the host."""
     _require_host(device_type)
     dtype: DType = np.dtype(element_type)

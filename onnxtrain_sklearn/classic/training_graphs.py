@@ -13,7 +13,7 @@ from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
 from ..exceptions import ModelError, nearest
-from .classic_optimizers import COUNT, MOMENTS, Update, attributes_of, emit_updates
+from .classic_optimizers import MOMENTS, UPDATE_COUNT, Update, attributes_of, emit_updates
 from .training_parameters import TrainingParameters
 from .training_state import TrainingState
 from .vjp import float_names, require_names
@@ -94,7 +94,7 @@ def _with_update(model: ir.Model, parameters: TrainingParameters, state: Trainin
         dtype = ir.DataType.from_numpy(array.dtype)
         specs = [name, f"{name}_grad", *(f"{moment}_{name}" for moment in state.moments.get(name, ()))]
         values = [named.get(one) or ir.val(one, dtype, array.shape) for one in specs]
-        count = ir.val(f"{COUNT}_{name}", ir.DataType.INT64, (1,))
+        count = ir.val(f"{UPDATE_COUNT}_{name}", ir.DataType.INT64, (1,))
         graph.inputs.extend(value for value in [*values, count] if value.name not in named)
         weight, slope, *moments = values
         updates[name] = Update(weight, slope, moments, rate, count)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..exceptions import nearest
 
-OPTIMIZERS = ("", "SGDOptimizer", "AdamOptimizer", "AdamWOptimizer", "LambOptimizer")
+OPTIMIZER_NAMES = ("", "SGDOptimizer", "AdamOptimizer", "AdamWOptimizer", "LambOptimizer")
 
 _MEANINGLESS = (
     "allreduce_post_accumulation attn_dropout_recompute data_parallel_size deepspeed_zero_stage enable_adasum "
@@ -128,8 +128,8 @@ class TrainingParameters:
                     f"TrainingParameters.{name}={value!r} has no meaning here, where one process trains in the "
                     f"precision of the graph: leave it {expected!r}."
                 )
-        if self.training_optimizer_name not in OPTIMIZERS:
-            hint = nearest(self.training_optimizer_name, OPTIMIZERS[1:])
+        if self.training_optimizer_name not in OPTIMIZER_NAMES:
+            hint = nearest(self.training_optimizer_name, OPTIMIZER_NAMES[1:])
             raise ValueError(f"Unknown training_optimizer_name {self.training_optimizer_name!r}.{hint}")
         if not isinstance(self.gradient_accumulation_steps, int) or self.gradient_accumulation_steps < 1:
             raise ValueError(

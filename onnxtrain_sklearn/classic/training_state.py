@@ -9,7 +9,7 @@ import numpy as np
 
 from .._runtime import objects as runtime
 from ..exceptions import ModelError
-from .classic_optimizers import COUNT, MOMENTS
+from .classic_optimizers import MOMENTS, UPDATE_COUNT
 
 
 class TrainingState:
@@ -41,7 +41,7 @@ class TrainingState:
         return {
             name: {
                 **{slot: array.copy() for slot, array in self.moments.get(name, {}).items()},
-                COUNT: np.array([self.counts[name]]),
+                UPDATE_COUNT: np.array([self.counts[name]]),
             }
             for name in self.weights
         }
@@ -68,7 +68,7 @@ class TrainingState:
         self.weights = {name: current[name] for name in self.weights}
         self.moments = {n: {m: current[f"{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
         if self.optimizer:
-            self.counts = {name: int(current[f"{COUNT}_{name}"][0]) for name in self.weights}
+            self.counts = {name: int(current[f"{UPDATE_COUNT}_{name}"][0]) for name in self.weights}
 
     def load_optimizer(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Set what :meth:`optimizer_state` returned, or a part of it."""
@@ -86,7 +86,7 @@ class TrainingState:
         feed: dict[str, np.ndarray] = {}
         for name, weight in self.weights.items():
             moments = {f"{m}_{name}": array for m, array in self.moments.get(name, {}).items()}
-            count = {f"{COUNT}_{name}": np.array([self.counts[name] + 1])}
+            count = {f"{UPDATE_COUNT}_{name}": np.array([self.counts[name] + 1])}
             feed |= {name: weight, f"{name}_grad": gradients[name], **moments, **count}
         return feed
 
@@ -137,5 +137,5 @@ class StatefulSession:
 
 def to_array(value: Any) -> np.ndarray:
     """Return a copy of an array or of an OrtValue as an array."""
-    unwrapped = runtime.unwrapped(value)
-    return np.array(value) if unwrapped is None else runtime.array_of(unwrapped)
+    unwrapped = runtime.unwrapped_value(value)
+    return np.array(value) if unwrapped is None else runtime.copied_array(unwrapped)

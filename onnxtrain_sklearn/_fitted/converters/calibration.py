@@ -13,11 +13,12 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 
+from ..._graph.cast_types import FLOAT
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from ..record import record_of
 from ..traversal import walk
-from .context import EPSILON, FLOAT, Converter, Source
+from .context import EPSILON, Converter, Source
 
 
 def _calibrated(s: Source) -> Sequence[ir.Value]:

@@ -21,10 +21,6 @@ from ..._graph.builder import GraphBuilder
 from ..._support.typing import Estimator
 from ..traversal import Path, follow
 
-DOUBLE = int(ir.DataType.DOUBLE)
-FLOAT = int(ir.DataType.FLOAT)
-INT64 = int(ir.DataType.INT64)
-
 EPSILON = 1e-6
 """Distance that probabilities keep from 0 and 1, where the gradient of their logarithm is not finite or very large."""
 

@@ -13,8 +13,9 @@ import onnx_ir as ir
 from sklearn.ensemble import AdaBoostClassifier, StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.multiclass import OneVsRestClassifier
 
+from ..._graph.cast_types import FLOAT, INT64
 from ..._support.typing import Estimator
-from .context import FLOAT, INT64, Converter, Source, labels, several_labels
+from .context import Converter, Source, labels, several_labels
 from .multioutput import joined_outputs
 
 

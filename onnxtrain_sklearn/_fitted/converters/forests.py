@@ -18,8 +18,9 @@ from sklearn.ensemble import (
 )
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier, ExtraTreeRegressor
 
+from ..._graph.cast_types import INT64
 from ..._support.typing import Estimator
-from .context import INT64, Converter, Source, several_labels
+from .context import Converter, Source, several_labels
 from .trees import branches, leaves, leaves_of, tree_sum
 
 

@@ -17,12 +17,13 @@ from scipy.linalg import solve_triangular
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor, kernels
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.cast_types import DOUBLE, FLOAT
 from ..._ml_operators.distances import root, squared_distances
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
 from .. import sklearn_private
 from ..traversal import Path
-from .context import DOUBLE, FLOAT, Converter, Source
+from .context import Converter, Source
 
 STATIONARY = (kernels.RBF, kernels.Matern, kernels.RationalQuadratic, kernels.ExpSineSquared)
 

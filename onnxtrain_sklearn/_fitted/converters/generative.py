@@ -13,7 +13,8 @@ import onnx_ir as ir
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.naive_bayes import BernoulliNB, CategoricalNB, ComplementNB, GaussianNB, MultinomialNB
 
-from .context import FLOAT, INT64, Converter, Source
+from ..._graph.cast_types import FLOAT, INT64
+from .context import Converter, Source
 
 
 def _generative_classifier(log_densities: Callable[[Source], ir.Value]) -> Converter:

@@ -12,8 +12,9 @@ from sklearn.kernel_approximation import AdditiveChi2Sampler, Nystroem, RBFSampl
 from sklearn.preprocessing import QuantileTransformer, SplineTransformer
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.cast_types import DOUBLE, FLOAT, INT64
 from ..._ml_operators.distances import squared_distances
-from .context import DOUBLE, FLOAT, INT64, Converter, Source, of_rows
+from .context import Converter, Source, of_rows
 
 # Kernels
 

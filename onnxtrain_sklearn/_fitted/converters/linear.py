@@ -15,8 +15,9 @@ from sklearn.cross_decomposition import PLSRegression
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.svm import LinearSVC, LinearSVR
 
+from ..._graph.cast_types import FLOAT, INT64
 from ..._support.typing import Estimator
-from .context import FLOAT, INT64, Converter, Source
+from .context import Converter, Source
 
 FAR = 1e9
 """How far below zero the logarithm of a probability of zero is taken to be."""

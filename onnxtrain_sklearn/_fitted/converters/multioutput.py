@@ -12,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 
+from ..._graph.cast_types import FLOAT, INT64
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
-from .context import FLOAT, INT64, Converter, Source
+from .context import Converter, Source
 
 T = TypeVar("T")
 

@@ -21,11 +21,12 @@ from sklearn.neighbors import (
 )
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.cast_types import FLOAT, INT64
 from ..._graph.queries import constant
 from ..._ml_operators.distances import root, squared_distances
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
-from .context import FLOAT, INT64, Converter, Source, several_labels
+from .context import Converter, Source, several_labels
 
 METRICS = ("euclidean", "manhattan", "minkowski")
 """What :func:`distances` computes."""

@@ -8,7 +8,8 @@ import onnx_ir as ir
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from ..._graph.builder import GraphBuilder
-from .context import INT64, Converter, Source
+from ..._graph.cast_types import INT64
+from .context import Converter, Source
 
 NETWORK_ACTIVATIONS = {"identity": "Identity", "logistic": "Sigmoid", "relu": "Relu", "tanh": "Tanh"}
 """The operators of the activations."""

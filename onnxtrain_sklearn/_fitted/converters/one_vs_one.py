@@ -11,8 +11,9 @@ from sklearn.base import is_classifier
 from sklearn.multiclass import OneVsOneClassifier
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.cast_types import FLOAT
 from ..._support.typing import Estimator
-from .context import FLOAT, Converter, Source
+from .context import Converter, Source
 
 CONFIDENCES = "confidences"
 """Marks the confidences of the estimators of pairs: decision functions, or probabilities of the second class."""

@@ -14,9 +14,10 @@ from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.preprocessing import FunctionTransformer, Normalizer
 
 from ..._graph.builder import GraphBuilder
+from ..._graph.cast_types import DOUBLE, FLOAT
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
-from .context import DOUBLE, FLOAT, Converter, Source, of_rows
+from .context import Converter, Source, of_rows
 from .neighbors import distances
 
 Function = Callable[[GraphBuilder, ir.Value], ir.Value]

@@ -13,8 +13,9 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
 
+from ..._graph.cast_types import FLOAT
 from ..._support.typing import Estimator, SparseLike
-from .context import FLOAT, Converter, Source, labels, of_rows
+from .context import Converter, Source, labels, of_rows
 from .one_vs_one import decision_of_pairs
 from .trees import Attributes
 

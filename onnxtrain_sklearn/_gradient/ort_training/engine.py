@@ -30,8 +30,8 @@ from .preparation import prepare, training_mode
 OPSETS = range(11, 22)
 TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
-Rule: TypeAlias = Callable[[Passage], "str | None"]
-Proven: TypeAlias = Supported[tuple[Rule, ...]]
+Objection: TypeAlias = Callable[[Passage], "str | None"]
+Proven: TypeAlias = Supported[tuple[Objection, ...]]
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
@@ -101,15 +101,15 @@ def _objections(passage: Passage) -> Iterator[str | None]:
 _REMEDY = "Freeze the parameters before it, or put other operators in its place."
 
 
-def _wrong(reason: str, when: Callable[[Passage], object]) -> Rule:
+def _wrong(reason: str, when: Callable[[Passage], object]) -> Objection:
     return lambda passage: reason if when(passage) else None
 
 
-def _only_input(others: str) -> Rule:
+def _only_input(others: str) -> Objection:
     return _wrong(f"the gradient of {others} is missing", lambda p: not p.inputs <= {0})
 
 
-def _since(version: int) -> Rule:
+def _since(version: int) -> Objection:
     return _wrong(f"its gradient needs opset {version} or newer", lambda p: opset(p.node) < version)
 
 

@@ -62,7 +62,7 @@ class ModelAccessor:
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("onnxblock model", default=None)
 
 
-def current() -> ModelAccessor:
+def current_accessor() -> ModelAccessor:
     """Return the accessor of the innermost ``with base(...)``."""
     accessor = _CURRENT.get()
     if accessor is None:

@@ -15,7 +15,7 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from ...exceptions import nearest
-from .accessor import current
+from .accessor import current_accessor
 
 _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
 """Further domains of operators, and the version that is imported of each."""
@@ -43,7 +43,7 @@ class Block(ABC):
     @property
     def base(self) -> onnx.ModelProto:
         """The model that the block is built on."""
-        return current().model
+        return current_accessor().model
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ class Block(ABC):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build the block on the model; the outermost block checks that the result is a valid model."""
-        accessor = current()
+        accessor = current_accessor()
         accessor.depth += 1
         try:
             output = self.build(*args, **kwargs)
@@ -87,7 +87,7 @@ def emit(
     **attributes: Any,
 ) -> str:
     """Append a node to the model; return the name of its first output."""
-    accessor = current()
+    accessor = current_accessor()
     if domain and not any(one.domain == domain for one in accessor.model.opset_import):
         accessor.model.opset_import.append(onnx.helper.make_opsetid(domain, _DOMAINS[domain]))
     names = list(outputs) or [accessor.name(token or f"{op_type.lower()}_output")]
@@ -100,7 +100,7 @@ def emit(
 
 def initializer(array: np.ndarray, token: str) -> str:
     """Add an initializer to the model; return its name."""
-    accessor = current()
+    accessor = current_accessor()
     name = accessor.name(token)
     accessor.model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     return name
@@ -113,12 +113,12 @@ def single(value: float, token: str) -> str:
 
 def has_value(name: str) -> bool:
     """Whether a node of the model reads or computes ``name``."""
-    return any(name in node.input or name in node.output for node in current().model.graph.node)
+    return any(name in node.input or name in node.output for node in current_accessor().model.graph.node)
 
 
 def declared(name: str) -> onnx.ValueInfoProto:
     """Return a copy of the graph input or output ``name``."""
-    graph = current().model.graph
+    graph = current_accessor().model.graph
     values = {value.name: value for value in (*graph.output, *graph.input)}
     if name not in values:
         raise LookupError(f"{name!r} is no input or output of the graph.{nearest(name, values)}")
@@ -200,7 +200,7 @@ class _Reduction(_Operator):
         self._keepdims = keepdims
 
     def build(self, *names: str) -> str:
-        if current().by_rows:
+        if current_accessor().by_rows:
             return self._of_rows(*names)
         return super().build(*names)
 
@@ -328,7 +328,7 @@ class InputLike(Block):
 
     def build(self, input_name: str | None = None) -> str:
         value = declared(self._like)
-        value.name = input_name or current().name("input")
+        value.name = input_name or current_accessor().name("input")
         self.base.graph.input.append(value)
         return value.name
 
@@ -418,11 +418,11 @@ def require_reduction(reduction: str) -> str:
 def reducing(reduction: str) -> Block:
     """Return the block that reduces a loss to a scalar, or leaves it."""
     if require_reduction(reduction) == "none":
-        return _Same()
+        return _Unchanged()
     return ReduceMean(keepdims=False) if reduction == "mean" else ReduceSum(keepdims=False)
 
 
-class _Same(Block):
+class _Unchanged(Block):
     """The value that is given, unchanged, by its name alone."""
 
     def build(self, input_name: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from . import blocks
-from .accessor import current
+from .accessor import current_accessor
 
 
 class MSELoss(blocks.Block):
@@ -79,8 +79,8 @@ class CrossEntropyLoss(blocks.Block):
         weights = [] if self._weight is None else [blocks.initializer(np.asarray(self._weight), "celoss.weight")]
         names = [scores_input_name, labels_name, *weights]
         attributes: dict[str, Any] = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
-        outputs = [current().name("loss"), current().name("log_prob")]
-        by_rows = current().by_rows and self._reduction == "mean"
+        outputs = [current_accessor().name("loss"), current_accessor().name("log_prob")]
+        by_rows = current_accessor().by_rows and self._reduction == "mean"
         reduction = "none" if by_rows else self._reduction
         loss = blocks.emit("SoftmaxCrossEntropyLoss", names, outputs=outputs, reduction=reduction, **attributes)
         return blocks.ReduceMean(keepdims=False)(loss) if by_rows else loss

@@ -13,7 +13,7 @@ from ...exceptions import ModelError
 from . import blocks
 from .forward import ForwardBlock
 
-Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
+ParameterLists = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 
 
 class ClipGradNorm(blocks.Block):
@@ -107,7 +107,7 @@ class _Optimizer(ForwardBlock):
         super().__init__()
         self._clip_grad = clip_grad
 
-    def build(self, parameters: Parameters) -> str:
+    def build(self, parameters: ParameterLists) -> str:
         """Return the name of the flag; ``parameters`` are what TrainingBlock.parameters() returns."""
         trainable, _ = parameters
         if not trainable:

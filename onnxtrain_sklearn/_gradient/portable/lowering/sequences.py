@@ -99,7 +99,7 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def _at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+def _sequence_at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     members = _unchanged_members(op, node)
     return [op.Identity(members[_member_position(node, 1, len(members))])]
 
@@ -125,5 +125,5 @@ def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
 LOWERINGS: dict[str, Lowering] = {
     "ConcatFromSequence": Supported(_concatenated, "axis new_axis"),
     "OptionalGetElement": Supported(_element),
-    "SequenceAt": Supported(_at, inputs=2),
+    "SequenceAt": Supported(_sequence_at, inputs=2),
 }

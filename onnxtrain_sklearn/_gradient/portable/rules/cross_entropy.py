@@ -36,14 +36,16 @@ def _require_labels(r: Reverse) -> None:
     rows = [*scores[:1], *scores[2:]]
     if len(rows) == len(labels) and all(_may_be_equal(m, n) for m, n in zip(rows, labels, strict=True)):
         return
-    r.refuse(f"its labels are of shape {_shown(labels)}, its scores of {_shown(scores)}: each row needs a label")
+    r.refuse(
+        f"its labels are of shape {_shape_text(labels)}, its scores of {_shape_text(scores)}: each row needs a label"
+    )
 
 
 def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
     return rows == labels or not (isinstance(rows, int) and isinstance(labels, int))
 
 
-def _shown(sizes: Dims) -> str:
+def _shape_text(sizes: Dims) -> str:
     return f"({', '.join('?' if n is None else str(n) for n in sizes)})"
 
 
