@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,5 +128,8 @@ def test_a_name_that_is_gone_is_told(monkeypatch):
 
 def test_a_name_of_skl2onnx_that_is_gone_is_told(monkeypatch):
     monkeypatch.setitem(skl2onnx_bridge.PRIVATE, "names", ("skl2onnx._supported_operators", "_gone"))
-    with pytest.raises(ModelError, match=r"has no skl2onnx\._supported_operators\._gone"):
+    with pytest.raises(ModelError, match=r"has no skl2onnx\._supported_operators\._gone") as error:
         OrtGradientClassifier(LogisticRegression().fit(X, Y)).fit(X, Y)
+    declared = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r"pip install '(skl2onnx.+)'", str(error.value))
+    assert f'"{found[1]}"' in declared

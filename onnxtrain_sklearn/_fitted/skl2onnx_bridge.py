@@ -59,7 +59,7 @@ def _private(key: str) -> Any:
     except AttributeError as error:
         raise ModelError(
             f"skl2onnx {package().__version__} has no {module}.{name}, which fitted models are converted with. Install "
-            f"a version that this package is tested with: pip install 'skl2onnx>=1.20,<1.21'."
+            f"a version that this package is tested with: pip install 'skl2onnx>=1.20,<2'."
         ) from error
 
 
