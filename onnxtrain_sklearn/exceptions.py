@@ -72,7 +72,7 @@ class OnnxTrainWarning(UserWarning):
 def instead_of(value: object) -> str:
     """Return the end of an error message: what was got; for a class, that an instance of it is wanted."""
     if isinstance(value, type):
-        return f"got {type(value).__name__}, the class itself; give an instance: {value.__name__}()"
+        return f"got the class {value.__name__}; give an instance: {value.__name__}()"
     shown = "" if value is None else f" ({reprlib.repr(value)})"
     return f"got {type(value).__name__}{shown}"
 

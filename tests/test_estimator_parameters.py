@@ -85,7 +85,7 @@ def test_a_search_over_names():
     [
         ({"optimizer__momentm": 0.9}, r"Invalid parameter 'momentm' for estimator SGD\(\).*'momentum'"),
         ({"optimizer": "sdg", "optimizer__momentum": 0.9}, r"Unknown optimizer 'sdg'. Did you mean 'sgd'"),
-        ({"optimizer": SGD, "optimizer__momentum": 0.9}, r"give an instance: SGD\(\)"),
+        ({"optimizer": SGD, "optimizer__momentum": 0.9}, r"got the class SGD; give an instance: SGD\(\)"),
         ({"model": "net.onnx", "model__hidden_layer_sizes": 3}, r"model__hidden_layer_sizes .*got str .'net.onnx'"),
         ({"optimiser__momentum": 0.9}, "Invalid parameter 'optimiser'"),
     ],
@@ -98,11 +98,14 @@ def test_a_wrong_nested_name_is_told_and_changes_nothing(params, match):
 
 
 WRONG = [
-    ({"model": MLP}, r"model must be .*give an instance: MLP\(\)"),
+    ({"model": MLP}, r"model must be .*got the class MLP; give an instance: MLP\(\)"),
     ({"model": 3}, "model must be .*, got int"),
-    ({"optimizer": SGD}, r"optimizer must be .*give an instance: SGD\(\)"),
-    ({"loss": losses.Huber}, r"loss must be .*give an instance: Huber\(\)"),
-    ({"learning_rate": schedules.Cosine}, r"learning_rate must be .*give an instance: Cosine\(\)"),
+    ({"optimizer": SGD}, r"optimizer must be .*got the class SGD; give an instance: SGD\(\)"),
+    ({"loss": losses.Huber}, r"loss must be .*got the class Huber; give an instance: Huber\(\)"),
+    (
+        {"learning_rate": schedules.Cosine},
+        r"learning_rate must .*got the class Cosine; give an instance: Cosine\(\)",
+    ),
     ({"learning_rate": 0.01}, "learning_rate must be a name or a Schedule object, got float.*learning_rate_init=0.01"),
     ({"learning_rate": None}, "learning_rate must be .*, got NoneType"),
     ({"output": "scores"}, r"output='scores' names an output .* model is None \(MLP\(\)\)"),
