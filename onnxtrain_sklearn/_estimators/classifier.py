@@ -27,7 +27,7 @@ from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import ClassWeight, MatrixLike
 from .._training.history import Epoch
-from ..losses import Loss
+from ..losses import Loss, LossSource
 from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule
 from .availability import (
@@ -91,7 +91,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         self,
         model: ModelSource = None,
         *,
-        loss: str | Loss = "log_loss",
+        loss: str | Loss | LossSource = "log_loss",
         optimizer: str | BaseOptimizer = "adamw",
         learning_rate_init: float = 0.001,
         learning_rate: str | Schedule = "constant",

@@ -30,7 +30,7 @@ from .._support.rules import (
 )
 from .._training.history import Epoch
 from .._training.parameters import Trainable
-from ..losses import Loss
+from ..losses import Loss, LossSource
 from ..models import MODELS, ModelSource
 from ..optimizers import OPTIMIZERS
 from ..schedules import SCHEDULES, Schedule
@@ -80,11 +80,12 @@ labels -1 and 1.
 A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a builder
 with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``. Names:
 """ + _names(MODELS)),
-    "loss": Parameter("str or Loss", """
-What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, or an object. The mean over the rows of a
-minibatch, weighted by ``sample_weight``. For a fitted scikit-learn model the default stands for the loss that the
-model minimizes: the hinge loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or
-quantile loss for regressors that minimize it."""),
+    "loss": Parameter("str, Loss or block", """
+What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
+:mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. The mean over the rows of a minibatch, weighted by
+``sample_weight``. For a fitted scikit-learn model the default stands for the loss that the model minimizes: the hinge
+loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or quantile loss for regressors
+that minimize it."""),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the
 learning rate a step, as in PyTorch. Names:
@@ -198,7 +199,7 @@ class Parameters:
     declared: ClassVar[Mapping[str, Parameter]] = {}
 
     model: ModelSource
-    loss: str | Loss
+    loss: str | Loss | LossSource
     optimizer: str | BaseOptimizer
     learning_rate_init: float
     learning_rate: str | Schedule

@@ -22,7 +22,7 @@ from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import MatrixLike
 from .._training.history import Epoch
-from ..losses import Loss
+from ..losses import Loss, LossSource
 from ..models import ModelSource
 from ..schedules import Schedule
 from .availability import (
@@ -69,7 +69,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         self,
         model: ModelSource = None,
         *,
-        loss: str | Loss = "squared_error",
+        loss: str | Loss | LossSource = "squared_error",
         optimizer: str | BaseOptimizer = "adamw",
         learning_rate_init: float = 0.001,
         learning_rate: str | Schedule = "constant",

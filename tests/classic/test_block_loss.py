@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx.parser
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn import SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic import onnxblock
 from tests.classic.test_onnxblock import WeightedAverageLoss
@@ -143,7 +144,7 @@ def test_weights_of_classes_are_the_estimators():
 
 
 def test_a_block_class_is_no_loss():
-    with pytest.raises(TypeError, match="give an instance"):
+    with pytest.raises(TypeError, match=r"got the class MSELoss; give an instance: MSELoss\(\)"):
         OrtGradientRegressor(Linear(), loss=onnxblock.loss.MSELoss).fit(X, Y)
 
 
@@ -152,3 +153,10 @@ def test_targets_that_do_not_fit():
         OrtGradientRegressor(two_outputs(), loss=WeightedAverageLoss(), **SETTINGS).fit(X, Y[:, :2])
     with pytest.raises(ValueError, match="missing 1 required positional argument"):
         OrtGradientRegressor(Linear(), loss=WeightedAverageLoss(), **SETTINGS).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", [OrtGradientClassifier, OrtGradientRegressor])
+def test_the_type_hint_of_loss_admits_blocks(kind):
+    hint = eval(inspect.signature(kind).parameters["loss"].annotation, dict(vars(losses)))
+    assert isinstance(onnxblock.loss.MSELoss(), hint)
+    assert not isinstance(3, hint)
