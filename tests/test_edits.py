@@ -150,7 +150,7 @@ def test_append_copy_of_a_body_that_returns_an_input(model, op):
     np.testing.assert_array_equal(run_edited(model)["Y"], [[0, 2]])
 
 
-class TestNames:
+class TestNamesOfValues:
     def test_free_numbers_what_is_taken(self):
         names = Names(["a", "a_2"])
         assert [names.free("a") for _ in range(3)] == ["a_1", "a_3", "a_4"]

@@ -68,7 +68,7 @@ def estimator(network, model=None, **settings):
     return kind(str(network.path) if model is None else model, **defaults | settings)
 
 
-def tuned(network, engine, **settings):
+def tuned_network(network, engine, **settings):
     return estimator(network, trainable=list(network.patterns), engine=engine, **settings).fit(*rows_of_file(network))
 
 
@@ -85,7 +85,7 @@ def run_foreign(model, X, output):
 @EACH
 @ENGINES
 def test_the_head_is_trained_and_the_body_stays_to_the_bit(network, engine):
-    given, trained = initializers(onnx.load(network.path)), tuned(network, engine)
+    given, trained = initializers(onnx.load(network.path)), tuned_network(network, engine)
     assert trained.engine_ == engine
     assert network.head < set(given)
     assert set(trained.weights_) == set(given)
@@ -102,7 +102,7 @@ def test_the_head_is_trained_and_the_body_stays_to_the_bit(network, engine):
 @EACH
 @ENGINES
 def test_the_exported_file_has_the_same_body_names_and_inputs(network, engine):
-    given, trained = onnx.load(network.path), tuned(network, engine)
+    given, trained = onnx.load(network.path), tuned_network(network, engine)
     exported = onnx.load_model_from_string(trained.to_onnx().SerializeToString())
     onnx.checker.check_model(exported, full_check=True)
     before, after = initializers(given), initializers(exported)
@@ -120,7 +120,7 @@ def test_the_exported_file_has_the_same_body_names_and_inputs(network, engine):
 @ENGINES
 def test_the_exported_file_gives_the_predictions_and_trains_on(network, engine, tmp_path):
     X, y = rows_of_file(network)
-    trained = tuned(network, engine)
+    trained = tuned_network(network, engine)
     model, last = trained.to_onnx(), "scores" if network.name == "two_tower" else "probabilities"
     found = run_foreign(model, X, last)
     predicted = trained.predict(X) if last == "scores" else trained.predict_proba(X)
@@ -142,7 +142,7 @@ def test_the_exported_file_gives_the_predictions_and_trains_on(network, engine, 
 @BOTH
 @EACH
 def test_both_engines_train_the_same_head(network):
-    first, second = (tuned(network, engine).weights_ for engine in available_engines())
+    first, second = (tuned_network(network, engine).weights_ for engine in available_engines())
     for name in network.head:
         assert_allclose(second[name], first[name], rtol=0, atol=1e-5, err_msg=name)
 
@@ -150,7 +150,7 @@ def test_both_engines_train_the_same_head(network):
 @EACH
 def test_the_file_is_left_as_it_is(network):
     before = network.path.read_bytes()
-    tuned(network, "auto", max_iter=1)
+    tuned_network(network, "auto", max_iter=1)
     assert network.path.read_bytes() == before
 
 
@@ -169,4 +169,4 @@ def test_a_body_that_an_engine_lacks_is_no_obstacle_to_the_head():
     network = next(n for n in NETWORKS if n.name == "two_tower")
     with pytest.raises(UnsupportedOperatorError, match="Elu"):
         estimator(network, engine="ort-training").fit(*rows_of_file(network))
-    assert tuned(network, "ort-training").engine_ == "ort-training"
+    assert tuned_network(network, "ort-training").engine_ == "ort-training"

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.hostile import X, fit, net, y
+from tests.helpers.hostile import X, fit_once, net, y
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -43,7 +43,7 @@ def test_a_fitted_model_takes_no_dict():
 )
 def test_providers_that_are_no_list(settings):
     with pytest.raises(TypeError, match="providers must list names, provider_options one dict for each; got provider"):
-        fit(net(), **settings)
+        fit_once(net(), **settings)
 
 
 @pytest.mark.parametrize("name", ["early_stopping", "warm_start", "shuffle"])
@@ -76,4 +76,4 @@ def test_labels_of_another_type_than_the_classes():
     with pytest.raises((TypeError, ValueError), match="labels"):
         trained.partial_fit(X, ["a", "b"] * 4)
     with pytest.raises(ValueError, match=r"inhomogeneous|Expected 2D array"):
-        fit(net(x="float[N,3,1] X", body="F = Flatten(X) Y = MatMul(F, W)")).fit([[1.0, 2.0, 3.0], [1.0]], [1, 2])
+        fit_once(net(x="float[N,3,1] X", body="F = Flatten(X) Y = MatMul(F, W)")).fit([[1.0, 2.0, 3.0], [1.0]], [1, 2])

@@ -19,7 +19,7 @@ from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._runtime import loading
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.engines import each_engine
-from tests.helpers.hostile import X, fit, net, refused
+from tests.helpers.hostile import X, fit_once, net, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -169,7 +169,7 @@ def test_a_size_of_minus_one_is_not_fixed(engine):
     given, usual = net(x="float[N,3] X"), net()
     for size in given.graph.input[0].type.tensor_type.shape.dim:
         size.dim_value = -1
-    assert_array_equal(fit(given, engine=engine).weights_["W"], fit(usual, engine=engine).weights_["W"])
+    assert_array_equal(fit_once(given, engine=engine).weights_["W"], fit_once(usual, engine=engine).weights_["W"])
 
 
 @pytest.mark.parametrize("kind", [0, 8, 16, 23, 999, 2**31 - 1])
@@ -177,7 +177,7 @@ def test_an_initializer_of_another_type(kind):
     model = net()
     model.graph.initializer[0].data_type = kind
     with pytest.raises(ModelError):
-        fit(model)
+        fit_once(model)
 
 
 @each_engine
@@ -188,7 +188,7 @@ def test_all_initializers_are_inputs_too(engine):
     for tensor in model.graph.initializer:
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     model.ir_version = 3
-    trained = fit(model, engine=engine)
+    trained = fit_once(model, engine=engine)
     onnx.checker.check_model(trained.to_onnx())
     assert [v.name for v in trained.to_onnx().graph.input] == ["X"]
     scalar = net("H = MatMul(X, W) Y = ReduceSum <keepdims = 0> (H)", out="float Y")

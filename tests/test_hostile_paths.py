@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn._graph.protobuf import load
-from tests.helpers.hostile import fit, net, refused
+from tests.helpers.hostile import fit_once, net, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -34,7 +34,7 @@ def test_junk_in_every_format(ending, content, tmp_path):
 @pytest.mark.parametrize("ending", ["json", "textproto", "onnxtxt", "onnx"])
 def test_every_format_is_read(ending, tmp_path):
     onnx.save(net(), tmp_path / f"net.{ending}")
-    assert_array_equal(fit(tmp_path / f"net.{ending}").weights_["W"], fit(net()).weights_["W"])
+    assert_array_equal(fit_once(tmp_path / f"net.{ending}").weights_["W"], fit_once(net()).weights_["W"])
 
 
 @pytest.mark.parametrize("path", ["n" * 5000, "net\0.onnx", "", "/", "/dev/zero", "/proc/self/mem"])
@@ -75,7 +75,7 @@ def saved(folder: Path, **entries: object) -> Path:
 
 
 def test_weights_beside_the_file_are_read(tmp_path):
-    assert_array_equal(fit(saved(tmp_path)).weights_["V"].shape, (3,))
+    assert_array_equal(fit_once(saved(tmp_path)).weights_["V"].shape, (3,))
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ class TestSeveralClasses:
         assert len(label_classifier(model, early_stopping=True).fit(X, KINDS).validation_scores_) == 5
 
 
-class TestLoss:
+class TestLossOfSeveralClasses:
     """The loss of a row is the mean of the losses of its labels, each on the columns of its own."""
 
     @pytest.mark.parametrize("engine", available_engines())

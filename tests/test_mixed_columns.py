@@ -61,7 +61,7 @@ pytestmark = [
 ]
 
 
-class TestTransformers:
+class TestTransformersOfColumns:
     @pytest.mark.parametrize("name", TRANSFORMERS)
     def test_starts_trains_and_goes_back(self, name):
         model = fitted_to_table(clone(TRANSFORMERS[name]))

@@ -48,14 +48,14 @@ AS_ESTIMATORS = (
 )
 
 
-def given(case, model, **parameters):
+def estimator_of(case, model, **parameters):
     kind = OrtGradientRegressor if case.data == "diabetes" else OrtGradientClassifier
     return kind(model, **{"max_iter": 2, "random_state": 0, **parameters})
 
 
 def untrained(case, model, **parameters):
     X, y = DATA[case.data]
-    return given(case, model, max_iter=1, optimizer="sgd", learning_rate_init=1e-30, **parameters).fit(X, y)
+    return estimator_of(case, model, max_iter=1, optimizer="sgd", learning_rate_init=1e-30, **parameters).fit(X, y)
 
 
 @EACH
@@ -80,7 +80,7 @@ def test_training_starts_from_the_file(case):
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_the_trained_file_has_the_same_input_and_predicts_what_the_estimator_does(case):
     (X, y), (_, proto) = DATA[case.data], made(case)
-    trained = given(case, proto, learning_rate_init=0.01).fit(X, y)
+    trained = estimator_of(case, proto, learning_rate_init=0.01).fit(X, y)
     exported = trained.to_onnx()
     onnx.checker.check_model(exported, full_check=True)
     assert [(v.name, len(v.type.tensor_type.shape.dim)) for v in exported.graph.input] == [("X", 2)]
@@ -97,7 +97,7 @@ def test_the_trained_file_has_the_same_input_and_predicts_what_the_estimator_doe
 def test_files_train_as_their_estimators(case, engine):
     (X, y), (estimator, proto) = DATA[case.data], made(case)
     parameters = {"engine": engine, "learning_rate_init": 0.01, "max_iter": 4}
-    by_estimator, by_file = (given(case, model, **parameters).fit(X, y) for model in (estimator, proto))
+    by_estimator, by_file = (estimator_of(case, model, **parameters).fit(X, y) for model in (estimator, proto))
     method = "predict" if case.data == "diabetes" else "predict_proba" if not case.of_margins else "decision_function"
     assert_allclose(getattr(by_file, method)(X), getattr(by_estimator, method)(X), rtol=2e-3, atol=2e-3)
     assert_allclose(by_file.loss_curve_, by_estimator.loss_curve_, rtol=1e-3)
@@ -109,7 +109,9 @@ def test_paths_bytes_and_messages_are_one_model(tmp_path):
     (X, y), (_, proto) = DATA[case.data], made(case)
     path = tmp_path / "model.onnx"
     path.write_bytes(proto.SerializeToString())
-    found = [given(case, model).fit(X, y).predict_proba(X) for model in (proto, path, str(path), path.read_bytes())]
+    found = [
+        estimator_of(case, model).fit(X, y).predict_proba(X) for model in (proto, path, str(path), path.read_bytes())
+    ]
     for one in found[1:]:
         assert_array_equal(one, found[0])
 

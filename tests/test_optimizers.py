@@ -24,7 +24,7 @@ def test_public_names_exist() -> None:
     assert {kind.__name__ for kind in OPTIMIZERS.values()} <= set(optimizers.__all__)
 
 
-class TestResolve:
+class TestResolveOptimizer:
     def test_names_give_the_defaults(self) -> None:
         for name, kind in OPTIMIZERS.items():
             resolved = resolve_optimizer(name)

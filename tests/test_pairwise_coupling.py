@@ -175,46 +175,48 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def fitted(digits):
+def fitted_machine(digits):
     return SVC(probability=True, random_state=0).fit(*digits)
 
 
 @pytest.fixture(scope="module", params=available_engines())
-def trained(request, fitted, digits):
-    estimator = OrtGradientClassifier(fitted, engine=request.param, max_iter=2, random_state=0)
+def trained_machine(request, fitted_machine, digits):
+    estimator = OrtGradientClassifier(fitted_machine, engine=request.param, max_iter=2, random_state=0)
     return make_pipeline(FunctionTransformer(), estimator).fit(*digits)
 
 
 @pytest.mark.slow
 @without_warnings
 class TestMachines:
-    def test_training_begins_from_the_fitted_machine(self, fitted, digits):
-        model = OrtGradientClassifier(fitted, learning_rate_init=0.0, max_iter=1).fit(*digits)
-        np.testing.assert_allclose(model.predict_proba(digits[0]), fitted.predict_proba(digits[0]), atol=1e-5)
+    def test_training_begins_from_the_fitted_machine(self, fitted_machine, digits):
+        model = OrtGradientClassifier(fitted_machine, learning_rate_init=0.0, max_iter=1).fit(*digits)
+        np.testing.assert_allclose(model.predict_proba(digits[0]), fitted_machine.predict_proba(digits[0]), atol=1e-5)
 
-    def test_both_engines_train_the_same_machine(self, fitted, trained, digits):
-        model = OrtGradientClassifier(fitted, engine="portable", max_iter=2, random_state=0).fit(*digits)
+    def test_both_engines_train_the_same_machine(self, fitted_machine, trained_machine, digits):
+        model = OrtGradientClassifier(fitted_machine, engine="portable", max_iter=2, random_state=0).fit(*digits)
         expected = model.predict_proba(digits[0])
-        np.testing.assert_allclose(trained.predict_proba(digits[0]), expected, atol=1e-4)
-        assert np.abs(expected - fitted.predict_proba(digits[0])).max() > 1e-3
+        np.testing.assert_allclose(trained_machine.predict_proba(digits[0]), expected, atol=1e-4)
+        assert np.abs(expected - fitted_machine.predict_proba(digits[0])).max() > 1e-3
 
-    def test_the_graph_is_small_and_gives_the_same(self, trained, digits):
-        model = trained[-1].to_onnx()
+    def test_the_graph_is_small_and_gives_the_same(self, trained_machine, digits):
+        model = trained_machine[-1].to_onnx()
         assert len(list(ir.from_proto(model).graph.all_nodes())) < 150
         found = coupling_session(model).run(["probabilities"], {"X": digits[0]})[0]
-        np.testing.assert_allclose(found, trained.predict_proba(digits[0]), atol=1e-6)
+        np.testing.assert_allclose(found, trained_machine.predict_proba(digits[0]), atol=1e-6)
 
-    def test_pickles_give_the_same(self, trained, digits):
-        again = pickle.loads(pickle.dumps(trained))
-        np.testing.assert_array_equal(again.predict_proba(digits[0]), trained.predict_proba(digits[0]))
+    def test_pickles_give_the_same(self, trained_machine, digits):
+        again = pickle.loads(pickle.dumps(trained_machine))
+        np.testing.assert_array_equal(again.predict_proba(digits[0]), trained_machine.predict_proba(digits[0]))
 
-    def test_the_machine_that_is_written_back_gives_the_same(self, trained, digits):
-        machine = trained[-1].to_sklearn()
-        np.testing.assert_allclose(machine.predict_proba(digits[0]), trained.predict_proba(digits[0]), atol=1e-4)
+    def test_the_machine_that_is_written_back_gives_the_same(self, trained_machine, digits):
+        machine = trained_machine[-1].to_sklearn()
+        np.testing.assert_allclose(
+            machine.predict_proba(digits[0]), trained_machine.predict_proba(digits[0]), atol=1e-4
+        )
 
-    def test_pipelines_convert_without_a_subgraph(self, trained, digits):
+    def test_pipelines_convert_without_a_subgraph(self, trained_machine, digits):
         skl2onnx = pytest.importorskip("skl2onnx")
-        model = skl2onnx.to_onnx(trained, digits[0][:1], target_opset=18, options={"zipmap": False})
+        model = skl2onnx.to_onnx(trained_machine, digits[0][:1], target_opset=18, options={"zipmap": False})
         assert not list(ir.from_proto(model).graph.subgraphs())
         found = coupling_session(model).run(["probabilities"], {"X": digits[0]})[0]
-        np.testing.assert_allclose(found, trained.predict_proba(digits[0]), atol=1e-5)
+        np.testing.assert_allclose(found, trained_machine.predict_proba(digits[0]), atol=1e-5)

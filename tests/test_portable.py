@@ -22,7 +22,7 @@ HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
 
 
-def with_loss(network: str, *, rows: int | None) -> onnx.ModelProto:
+def network_with_loss(network: str, *, rows: int | None) -> onnx.ModelProto:
     """Return the network with the loss that PyTorch took, as its first output."""
     model = onnx.load(DATA / f"{network}.onnx")
     graph, (scores,) = model.graph, model.graph.output
@@ -49,7 +49,7 @@ def test_gradients_are_those_of_pytorch(network, batch):
     with np.load(DATA / f"{network}.npz") as archive:
         arrays = dict(archive)
     wanted = {name.removeprefix("grad/"): array for name, array in arrays.items() if name.startswith("grad/")}
-    model = with_loss(network, rows=arrays["y"].shape[1] if batch == "static" else None)
+    model = network_with_loss(network, rows=arrays["y"].shape[1] if batch == "static" else None)
     graph = gradient_graph(model, wrt=list(wanted), engine="portable")
     session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
     feeds = {v.name: arrays[v.name][0] for v in session.get_inputs()}
@@ -102,7 +102,7 @@ def test_graph_of_an_mlp_is_lean():
 @BOTH
 @pytest.mark.parametrize("network", ["mlp", "lenet"])
 def test_graphs_are_not_much_larger_than_those_of_the_other_engine(network):
-    model = mlp_with_loss() if network == "mlp" else with_loss("lenet", rows=8)
+    model = mlp_with_loss() if network == "mlp" else network_with_loss("lenet", rows=8)
     source = ir.from_proto(model)
     ratio = nodes(model, "portable") / nodes(model, "ort-training")
     assert ratio <= 1.3, f"{ratio:.2f} of {len(source.graph)} nodes forward"

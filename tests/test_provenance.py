@@ -66,22 +66,22 @@ CLASSIFIERS = {
 }
 
 
-def fitted(name, kind):
+def fitted_by_name(name, kind):
     model, target = (REGRESSORS[name], NUMBER) if kind == "number" else (CLASSIFIERS[name], LABEL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return model.fit(X, target)
 
 
-def cases():
+def fitted_cases():
     return [(name, "number") for name in REGRESSORS] + [(name, "label") for name in CLASSIFIERS]
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), fitted_cases())
 def test_names_of_skl2onnx_mean_nothing(name, kind, monkeypatch):
     from skl2onnx.common._topology import Scope
 
-    model = fitted(name, kind)
+    model = fitted_by_name(name, kind)
     source, known = fitted_model(model)
     counter = itertools.count()
     monkeypatch.setattr(Scope, "get_unique_variable_name", lambda scope, seed, rename=True: f"v{next(counter)}")
@@ -92,7 +92,7 @@ def test_names_of_skl2onnx_mean_nothing(name, kind, monkeypatch):
         np.testing.assert_array_equal(other.weights()[parameter], numbers)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), fitted_cases())
 def test_no_parameter_is_looked_for_by_its_numbers(name, kind, monkeypatch):
     def found(tracer, name, path, owner, value, role):
         assert role is not None
@@ -100,7 +100,7 @@ def test_no_parameter_is_looked_for_by_its_numbers(name, kind, monkeypatch):
         return (), "same"
 
     monkeypatch.setattr(provenance, "_found", found)
-    _, known = fitted_model(fitted(name, kind))
+    _, known = fitted_model(fitted_by_name(name, kind))
     assert known.origins
 
 

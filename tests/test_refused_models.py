@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from sklearn.cluster import KMeans
-from sklearn.compose import make_column_transformer
 from sklearn.ensemble import (
     AdaBoostClassifier,
 )
@@ -27,11 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 
 def one_boost():
     return AdaBoostClassifier(n_estimators=1, random_state=0).fit(X, BINARY)
-
-
-def spread():
-    model = make_column_transformer((StandardScaler(), [0]), remainder="drop")
-    return make_pipeline(model, Ridge()).fit(X, NUMBER)
 
 
 class TestRefused:

@@ -224,7 +224,7 @@ class TestWarmup:
             resolve_schedule(Warmup(schedule="cosin"))
 
 
-class TestResolve:
+class TestResolveSchedule:
     @pytest.mark.parametrize("thing", [None, 0.1, Cosine, lambda progress: 1.0])
     def test_other_things_raise(self, thing: Any) -> None:
         with pytest.raises(TypeError, match=f"must be a name or a Schedule object, got {type(thing).__name__}"):

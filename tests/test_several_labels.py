@@ -205,7 +205,7 @@ class TestYesOrNo:
             assert_array_equal(label_classifier(model).fit(X[NEW], y).predict_proba(X), expected)
 
 
-class TestTrees:
+class TestTreesOfSeveralLabels:
     @pytest.mark.slow
     @pytest.mark.parametrize("y", [YES, KINDS], ids=["yes", "kinds"])
     @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ class TestTrees:
             label_classifier(model).fit(X[NEW], YES[NEW])
 
 
-class TestRefused:
+class TestRefusedLabels:
     @pytest.mark.parametrize(
         ("model", "y", "new", "text"),
         [
@@ -312,7 +312,7 @@ class TestRefused:
             label_classifier(model).fit(X, YES)
 
 
-class TestGoOn:
+class TestGoOnWithSeveralLabels:
     @pytest.mark.slow
     @pytest.mark.parametrize("y", [YES, KINDS], ids=["yes", "kinds"])
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

@@ -34,7 +34,7 @@ def weighted_model(body, weights=W, x="float[N, 3] X", y="float[N, 1] Y", opset=
     return proto
 
 
-def parameters(proto):
+def names_of_parameters(proto):
     return set(source_of(proto, None)[0].parameters)
 
 
@@ -267,7 +267,7 @@ def test_weights_in_bodies_are_trained():
     proto = weighted_model(body, "bool yes = {1}")
     branch = next(a.g for a in proto.graph.node[0].attribute if a.name == "else_branch")
     branch.initializer.append(onnx.numpy_helper.from_array(table(3, 1), "W"))
-    assert parameters(proto) == {"k", "W"}
+    assert names_of_parameters(proto) == {"k", "W"}
     trained = step_of_weights(proto, "portable")
     assert_allclose(
         trained.weights_["k"], step_of_weights(weighted_model("Y = MatMul(X, W)")).weights_["W"], rtol=0, atol=1e-6

@@ -38,7 +38,7 @@ def load(folder, prefix=""):
     return {name: onnx.load(folder / f"{prefix}{name}.onnx") for name in FILES}
 
 
-def batches(labels, n=100):
+def labeled_batches(labels, n=100):
     for _ in range(n):
         x = RNG.normal(size=(20, 3)).astype(np.float32)
         y = np.maximum(x @ WEIGHTS["W"] * 0.8, 0) @ WEIGHTS["V"] * 1.1
@@ -145,7 +145,7 @@ def test_a_device_trains_as_our_estimator_does(tmp_path, loss, optimizer, engine
         estimator, more = OrtGradientClassifier(**settings), {"classes": [0, 1]}
     else:
         estimator, more = OrtGradientClassifier(**settings), {"classes": None}
-    for x, y in batches(LABELS[loss]):
+    for x, y in labeled_batches(LABELS[loss]):
         found = device.step(x, y)
         estimator.partial_fit(x, y, **{k: v for k, v in more.items() if v is not None})
         np.testing.assert_allclose(found if np.ndim(found) == 0 else found[0], estimator.loss_, rtol=1e-3, atol=1e-4)
@@ -170,7 +170,7 @@ def test_files_for_devices(tmp_path, engine):
     assert all(model.ir_version <= 10 for model in models.values())
     onnx.checker.check_model(models["eval_model"], full_check=True)
     session = onnxruntime.InferenceSession(models["eval_model"].SerializeToString(), providers=["CPUExecutionProvider"])
-    x, y = next(batches(LABELS[LossType.MSELoss]))
+    x, y = next(labeled_batches(LABELS[LossType.MSELoss]))
     (value,) = session.run(None, {"X": x, "target": y, "W": WEIGHTS["W"], "b": WEIGHTS["b"]})
     scores = np.maximum(x @ WEIGHTS["W"] + WEIGHTS["b"], 0) @ WEIGHTS["V"]
     np.testing.assert_allclose(value, ((scores - y) ** 2).mean(), rtol=1e-5)
@@ -185,7 +185,7 @@ def test_gradients_of_the_portable_training_model_without_its_accumulators(tmp_p
     model.graph.node.extend(kept)
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(f"{name}_grad") for name in ("W", "b"))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x, y = next(batches(LABELS[LossType.L1Loss]))
+    x, y = next(labeled_batches(LABELS[LossType.L1Loss]))
     feeds = {"X": x, "target": y, "W": WEIGHTS["W"], "b": WEIGHTS["b"]}
     used = {v.name for v in session.get_inputs()}
     more = {f"{n}_grad.accumulation.buffer": np.zeros_like(WEIGHTS[n]) for n in ("W", "b")}
@@ -239,7 +239,7 @@ def test_ort_format(tmp_path):
     module = api.Module(*(str(tmp_path / f"{n}.ort") if n else state for n in ("training_model", "", "eval_model")))
     optimizer = api.Optimizer(str(tmp_path / "optimizer_model.ort"), module)
     optimizer.set_learning_rate(0.1)
-    x, y = next(batches(LABELS[LossType.MSELoss]))
+    x, y = next(labeled_batches(LABELS[LossType.MSELoss]))
     first = module(x, y)
     optimizer.step()
     assert module(x, y) < first

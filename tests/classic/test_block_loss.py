@@ -32,7 +32,7 @@ def two_outputs():
             Z1 = MatMul(X, W1) Y1 = Add(Z1, b1) Z2 = MatMul(X, W2) Y2 = Add(Z2, b2) }""")
 
 
-def assert_same(a, b):
+def assert_same_estimators(a, b):
     for name, array in a.weights_.items():
         np.testing.assert_allclose(array, b.weights_[name], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(a.loss_curve_, b.loss_curve_, rtol=1e-4)
@@ -50,7 +50,7 @@ def test_blocks_train_as_the_losses_by_name(block, name, engine):
         )
         for loss in (block, name)
     ]
-    assert_same(*found)
+    assert_same_estimators(*found)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -60,7 +60,7 @@ def test_blocks_of_classifiers(engine):
         OrtGradientClassifier(Linear(), loss=loss, class_weight={1: 3.0}, engine=engine, **SETTINGS).fit(X, labels)
         for loss in (block, "log_loss")
     ]
-    assert_same(*found)
+    assert_same_estimators(*found)
     np.testing.assert_allclose(found[0].predict_proba(X).sum(axis=1), 1, rtol=1e-5)
     block = onnxblock.loss.BCEWithLogitsLoss()
     for target in (Y[:, 0] > 0, Y > 0):
@@ -68,7 +68,7 @@ def test_blocks_of_classifiers(engine):
             OrtGradientClassifier(Linear(), loss=loss, engine=engine, **SETTINGS).fit(X, target.astype(int))
             for loss in (block, "log_loss")
         ]
-        assert_same(*found)
+        assert_same_estimators(*found)
         assert found[0].predict_proba(X).min() > 0
 
 

@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-def fitted(name):
+def trained_network(name):
     estimator, y, target = CASES[name]
     target = target if name == "several classes" else target.astype(np.float32)
     return clone(estimator).set_params(max_iter=3).fit(X.astype(float) if name == "float64" else X, y), target
@@ -46,11 +46,11 @@ def fitted(name):
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("name", CASES)
 def test_a_device_goes_on_and_the_weights_come_back(tmp_path, name, engine):
-    estimator, target = fitted(name)
+    estimator, target = trained_network(name)
     estimator.set_params(engine=engine).export_artifacts(tmp_path)
     device = OnDevice(tmp_path, 0.01)
     y = CASES[name][1]
-    fresh, _ = fitted(name)
+    fresh, _ = trained_network(name)
     fresh.load_checkpoint(tmp_path / "checkpoint")  # which is without the optimizer's state, as the device begins
     for _ in range(30):
         value, scores = device.step(X, target)
@@ -73,7 +73,7 @@ def test_a_device_goes_on_and_the_weights_come_back(tmp_path, name, engine):
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("name", CASES)
 def test_the_evaluation_model_computes_the_loss(tmp_path, name, engine):
-    estimator, target = fitted(name)
+    estimator, target = trained_network(name)
     estimator.set_params(engine=engine).export_artifacts(tmp_path, prefix="net_")
     checkpoint = read_checkpoint(tmp_path / "net_checkpoint")
     for weight, array in estimator.weights_.items():

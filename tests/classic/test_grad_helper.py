@@ -23,7 +23,7 @@ SQUARES = "Z = MatMul(X, W) D = Sub(Z, label) Q = Mul(D, D) loss = ReduceMean<ke
 LOSS = net(SQUARES, "float[N, 2] Z, float loss", inputs="float[N, 3] X, float[N, 2] label")
 
 
-def run(model, feeds):
+def run_by_name(model, feeds):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
 
@@ -40,7 +40,7 @@ def expected_of(model, feeds, grads):
     return slopes(bare, {**feeds, **weights_of(model)}, grads)
 
 
-def assert_gradients(found, expected):
+def assert_close_to_expected(found, expected):
     for name, value in found.items():
         np.testing.assert_allclose(value, expected[name.removesuffix("_grad")], rtol=1e-3, atol=1e-3)
 
@@ -64,11 +64,11 @@ def test_options(graph, outputs, options, engine):
     grads = {name: np.ones((4, 2), np.float32) for name in outputs}
     if given:
         grads = {name: RNG.normal(size=(4, 2)).astype(np.float32) for name in outputs}
-    found = run(result, {"X": X, **{f"{name}_grad": grads[name] for name in outputs if given}})
-    for name, value in run(model, {"X": X}).items():
+    found = run_by_name(result, {"X": X, **{f"{name}_grad": grads[name] for name in outputs if given}})
+    for name, value in run_by_name(model, {"X": X}).items():
         if KeepOutputs in options:
             np.testing.assert_allclose(found.pop(name), value, rtol=1e-6)
-    assert_gradients(found, expected_of(model, {"X": X}, grads))
+    assert_close_to_expected(found, expected_of(model, {"X": X}, grads))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -80,11 +80,11 @@ def test_loss(options, engine, tmp_path):
     assert names(result.graph.input) == ["X", "label", "W"]
     assert onnx.load(path) == result
     feeds = {"X": X, "label": np.ones((4, 2), np.float32)}
-    found = run(result, feeds)
-    reference = run(LOSS, feeds)
+    found = run_by_name(result, feeds)
+    reference = run_by_name(LOSS, feeds)
     np.testing.assert_allclose(found.pop("loss"), reference["loss"], rtol=1e-6)
     found.pop("Z", None)
-    assert_gradients(found, expected_of(LOSS, feeds, {"loss": np.float32(1)}))
+    assert_close_to_expected(found, expected_of(LOSS, feeds, {"loss": np.float32(1)}))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -104,7 +104,7 @@ def test_weights_can_be_fed(engine):
     model, other = net(*ONE, weights=BIAS), {"W": np.ones((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     result = onnx_derivative(model, options=FillGrad, inputs=[], engine=engine)
     slope = 1 - np.tanh(X @ other["W"]) ** 2
-    np.testing.assert_allclose(run(result, {"X": X, **other})["W_grad"], X.T @ slope, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(run_by_name(result, {"X": X, **other})["W_grad"], X.T @ slope, rtol=1e-3, atol=1e-5)
 
 
 def test_yield_op():

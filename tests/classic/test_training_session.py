@@ -61,19 +61,19 @@ def train(session, steps=5, rate=0.01):
     return [float(session.run(["loss"], feed(rate))[0]) for _ in range(steps)]
 
 
-def gradients(weights, x=X, y=Y):
+def numpy_gradients(weights, x=X, y=Y):
     h = np.tanh(x @ weights["W"] + weights["b"])
     d = 2 * (h @ weights["V"] - y) / y.size
     back = d @ weights["V"].T * (1 - h**2)
     return {"W": x.T @ back, "b": back.sum(axis=0), "V": h.T @ d}
 
 
-def reference(kind, steps, rate, settings, clip):
+def reference_weights(kind, steps, rate, settings, clip):
     """Return weights after some steps, in float64, by the formulas of onnxruntime's kernels."""
     w = {name: array.astype(float) for name, array in WEIGHTS.items()}
     m, v = ({name: np.zeros_like(a) for name, a in w.items()} for _ in range(2))
     for t in range(1, steps + 1):
-        g = gradients(w, X.astype(float), Y.astype(float))
+        g = numpy_gradients(w, X.astype(float), Y.astype(float))
         norm = np.sqrt(sum((a**2).sum() for a in g.values()))
         for name in w:
             one = {"alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-6, "correct": 1, "late": 0}
@@ -131,7 +131,7 @@ def test_optimizers(kind, floats, integers, more, clip):
     for name, one in more.items():
         settings[name] = {**settings.get(name, {}), **one}
     limit = 1.0 if clip and kind != "SGDOptimizer" else None
-    for name, array in reference(kind, 10, 0.01, settings, limit).items():
+    for name, array in reference_weights(kind, 10, 0.01, settings, limit).items():
         np.testing.assert_allclose(session.get_state()[name], array, rtol=2e-3, atol=2e-4)
 
 
@@ -246,7 +246,7 @@ def test_gradients_as_outputs(engine):
     assert [v.name for v in session.get_outputs()] == ["loss", "P", "W_grad", "b_grad", "V_grad"]
     assert [v.name for v in session.get_inputs()] == ["X", "y"]
     found = session.run(["W_grad", "b_grad", "V_grad"], feed())
-    for array, expected in zip(found, gradients(WEIGHTS).values(), strict=True):
+    for array, expected in zip(found, numpy_gradients(WEIGHTS).values(), strict=True):
         np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-5)
     assert session.get_optimizer_state() == {}
 
@@ -441,7 +441,7 @@ def test_gradient_graph_builder(tmp_path, engine):
     assert model.SerializeToString() == builder.get_model()
     assert [o.name for o in model.graph.output] == ["loss", "P", "W_grad", "X_grad"]
     session = onnxruntime.InferenceSession(builder.get_model(), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(["W_grad"], feed())[0], gradients(WEIGHTS)["W"], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(session.run(["W_grad"], feed())[0], numpy_gradients(WEIGHTS)["W"], rtol=1e-3, atol=1e-5)
     with pytest.raises(ValueError, match="must hold the loss 'loss' alone"):
         GradientGraphBuilder(with_loss(), {"P"}, {"W"}, "loss")
     with pytest.raises(TypeError, match="sets of names"):

@@ -233,7 +233,7 @@ def ending_probabilities(task: str, name: str, output: np.ndarray) -> np.ndarray
 
 
 @cache
-def reference(task: str, name: str) -> dict[str, np.ndarray]:
+def reference_slopes(task: str, name: str) -> dict[str, np.ndarray]:
     """Return the gradient of the loss of the graph's own output, by central differences in float64."""
     loss, y = TASKS[task][4], TASKS[task][2]
     model = onnx.ModelProto()
@@ -305,5 +305,5 @@ def test_the_gradient_is_that_of_the_loss_of_the_graphs_own_output(task, name, e
         return
     fitted = trained.fit(X, TASKS[task][2])
     before = {w.name: onnx.numpy_helper.to_array(w) for w in graph_with_ending(task, name).graph.initializer}
-    for weight, slope in reference(task, name).items():
+    for weight, slope in reference_slopes(task, name).items():
         assert_allclose(before[weight] - fitted.weights_[weight], slope, rtol=1e-3, atol=2e-5)

@@ -27,10 +27,10 @@ def net(body="Y = MatMul(X, W)", x="float[N,3] X", out="float[N,1] Y", domains="
     return model
 
 
-def fit(model, kind=OrtGradientRegressor, **settings):
+def fit_once(model, kind=OrtGradientRegressor, **settings):
     return kind(model, max_iter=1, batch_size=4, random_state=0, **settings).fit(X, y)
 
 
 def refused(model, match, **settings):
     with pytest.raises(ModelError, match=match):
-        fit(model, **settings)
+        fit_once(model, **settings)
