@@ -35,9 +35,12 @@ class TestResolveOptimizer:
         with pytest.raises(ValueError, match=r"optimizer 'adamv'. Did you mean .*'adamw'.*Valid names: .*'lbfgs'"):
             resolve_optimizer("adamv")
 
-    @pytest.mark.parametrize("thing", [None, 1, SGD, object()])
-    def test_other_things_raise(self, thing: Any) -> None:
-        with pytest.raises(TypeError, match=f"must be a name or an Optimizer object, got {type(thing).__name__}"):
+    @pytest.mark.parametrize(
+        ("thing", "got"),
+        [(None, "NoneType"), (1, "int"), (SGD, "the class SGD; give an instance"), (object(), "object")],
+    )
+    def test_other_things_raise(self, thing: Any, got: str) -> None:
+        with pytest.raises(TypeError, match=f"must be a name or an Optimizer object, got {got}"):
             resolve_optimizer(thing)
 
     @pytest.mark.parametrize(

@@ -225,9 +225,17 @@ class TestWarmup:
 
 
 class TestResolveSchedule:
-    @pytest.mark.parametrize("thing", [None, 0.1, Cosine, lambda progress: 1.0])
-    def test_other_things_raise(self, thing: Any) -> None:
-        with pytest.raises(TypeError, match=f"must be a name or a Schedule object, got {type(thing).__name__}"):
+    @pytest.mark.parametrize(
+        ("thing", "got"),
+        [
+            (None, "NoneType"),
+            (0.1, "float"),
+            (Cosine, "the class Cosine; give an instance"),
+            (lambda progress: 1.0, "function"),
+        ],
+    )
+    def test_other_things_raise(self, thing: Any, got: str) -> None:
+        with pytest.raises(TypeError, match=f"must be a name or a Schedule object, got {got}"):
             resolve_schedule(thing)
 
     def test_misspelt_name_gets_the_nearest(self) -> None:
