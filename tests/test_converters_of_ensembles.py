@@ -68,7 +68,7 @@ class TestEnsembles:
             (BaggingClassifier(SVM, 2), "count the votes.*SVC.probability=True"),
             (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels only.*voting='soft'"),
             (OneVsRestClassifier(Ridge()), "labels only"),
-            (OneVsRestClassifier(SVC(probability=True)), "decision functions of its SVC.*one of both"),
+            (OneVsRestClassifier(SVC(probability=True)), "decision functions of its SVC.*only one of the two"),
             (OutputCodeClassifier(LogisticRegression()), "labels only"),
             (GaussianProcessClassifier(multi_class="one_vs_one"), "multi_class='one_vs_rest'"),
         ],
