@@ -1,8 +1,8 @@
 """The engine protocol, the choice of an engine, and `gradient_graph`.
 
 An engine is one function ``(model, wrt, of) -> model``: it returns a new graph with the inputs, initializers and
-outputs of the given one and an output ``NAME_grad`` for each name in ``wrt``. A gradient that it returns is right; what
-it cannot differentiate raises :class:`UnsupportedOperatorError`. It is only asked for names that reach the output.
+outputs of the given one and an output ``NAME_grad`` for each name in ``wrt``. An engine returns correct gradients, or
+raises :class:`UnsupportedOperatorError`. It is called only for names on which the output depends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GradientGraph:
 
 
 def choose_engine(engine: str) -> str:
-    """Return ``engine``, a name or "auto", where it can run in this environment."""
+    """Return ``engine``, a name or "auto"; raise if it cannot run in this environment."""
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES])}")
     if engine not in ("auto", *available_engines()):
@@ -67,14 +67,14 @@ def choose_engine(engine: str) -> str:
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is left as it is."""
+    """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is unchanged."""
     source = multiply_by_columns(fold(lower(model.clone())))
     return _differentiate_by(source, wrt, of, engine)
 
 
 def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     model.ir_version = min(model.ir_version, capabilities.limits().ir_version)
-    if engine == "ort-training":  # which has no gradient of a subgraph; "auto" leaves these to the portable engine
+    if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
         unroll(model)
     _require_free_names(model.graph, wrt)
     reached = _reached(model.graph, wrt, of) - _empty(model.graph)
@@ -86,7 +86,7 @@ def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str)
 
 
 def _candidates(model: ir.Model, engine: str) -> Sequence[str]:
-    """Return the engines to try in turn; onnxruntime-training lacks most kernels for gradients in float64."""
+    """Return the engines to try in turn; onnxruntime-training lacks most gradient kernels for float64."""
     if choose_engine(engine) != "auto":
         return [engine]
     double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
@@ -94,7 +94,7 @@ def _candidates(model: ir.Model, engine: str) -> Sequence[str]:
 
 
 def _first_able(engines: Sequence[str], model: ir.Model, wrt: Sequence[str], of: str) -> GradientGraph:
-    """Differentiate with the first engine that has a proven gradient for every node; the last one says what fails."""
+    """Differentiate with the first engine that supports every node; if none does, raise the error of the last one."""
     for name in engines[:-1]:
         try:
             return _by(name, model, wrt, of)
@@ -116,29 +116,29 @@ def gradient_graph(
     Parameters
     ----------
     model : onnx.ModelProto
-        A float graph. It is left as it is.
+        A float graph. It is not modified.
     wrt : str or sequence of str
-        Names of initializers or inputs of floating-point type that the gradient is taken with respect to.
+        Names of floating-point initializers or inputs with respect to which the gradient is computed.
     of : str, default=None
         Name of the output that is differentiated, a scalar; None: the first output.
     engine : {"auto", "ort-training", "portable"}, default="auto"
-        The engine that differentiates. "auto": onnxruntime-training's where it is installed and proven right for every
-        operator between the names and the output, else the portable one.
+        The gradient engine. "auto": "ort-training" if it is installed and its gradients are verified for every
+        operator between the names and the output, else "portable".
 
     Returns
     -------
     onnx.ModelProto
         The inputs, initializers and outputs of ``model``, and for each name in ``wrt`` an output ``NAME_grad`` of its
-        shape and type. Its opset is that of ``model``, or on the portable engine the first newer one that has the
-        operators that the gradient needs (an embedding needs 16); an onnxruntime that takes it loads it as it is.
+        shape and type. Its opset is that of ``model``, or on the portable engine the first newer one with the
+        operators that the gradient needs (an embedding needs 16). Any onnxruntime that supports the opset loads it.
 
     Raises
     ------
     ModelError
-        A name is not in the graph, is not of floating-point type, or ``of`` is no scalar.
+        A name is not in the graph or not of floating-point type, or ``of`` is not a scalar.
     UnsupportedOperatorError
-        An operator between the names and the output has no proven gradient in the engine, or the engine does not take
-        the opset: "ort-training" takes 11 to 21, "portable" 11 to 26.
+        An operator between the names and the output has no verified gradient in the engine, or the engine does not
+        support the opset: "ort-training" supports 11 to 21, "portable" 11 to 26.
 
     Examples
     --------
@@ -166,13 +166,13 @@ def gradient_graph(
 
 
 def _reached(graph: ir.Graph, wrt: Sequence[str], of: str) -> set[str]:
-    """Return the names of the values that the gradient of ``of`` with respect to ``wrt`` passes."""
+    """Return the names of the values on the path of the gradient of ``of`` with respect to ``wrt``."""
     output = next(v for v in graph.outputs if v.name == of)
     return {of} | {v.name for passage in path(graph, wrt, output) for v in reads(passage.node) if v.name}
 
 
 def _empty(graph: ir.Graph) -> set[str]:
-    """Return the names of inputs and initializers without elements: so is their gradient, whatever kernels give."""
+    """Return the names of empty inputs and initializers: their gradient is empty, whatever a kernel returns."""
     values = [*graph.inputs, *graph.initializers.values()]
     return {v.name for v in values if v.name and 0 in (dims(v) or [])}
 
@@ -188,7 +188,7 @@ def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Raise where a value is called as a gradient will be: which of the two is meant could not be told."""
+    """Raise if a value already has the name of a gradient: the name would be ambiguous."""
     values = {v.name for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
     values |= {v.name for node in graph.all_nodes() for v in node.outputs}
     for name in names:
@@ -213,7 +213,7 @@ def _scalar_output(graph: ir.Graph, of: str | None) -> str:
 
 
 def _add_zero_gradients(graph: ir.Graph, names: Sequence[str]) -> None:
-    """The gradient with respect to what the output does not depend on is zero."""
+    """Add zero gradients for values on which the output does not depend."""
     op = GraphBuilder(graph, prefix="zero")
     values = {v.name: v for v in graph.inputs} | dict(graph.initializers)
     for name in names:

@@ -1,7 +1,7 @@
 """The path of the gradient: the nodes between the trained parameters and the loss.
 
-The gradient passes floating-point values only: what goes through a bool or an int on its way has the gradient zero. A
-value that a subgraph reads counts as read by the node that holds the subgraph.
+Gradients flow through floating-point values only: a path through a bool or an integer has a zero gradient. A value that
+a subgraph reads counts as read by the node that contains the subgraph.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .._graph.queries import is_float, reads
 
 @dataclass(frozen=True)
 class Passage:
-    """A node that the gradient passes: it comes in at these outputs and leaves at these inputs (positions).
+    """A node on the path of the gradient, with the positions of the outputs and inputs on the path.
 
-    ``sources`` are the values that it leaves at, those that the subgraphs of the node read among them.
+    ``sources`` are the values that receive a gradient, including those that the node's subgraphs read.
     """
 
     node: ir.Node
@@ -27,7 +27,7 @@ class Passage:
     sources: frozenset[ir.Value]
 
     def other_type(self, known: Collection[ir.DataType]) -> str | None:
-        """Return the reason why the gradient cannot pass: a value on its way is of a type that is not ``known``."""
+        """Return why the node cannot be differentiated: a value on the path has a type that is not ``known``."""
         values = [x for i, x in enumerate(self.node.inputs) if x is not None and i in self.inputs]
         values += [y for i, y in enumerate(self.node.outputs) if i in self.outputs]
         other = [v.dtype.name for v in values if v.dtype is not None and v.dtype not in known]
@@ -50,7 +50,7 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
 
 
 def passages(graph: ir.Graph, sources: Set[ir.Value], ends: Set[ir.Value]) -> list[Passage]:
-    """Return the nodes of ``graph`` between ``sources``, of it or around it, and ``ends``, in their order."""
+    """Return the nodes of ``graph`` between ``sources`` (in it or in an outer graph) and ``ends``, in order."""
     below, above, found = dependent(graph, sources), set(ends), []
     for node in reversed(graph):
         outputs = frozenset(i for i, v in enumerate(node.outputs) if v in above)

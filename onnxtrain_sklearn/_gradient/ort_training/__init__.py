@@ -1,1 +1,1 @@
-"""The engine `ort-training`: onnxruntime-training's gradient builder, held to what is proven right."""
+"""The engine `ort-training`: onnxruntime-training's gradient builder, restricted to verified gradients."""

@@ -1,10 +1,10 @@
-"""The engine "ort-training": onnxruntime-training's forward-backward graph builder, held to what is proven right.
+"""The engine "ort-training": onnxruntime-training's gradient graph builder, restricted to verified gradients.
 
-The builder differentiates some operators wrongly without an error and fails on others with a message about its
-insides. So every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is there
-only if its gradient was checked against finite differences, with the settings in which it is wrong or fails;
-``tests/contracts/ort_training_cases.py`` holds the cases. Nodes that the builder needs in another form are brought into
-it before, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training.preparation`).
+The builder returns wrong gradients for some operators without an error, and fails on others with internal errors. So
+every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is listed only if its
+gradient was checked against finite differences; the entry excludes the settings for which it is wrong or fails.
+``tests/contracts/ort_training_cases.py`` holds the cases. Nodes that the builder needs in another form are converted
+first, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training.preparation`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
 
 
 def differentiate_as_built(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
-    """As :func:`differentiate`, with the nodes that onnxruntime-training's builder emits, for who compares them."""
+    """As :func:`differentiate`, but keep the nodes that the builder emits, so that they can be compared."""
     return _differentiate(model, wrt, of, finish=lambda built: built)
 
 
@@ -78,7 +78,7 @@ def _refusal(passage: Passage) -> str:
 
 
 def _unknown(passage: Passage) -> str | None:
-    """Asked of the graph as it is given: other forms may have lost what a node has set."""
+    """Return why a node is not supported, checked on the given graph: preparation may drop settings of a node."""
     known = PROVEN.get(kind(passage.node))
     strange = passage.other_type(TYPES)
     missing = refusal(passage.node) or "onnxruntime-training has no gradient for it that is proven right"
@@ -86,7 +86,7 @@ def _unknown(passage: Passage) -> str | None:
 
 
 def _objections(passage: Passage) -> Iterator[str | None]:
-    """Asked of the prepared graph."""
+    """Yield reasons why a node of the prepared graph cannot be differentiated, or None."""
     known = PROVEN[kind(passage.node)]
     yield known.missing(passage.node, passage.outputs)
     if any(
@@ -139,7 +139,7 @@ def _bias(passage: Passage) -> str | None:
 
 
 def _broadcast(passage: Passage, a: Dims | None, b: Dims | None) -> str | None:
-    """The builder takes dimensions of different names for equal; where one is not known it decides at run time."""
+    """Refuse dimensions of different names: the builder assumes them equal. Unknown ones it resolves at run time."""
     if a is None or b is None or None in a or None in b:
         return None if opset(passage.node) >= 13 else "its shapes are not known, which needs opset 13 or newer"
     for m, n in zip(reversed(a), reversed(b), strict=False):
@@ -246,7 +246,7 @@ PROVEN: dict[str, Proven] = {
     "MatMul": Supported((_matrices,), inputs=2),
     "MaxPool": Supported(
         (
-            # The kernel learns the sizes here, and writes outside its memory where they are not known.
+            # The kernel takes the sizes from the graph; with unknown ones it writes out of bounds.
             _wrong(
                 "the sizes of its input, but for the batch, must be fixed",
                 lambda p: not fixed((_input_dims(p) or [None, None])[1:]),
@@ -301,7 +301,7 @@ def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
 
 
 def _spare_fusion(model: ir.Model) -> ir.Model:
-    """Let Add accumulate two gradients: onnxruntime fuses Sum with a Gemm before it, and fails for some operands."""
+    """Replace a Sum of two gradients by Add: onnxruntime fuses Gemm and Sum, and fails for some operands."""
     for node in model.graph:
         if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:
             node.op_type = "Add"
@@ -309,13 +309,13 @@ def _spare_fusion(model: ir.Model) -> ir.Model:
 
 
 def _without_source(text: str) -> str:
-    """Return an error of onnxruntime without the places in its source where it arose."""
+    """Return an error message of onnxruntime without source locations."""
     text = re.sub(r"\S+\.(?:cc|h):\d+ (?:.*\) (?:const )?)?", "", text.rsplit("[ONNXRuntimeError] :", 1)[-1])
     return " ".join(text.split()).rstrip(".")
 
 
 def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
-    """Give the builder's model what ``source`` has, shapes too, and nothing beyond that it does not use itself."""
+    """Restore the initializers and the types and shapes of outputs of ``source``; drop what the builder left unused."""
     graph, kept = model.graph, source.graph.initializers
     used = {node.domain for node in ir.traversal.RecursiveGraphIterator(graph)} | {""}
     for domain in set(model.opset_imports) - used:

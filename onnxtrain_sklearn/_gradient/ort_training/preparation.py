@@ -1,7 +1,7 @@
-"""The forms of nodes that onnxruntime-training's gradient builder differentiates rightly.
+"""Rewrites nodes to forms that onnxruntime-training's gradient builder differentiates correctly.
 
-Each function of :data:`PREPARE` brings a node of one operator into a form of the same value; its docstring names the
-trap. What it cannot bring into such a form it leaves as it is, for the engine to refuse.
+Each function of :data:`PREPARE` rewrites nodes of one operator to an equivalent form; its docstring describes the
+problem. Nodes that it cannot rewrite stay unchanged, and the engine refuses them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_AXES = np.zeros(0, np.int64)
 
 
 def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
-    """Bring the nodes on the path to ``of`` into the right forms, in place; return the value to differentiate."""
+    """Rewrite the nodes on the path to ``of``, in place; return the value to differentiate."""
     graph, op = model.graph, GraphBuilder(model.graph, prefix="prepared", constant_nodes=True)
     known = len(op.taken)
     for passage in path(graph, wrt, _output(graph, of)):
@@ -46,13 +46,13 @@ def _output(graph: ir.Graph, name: str) -> ir.Value:
 
 
 def _seed(op: GraphBuilder, output: ir.Value) -> ir.Value:
-    """The builder starts from the float 1.0, and wants a node behind the value that it differentiates."""
+    """Append a Cast if needed: the builder seeds with a float32 1.0, and a node must compute the output."""
     plain = output.dtype is ir.DataType.FLOAT and output.producer() is not None
     return output if plain else op.Cast(output, to=int(ir.DataType.FLOAT))
 
 
 def _free_names(op: GraphBuilder, node: ir.Node) -> None:
-    """Rename values whose gradient's name the graph has already given to something else."""
+    """Rename values if the name of their gradient is already in use."""
     for value in node.outputs:
         if f"{value.name}_grad" in op.taken:
             if value.is_graph_output():
@@ -61,7 +61,7 @@ def _free_names(op: GraphBuilder, node: ir.Node) -> None:
 
 
 def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> None:
-    """Read a wanted name only once, and through Identity again: the builder would define its gradient twice."""
+    """Insert Identity where a node reads a wanted name again: the builder would define its gradient twice."""
     seen: set[ir.Value] = set()
     for i, x in enumerate(node.inputs):
         if x is not None and x.name in wrt:
@@ -71,7 +71,7 @@ def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> No
 
 
 def _forget_invented_names(graph: ir.Graph) -> None:
-    """Shape inference names unknown dimensions, and the builder takes names for equal to whatever they meet."""
+    """Remove the names that shape inference gives unknown dimensions: the builder assumes they equal any size."""
     for value in [*graph.inputs, *(v for node in graph for v in node.outputs)]:
         if None in (sizes := dims(value) or []):
             value.shape = ir.Shape(sizes)
@@ -82,14 +82,14 @@ def _leave(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _own_reads(op: GraphBuilder, passage: Passage) -> None:
-    """The gradients of all inputs are defined, wanted or not: twice where two nodes read the same one."""
+    """Read unwanted inputs through Identity: the builder defines all gradients, twice if two nodes share an input."""
     for i, x in enumerate(passage.node.inputs):
         if x is not None and i not in passage.inputs:
             passage.node.replace_input_with(i, copy_type(op.Identity(x), x))
 
 
 def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
-    """Where shapes are not known, the builder names nodes by the operand: the same name twice, for the same operand."""
+    """Read a repeated operand through Identity: with unknown shapes the builder would give two nodes the same name."""
     node = passage.node
     for i, x in enumerate(node.inputs):
         if x is not None and x in node.inputs[:i]:
@@ -97,13 +97,13 @@ def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_where(op: GraphBuilder, passage: Passage) -> None:
-    """The gradient of a broadcast operand is not reduced, and that of a scalar is a vector."""
+    """Expand the operands: the builder does not reduce broadcast gradients, and returns a vector for a scalar."""
     _expand_operands(op, passage.node, (1, 2))
     _lift(op, passage)
 
 
 def _prepare_power(op: GraphBuilder, passage: Passage) -> None:
-    """As Where, for the base; and the exponent must be of the type of the base."""
+    """As for Where, for the base; the exponent must have the type of the base."""
     base, exponent = passage.node.inputs
     if base is not None and base.dtype is not None and exponent is not None and exponent.dtype is not base.dtype:
         passage.node.replace_input_with(1, op.Cast(exponent, to=int(base.dtype)))
@@ -112,7 +112,7 @@ def _prepare_power(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _expand_operands(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) -> None:
-    """Give these operands the shape of the output; where it is not known, a copy of the node tells it."""
+    """Expand these operands to the shape of the output; if it is unknown, a copy of the node computes it."""
     target = dims(node.outputs[0])
     smaller = [(i, x) for i in positions if (x := node.inputs[i]) is not None and not _same_dims(dims(x), target)]
     if smaller:
@@ -122,7 +122,7 @@ def _expand_operands(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) 
 
 
 def _lift(op: GraphBuilder, passage: Passage) -> None:
-    """The builder's constants have one axis, which makes the gradient of a scalar a vector: go through a vector."""
+    """Reshape a scalar to a vector and back: the builder's constants have one axis, and so would the gradient."""
     node = passage.node
     if dims(node.outputs[0]) == []:
         vectors = [op.Reshape(x, [1]) if x is not None and is_float(x) else x for x in node.inputs]
@@ -130,7 +130,7 @@ def _lift(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_matmul(op: GraphBuilder, passage: Passage) -> None:
-    """The gradient of or beside a vector is wrong: make it a matrix, and drop the axis that this adds."""
+    """Reshape vector operands to matrices: with a vector, both gradients are wrong."""
     a, b = passage.node.inputs
     shapes = dims(a), dims(b)
     if None in shapes or all(len(s) != 1 for s in shapes if s is not None):
@@ -142,14 +142,14 @@ def _prepare_matmul(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_gemm(op: GraphBuilder, passage: Passage) -> None:
-    """The gradient of a scalar bias is a vector."""
+    """Reshape a scalar bias, whose gradient would be a vector."""
     bias = operand(passage.node, 2)
     if bias is not None and dims(bias) == []:
         passage.node.replace_input_with(2, op.Reshape(bias, [1]))
 
 
 def _keep_axes(op: GraphBuilder, passage: Passage) -> None:
-    """With keepdims=0 the builder's graph is invalid in some opsets: keep the axes and drop them afterwards."""
+    """Set keepdims=1 and squeeze afterwards: with keepdims=0 the builder's graph is invalid in some opsets."""
     node = passage.node
     if not attribute(node, "keepdims", 1):
         kept = _emit_like(op, node, *node.inputs, keepdims=1)
@@ -158,7 +158,7 @@ def _keep_axes(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_split(op: GraphBuilder, passage: Passage) -> None:
-    """The gradient has the parts of the used outputs only: where some are not used, cut the others out."""
+    """Replace Split by slices if an output is unused: the builder's gradient contains only the used parts."""
     node, shapes = passage.node, [dims(v) for v in passage.node.outputs]
     axis = attribute(node, "axis", 0)
     ends = np.cumsum([s[axis] for s in shapes if s is not None and fixed([s[axis]])])
@@ -170,7 +170,7 @@ def _prepare_split(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_dropout(op: GraphBuilder, passage: Passage) -> None:
-    """In inference mode the gradient is masked although the value is not; in training mode the mask is needed."""
+    """Remove Dropout in inference mode, whose gradient would be masked; add the mask output in training mode."""
     training = training_mode(passage.node)
     if training is False:
         replace_value(op, passage.node.outputs[0], op.Identity(passage.node.inputs[0]))
@@ -179,7 +179,7 @@ def _prepare_dropout(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_layer_normalization(op: GraphBuilder, passage: Passage) -> None:
-    """The builder needs all three inputs and outputs, and defines the gradients of all inputs."""
+    """Add optional inputs and outputs: the builder needs all three, and defines the gradients of all inputs."""
     node, scale = passage.node, passage.node.inputs[1]
     _own_reads(op, passage)
     if operand(node, 2) is None and scale is not None:
@@ -189,12 +189,12 @@ def _prepare_layer_normalization(op: GraphBuilder, passage: Passage) -> None:
 
 
 def _prepare_cross_entropy(op: GraphBuilder, passage: Passage) -> None:
-    """The builder needs the second output."""
+    """Add the second output, which the builder needs."""
     _declare_outputs(op, passage.node, 2)
 
 
 def _explicit_pads(op: GraphBuilder, passage: Passage) -> None:
-    """The gradient passes over auto_pad: write the pads out where the shapes tell them."""
+    """Replace auto_pad, which the gradient ignores, by explicit pads if the shapes are known."""
     node, mode = passage.node, attribute(passage.node, "auto_pad", "NOTSET")
     sizes = (dims(node.inputs[0]) or [])[2:]
     kernel = list(attribute(node, "kernel_shape", None) or (dims(operand(node, 1)) or [])[2:])
@@ -235,7 +235,7 @@ PREPARE: dict[str, Prepare] = {
 
 
 def training_mode(node: ir.Node) -> bool | None:
-    """Return the mode of a Dropout, None where it is not constant."""
+    """Return the mode of a Dropout, None if it is not constant."""
     mode = operand(node, 2)
     array = np.array(False) if mode is None else constant(mode)
     return None if array is None else bool(array)

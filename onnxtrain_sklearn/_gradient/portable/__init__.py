@@ -1,1 +1,1 @@
-"""The engine `portable`: a reverse pass of our own that emits plain ONNX operators."""
+"""The engine `portable`: reverse-mode differentiation that emits standard ONNX operators."""

@@ -1,10 +1,10 @@
-"""What a gradient rule reads and emits with, and what several rules need.
+"""The context of a gradient rule, and helpers that several rules share.
 
 A rule is a function of a :class:`Reverse`, one node in the reverse pass. It returns one thunk per input, in their
-order: the cotangent of that input, of its shape and type. Only the thunks of wanted inputs are
-called. A thunk that returns None says that the gradient is zero; None in place of a thunk, or too few of them, that
-there is no rule for that input. Emitted operators are ONNX's own, of the opset of the graph. The tables hold each rule
-in a :class:`~onnxtrain_sklearn._graph.supported.Supported`, beside the attributes, inputs and outputs that it honors.
+order; a thunk returns the cotangent of that input, of its shape and type. Only the thunks of wanted inputs are called.
+A thunk that returns None stands for a zero gradient. None instead of a thunk, or a missing thunk, means that there is
+no rule for that input. Emitted operators are standard ONNX, of the opset of the graph. The tables hold each rule in a
+:class:`~onnxtrain_sklearn._graph.supported.Supported`, beside the attributes, inputs and outputs that it supports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Lowering: TypeAlias = "Supported[Callable[[GraphBuilder, ir.Node], Sequence[ir.V
 
 
 class NewerOpsetNeeded(UnsupportedOperatorError):
-    """The gradient of a node is written in operators that the opset of the graph does not have yet."""
+    """The gradient of a node needs operators that the opset of the graph does not have yet."""
 
     def __init__(self, message: str, opset: int) -> None:
         super().__init__(message)
@@ -48,12 +48,12 @@ class Reverse:
     Attributes
     ----------
     op : GraphBuilder
-        Emits; Python floats become constants of the type of the node's first float output.
+        Emits nodes; Python floats become constants of the type of the node's first float output.
     node : onnx_ir.Node
     cotangents : tuple of (value or None)
         Gradient with respect to each output, of its shape; None where it is zero.
     wanted : frozenset of int
-        Positions of the inputs that a gradient is needed for.
+        Positions of the inputs whose gradient is needed.
     """
 
     op: GraphBuilder
@@ -75,17 +75,17 @@ class Reverse:
 
     @property
     def opset(self) -> int:
-        """The version of ONNX's own operators in the graph."""
+        """The opset version of the default ONNX domain in the graph."""
         return opset(self.node)
 
     def x(self, index: int = 0) -> ir.Value:
-        """Return an input that the operator must have."""
+        """Return a required input."""
         value = operand(self.node, index)
         assert value is not None
         return value
 
     def further_output(self, index: int, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
-        """Return an optional output of the forward node, which computes it from now on."""
+        """Return an optional output of the forward node; it is added where it is missing."""
         self.node.resize_outputs(max(index + 1, len(self.node.outputs)))
         for value in self.node.outputs:
             value.name = value.name or ""
@@ -103,17 +103,17 @@ class Reverse:
         return attribute(self.node, name, default)
 
     def constant(self, index: int, what: str) -> np.ndarray:
-        """Return what an input always is, or refuse."""
+        """Return the value of a constant input; refuse if it is not constant."""
         array = constant(self.x(index))
         return self.refuse(f"{what} must be constant") if array is None else array
 
     def rank(self, value: ir.Value | None = None) -> int:
-        """Return the number of axes of a value, the first input by default, or refuse."""
+        """Return the rank of a value, by default the first input; refuse if it is unknown."""
         shape = dims(self.x() if value is None else value)
         return self.refuse("the rank of its input is not known") if shape is None else len(shape)
 
     def need_opset(self, version: int, what: str) -> None:
-        """Refuse where the opset is older; the engine then tries the graph in that opset."""
+        """Refuse an older opset; the engine then converts the graph to this one."""
         if self.opset < version:
             raise NewerOpsetNeeded(str(unsupported(self.node, f"{what} needs opset {version} or newer")), version)
 
@@ -127,19 +127,19 @@ class Reverse:
         return self.op.emit(self.node.op_type, *inputs, outputs=outputs, **attributes)[0]
 
     def sum_to(self, value: ir.Value, index: int) -> ir.Value:
-        """Sum ``value``, of the shape of the first output, over the axes along which an input was broadcast."""
+        """Sum ``value``, which has the shape of the first output, over the axes along which an input was broadcast."""
         return sum_to(self, value, dims(self.y), self.x(index))
 
 
 def require_types(passage: Passage) -> None:
-    """Refuse a gradient through numbers that runtimes hardly compute in."""
+    """Refuse a gradient through float types for which runtimes have few kernels."""
     reason = passage.other_type(DIFFERENTIATED_TYPES)
     if reason:
         raise unsupported(passage.node, reason)
 
 
 def require(known: Supported[object], node: ir.Node, through: Collection[int] = ()) -> None:
-    """Refuse a node that has more set than its rule knows, or a gradient ``through`` outputs that it does not."""
+    """Refuse a node with settings, or a gradient ``through`` outputs, that its rule does not support."""
     reason = known.unknown(node) or known.missing(node, through)
     if reason:
         raise unsupported(node, reason)
@@ -151,7 +151,7 @@ def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:
 
 
 def sum_to(r: Reverse, value: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
-    """Sum ``value``, of the dimensions ``source``, over the axes along which ``target`` was broadcast to it."""
+    """Sum ``value``, of shape ``source``, over the axes along which ``target`` was broadcast."""
     sizes = dims(target)
     axes = broadcast_axes(source, sizes)
     if axes is None:
@@ -168,14 +168,14 @@ def sum_to(r: Reverse, value: ir.Value, source: Dims | None, target: ir.Value) -
 
 
 def sum_over(r: Reverse, value: ir.Value, source: Dims, axes: list[int]) -> ir.Value:
-    """Sum over the leading axes and drop them; the sum over the rows of a matrix is faster as a product."""
+    """Sum over the leading axes and drop them; for the rows of a matrix, a product with ones is faster."""
     if len(source) == 2 and axes == [0] and isinstance(source[0], int):
         return r.op.MatMul(np.ones(source[0], r.op.dtype.numpy()), value)
     return r.op.ReduceSum(value, axes=axes, keepdims=False)
 
 
 def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None:
-    """Return the axes of ``source`` along which ``target`` was broadcast, None where only a run can tell."""
+    """Return the axes of ``source`` along which ``target`` was broadcast, None if they are known only at run time."""
     if source is None or target is None:
         return None
     lead = len(source) - len(target)
@@ -189,9 +189,9 @@ def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None
 
 
 def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
-    """The axes are those whose size differs, once the shapes are aligned at their ends.
+    """Find the broadcast axes at run time: those whose sizes differ once the shapes are right-aligned.
 
-    onnxruntime infers too many ones, and then refuses the graph, where these are made by Expand or ConstantOfShape.
+    If Expand or ConstantOfShape made the leading ones, onnxruntime would infer too many and refuse the graph.
     """
     r.need_opset(13, "its gradient, with shapes that are not known,")
     op = r.op
@@ -203,13 +203,13 @@ def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
 
 
 def shape_of(op: GraphBuilder, value: ir.Value) -> Operand:
-    """Return the shape of ``value`` as an operand: a constant where it is fixed."""
+    """Return the shape of ``value`` as an operand: a constant if it is fixed."""
     sizes = dims(value)
     return np.array(sizes, np.int64) if fixed(sizes) else op.Shape(value)
 
 
 def reshape_to(op: GraphBuilder, value: ir.Value, like: ir.Value) -> ir.Value:
-    """Give ``value`` the shape of ``like``, which has as many elements."""
+    """Reshape ``value`` to the shape of ``like``, which has the same number of elements."""
     sizes = dims(like)
     if sizes is not None and 0 in sizes:
         return zeros_like(op, like)
@@ -224,7 +224,7 @@ def zeros_like(op: GraphBuilder, value: ir.Value) -> ir.Value:
 
 
 def filled_like(op: GraphBuilder, value: ir.Value, number: float) -> ir.Value:
-    """Return one number in the shape and type of ``value``."""
+    """Return a tensor of the shape and type of ``value``, filled with ``number``."""
     return op.ConstantOfShape(shape_of(op, value), value=ir.tensor([number], dtype=value.dtype or op.dtype))
 
 
@@ -242,7 +242,7 @@ def mask(op: GraphBuilder, condition: ir.Value) -> ir.Value:
 
 
 def positive_axes(r: Reverse, axes: Sequence[int], rank: int) -> list[int]:
-    """Return axes counted from the front."""
+    """Return the axes as non-negative numbers."""
     return sorted(axis % rank if rank else 0 for axis in axes)
 
 
@@ -253,7 +253,7 @@ def flat_index(op: GraphBuilder, value: ir.Value) -> ir.Value:
 
 
 def scatter_flat(r: Reverse, cotangent: ir.Value, index: ir.Value, like: ir.Value, *, repeats: bool) -> ir.Value:
-    """Add the elements of ``cotangent`` up at the positions ``index`` of zeros of the shape of ``like``."""
+    """Scatter-add ``cotangent`` at the flat positions ``index`` into zeros of the shape of ``like``."""
     op = r.op
     zeros = op.ConstantOfShape(op.Unsqueeze(op.Size(like), axes=[0]), value=ir.tensor([0], dtype=op.dtype))
     added = scatter_add(r, zeros, op.Reshape(index, [-1]), op.Reshape(cotangent, [-1]), 0, repeats=repeats)
@@ -263,7 +263,7 @@ def scatter_flat(r: Reverse, cotangent: ir.Value, index: ir.Value, like: ir.Valu
 def scatter_add(
     r: Reverse, zeros: ir.Value, index: ir.Value, cotangent: ir.Value, axis: int, *, repeats: bool
 ) -> ir.Value:
-    """Add ``cotangent`` to ``zeros`` at ``index``; where an index can be repeated the operator must add up itself."""
+    """Scatter ``cotangent`` into ``zeros`` at ``index``; repeated indices need an operator that accumulates."""
     if not repeats:
         return r.op.ScatterElements(zeros, index, cotangent, axis=axis)
     r.need_opset(16, "its gradient, which adds up,")

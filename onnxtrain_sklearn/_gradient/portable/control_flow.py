@@ -1,9 +1,9 @@
-"""Gradients through If, Loop and Scan: the same reverse pass, inside their bodies.
+"""Gradients of If, Loop and Scan: the same reverse pass, applied to their subgraphs.
 
-The gradient of an If is an If: each branch computes its values again and differentiates them. The gradient of a Loop or
-Scan is a Scan over the iterations in reverse order. It reads the state at the start of each iteration, which the
-forward node records, computes the iteration again and differentiates it. Its own states are the cotangents of the
-states and the sums of the gradients of values that the body reads from outside. Sizes and the number of iterations may
+The gradient of an If is an If: each branch recomputes its values and differentiates them. The gradient of a Loop or
+Scan is a Scan over the iterations in reverse order. The forward node records the state at the start of each iteration;
+the Scan reads it, recomputes the iteration and differentiates it. The states of this Scan are the cotangents of the
+original states, and the accumulated gradients of values that the body captures. Sizes and the number of iterations may
 be symbolic.
 """
 
@@ -24,12 +24,12 @@ from ..path import Passage, dependent, passages
 from .context import Cotangents, unsupported, zeros_like
 
 Backward: TypeAlias = Callable[[GraphBuilder, Sequence[Passage], Cotangents], Cotangents]
-"""Differentiate passages in reverse order, given cotangents of some values; return those of the others."""
+"""Differentiates passages in reverse order: from cotangents of some values to those of the values before them."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A control-flow node: ``cotangents`` of its outputs, ``sources`` that a gradient is needed for."""
+    """A control-flow node, the ``cotangents`` of its outputs, and the ``sources`` whose gradients are needed."""
 
     op: GraphBuilder
     node: ir.Node
@@ -38,11 +38,11 @@ class Flow:
     backward: Backward
 
     def graph(self, name: str) -> ir.Graph:
-        """Return a body of the node."""
+        """Return the subgraph of this attribute."""
         return self.node.attributes[name].as_graph()
 
     def captured(self, *names: str) -> list[ir.Value]:
-        """Return the sources that the bodies read from outside, each once."""
+        """Return the sources that these subgraphs capture, without repetitions."""
         read = (v for name in names for node in self.graph(name) for v in reads(node))
         return [v for v in dict.fromkeys(read) if v in self.sources]
 
@@ -56,7 +56,7 @@ RANDOM = frozenset(
 
 
 class _Body:
-    """A copy of a body that goes back through itself; all its names are new."""
+    """A copy of a subgraph, extended by its own reverse pass; all its names are new."""
 
     def __init__(self, flow: Flow, name: str) -> None:
         _refuse_chance(flow, name)
@@ -67,13 +67,13 @@ class _Body:
         self._forward = len(self.graph)
 
     def input(self, stem: str, like: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
-        """Add an input of the type of ``like``, and of its shape unless another is given."""
+        """Add an input of the type of ``like``, and of its shape unless ``shape`` is given."""
         value = ir.Value(name=self.op.name(stem), type=like.type, shape=like.shape if shape is None else shape)
         self.graph.inputs.append(value)
         return value
 
     def gradients(self, seeds: Cotangents, sources: Sequence[ir.Value]) -> list[ir.Value]:
-        """Return the gradients of ``sources`` from the cotangents of values of the body, zeros where there are none."""
+        """Return the gradients of ``sources`` from the cotangents ``seeds``; zeros for sources without influence."""
         steps = passages(self.graph, set(sources), set(seeds))
         cotangents = self._flow.backward(self.op, steps, {value: list(parts) for value, parts in seeds.items()})
         return [self._total(cotangents.get(x, []), x) for x in sources]
@@ -84,7 +84,7 @@ class _Body:
         return cotangents[0] if len(cotangents) == 1 else copy_type(self.op.Sum(*cotangents), x)
 
     def end_with(self, results: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
-        """Let the body return ``results`` only, of the types of ``like``, and compute no more than that."""
+        """Make ``results``, of the types of ``like``, the only outputs, and remove unused nodes."""
         self.graph.outputs.clear()
         self.graph.outputs.extend(copy_type(self.op.Identity(v), x) for v, x in zip(results, like, strict=True))
         for node in reversed(list(self.graph)):
@@ -95,7 +95,7 @@ class _Body:
 
 
 def _refuse_chance(flow: Flow, name: str) -> None:
-    """What is computed again has to come out as before."""
+    """Refuse random operators: recomputed values must equal the original ones."""
     for node in flow.graph(name).all_nodes():
         training = operand(node, 2) if kind(node) == "Dropout" else None
         drops = training is not None and (constant(training) is None or bool(constant(training)))
@@ -104,7 +104,7 @@ def _refuse_chance(flow: Flow, name: str) -> None:
 
 
 def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
-    """Return a builder for a body; its names are new to the whole model, its constants are its own."""
+    """Return a builder for a subgraph; names are unique in the whole model, constants belong to the subgraph."""
     graph.opset_imports.update(op.graph.opset_imports)
     inner = GraphBuilder(graph, dtype=op.dtype, prefix="gradient", constant_nodes=True)
     inner.taken = op.taken
@@ -112,7 +112,7 @@ def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
 
 
 def _rename_body(graph: ir.Graph, op: GraphBuilder) -> None:
-    """A name of a body hides that of a value outside it, so a copy takes new ones."""
+    """Give a copied subgraph new names: its names would shadow those of outer values."""
     for inner in (graph, *graph.subgraphs()):
         for value in [*inner.inputs, *inner.initializers.values()]:
             value.name = op.name(value.name or "value")
@@ -147,7 +147,7 @@ def _branch(flow: Flow, name: str, sources: Sequence[ir.Value]) -> ir.Graph:
 
 @dataclass(frozen=True)
 class _Scanned:
-    """A value outside that one slice is read of in each iteration; ``backwards``: the first one, the last slice."""
+    """A scan input of the node: one slice is read per iteration; ``backwards``: from the last slice to the first."""
 
     value: ir.Value
     axis: int
@@ -158,9 +158,9 @@ class _Scanned:
 class _Frame:
     """How a Loop or Scan passes its values to its body.
 
-    ``states`` are positions: of the node's input, of its output, of the body's input, of its output. ``scanned`` are
-    positions in the body of the inputs that are slices, with what they are slices of; ``stacked`` are positions of
-    outputs, of the body and of the node, with the axis and the direction that their slices are stacked in.
+    ``states`` are positions: node input, node output, body input, body output. ``scanned`` maps the positions of the
+    body inputs that are slices to the values they are slices of. ``stacked`` holds the positions of the scan outputs,
+    in the body and in the node, with the axis and the direction in which their slices are stacked.
     """
 
     body: str
@@ -205,7 +205,7 @@ def _ints(node: ir.Node, name: str, count: int) -> list[int]:
 
 
 def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
-    """Emit the Scan over the iterations, last first; return the sources with their gradients."""
+    """Emit the Scan over the iterations in reverse order; return the sources with their gradients."""
     body = _Body(flow, frame.body)
     inputs, outputs = list(body.graph.inputs), list(body.graph.outputs)
     captured = flow.captured(frame.body)
@@ -246,7 +246,7 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
 def _scan_back(
     flow: Flow, starts: Sequence[ir.Value], slices: Sequence[ir.Value], settings: dict[str, Any]
 ) -> Sequence[ir.Value]:
-    """Emit the Scan; where a Loop may run no round, inside an If, as onnxruntime cannot scan a tensor of length 0."""
+    """Emit the Scan; inside an If for a Loop that may not iterate: onnxruntime cannot scan a tensor of length 0."""
     inputs = [*starts, *slices]
     if flow.node.op_type == "Scan" or _runs_once(flow.node):
         return flow.op.emit("Scan", *inputs, outputs=len(settings["body"].outputs), **settings)
@@ -262,7 +262,7 @@ def _scan_back(
 
 
 def _runs_once(loop: ir.Node) -> bool:
-    """Whether a Loop is known to run its first round."""
+    """Whether a Loop is known to run at least one iteration."""
     return all(value is None or _positive(value) for value in (operand(loop, 0), operand(loop, 1)))
 
 
@@ -281,7 +281,7 @@ def _ways_out(scanned: Sequence[_Scanned]) -> dict[str, Any]:
 def _sources(
     flow: Flow, frame: _Frame, captured: Sequence[ir.Value]
 ) -> tuple[list[tuple[int, int, int, int]], list[int]]:
-    """Return the states whose cotangents are carried back, and the positions of the slices that have a gradient.
+    """Return the states whose cotangents the Scan carries, and the positions of the slices that have a gradient.
 
     A state that depends on a source in one iteration is itself a source in the next one.
     """
@@ -303,16 +303,16 @@ def _final_cotangent(flow: Flow, output: int) -> ir.Value:
 
 
 def _read_again(flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool) -> list[_Scanned]:
-    """Give the body what it reads of the iteration that it computes again; return what these are slices of."""
+    """Add the inputs that the body needs to recompute an iteration; return the tensors they are slices of."""
     needed = [i for i, value in enumerate(inputs) if value.uses()]
     if must and not needed:
-        needed = [next(iter(frame.scanned), 0)]  # a Scan runs as often as it has slices
+        needed = [next(iter(frame.scanned), 0)]  # a Scan takes its number of iterations from its slices
     body.graph.inputs.extend(inputs[i] for i in needed)
     return [frame.scanned[i] if i in frame.scanned else _written_down(flow, frame, i) for i in needed]
 
 
 def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
-    """Let the forward node stack what its body was given at ``position`` in each iteration."""
+    """Add an output to the forward node that stacks the body input at ``position`` of all iterations."""
     node, graph = flow.node, flow.graph(frame.body)
     value, number = graph.inputs[position], len(node.outputs)
     _need_one_size(flow, frame, position)
@@ -331,7 +331,7 @@ def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
 
 
 def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
-    """What changes its size from one iteration to the next cannot be stacked; the states of a Scan may not."""
+    """Refuse a state of a Loop whose shape may change: only equal shapes stack. States of a Scan keep their shape."""
     graph = flow.graph(frame.body)
     if not isinstance(graph.inputs[position].type, ir.TensorType):
         raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is no tensor")

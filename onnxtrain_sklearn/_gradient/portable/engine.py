@@ -1,10 +1,10 @@
-"""The engine "portable": reverse-mode differentiation into plain ONNX operators, for any onnxruntime.
+"""The engine "portable": reverse-mode differentiation into standard ONNX operators, for any onnxruntime.
 
 The nodes between the wanted names and the output are visited in reverse order. The rule of each operator, in
 :data:`RULES`, emits the cotangents of its inputs from those of its outputs: the gradients of the scalar with respect to
 these values. The cotangents of a value that several nodes read are summed. A cotangent always has the shape and type of
-its value, so that a rule knows all shapes without inference. An operator without a rule, or a setting that its rule
-does not cover, is refused.
+its value, so that a rule knows all shapes without inference. An operator without a rule, or with a setting that its
+rule does not support, is refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ RULES: dict[str, GradientRule] = {
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract.
 
-    Where the gradient of a node needs operators that the graph's opset lacks, the result is of the first that has them.
+    If the gradient of a node needs operators that the graph's opset lacks, the result has the first opset with them.
     """
     try:
         return _reverse_pass(model, wrt, of)
@@ -81,7 +81,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
 
 
 def _in_newer_opset(model: ir.Model, error: NewerOpsetNeeded) -> ir.Model:
-    """Return the model in the opset that a gradient needs, or raise the refusal where that cannot be done."""
+    """Return the model in the opset that a gradient needs; raise ``error`` if it cannot be converted."""
     if error.opset > capabilities.limits().opset:
         raise error
     try:
@@ -104,7 +104,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     cotangents = _backward(op, path(graph, wrt, output), {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
-    apart = GraphBuilder(graph, prefix="gradient")  # an output of the graph has one name: no nodes are shared here
+    apart = GraphBuilder(graph, prefix="gradient")  # each output needs its own name: no shared nodes
     for name, cotangent in zip(wrt, results, strict=True):
         _append_gradient(apart, sources[name], cotangent)
     infer_shapes(result)
@@ -138,7 +138,7 @@ def _backward(op: GraphBuilder, steps: Sequence[Passage], cotangents: Cotangents
 def _gradients(
     op: GraphBuilder, passage: Passage, totals: tuple[ir.Value | None, ...]
 ) -> list[tuple[ir.Value, ir.Value]]:
-    """Return the values that a node reads and that have a gradient, each with it."""
+    """Return the values that a node reads, with their cotangents, if they have one."""
     node = passage.node
     require_types(passage)
     if kind(node) in control_flow.RULES:
@@ -176,7 +176,7 @@ def _add_cotangents(op: GraphBuilder, cotangents: Sequence[ir.Value]) -> ir.Valu
 
 
 def _append_gradient(op: GraphBuilder, source: ir.Value, cotangent: ir.Value | None) -> None:
-    """Name the gradient; what is a constant, or another value of the graph too, gets a node of its own."""
+    """Name the gradient; add an Identity node where it is a constant or also another value of the graph."""
     if cotangent is None:
         cotangent = zeros_like(op, source)
     if cotangent.producer() is None or cotangent.is_graph_output():

@@ -1,6 +1,6 @@
-"""What composing rules leaves behind, taken away: broadcasts that the next node does anyway, products with one.
+"""Simplifies the gradient graph: removes redundant Expand nodes, multiplications by one, and unused nodes.
 
-The nodes looked at are those of the gradient; the user's own graph stays as it is.
+Only nodes of the gradient are simplified; the user's graph is unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Wher
 
 
 def tidy(graph: ir.Graph, own: Collection[ir.Node]) -> None:
-    """Simplify the nodes ``own`` of ``graph``, in place; shapes must have been inferred."""
+    """Simplify the nodes ``own`` of ``graph``, in place; shapes must be inferred before."""
     for node in own:
         if node.op_type in BROADCASTING and not node.domain:
             for i, x in enumerate(node.inputs):
@@ -44,7 +44,7 @@ def _broadcast_shape(shapes: list[Dims | None]) -> Dims | None:
 
 
 def _drop_one(node: ir.Node) -> None:
-    """Let the other factor stand for a product with the constant 1."""
+    """Replace a product with the constant 1 by the other factor."""
     for one, other in (node.inputs, node.inputs[::-1]):
         array = None if one is None else constant(one)
         product = node.outputs[0]

@@ -1,1 +1,1 @@
-"""Operators without a gradient rule, replaced by operators that have one."""
+"""Lowering: replaces operators without a gradient rule by operators that have one."""

@@ -1,7 +1,7 @@
-"""Attention and RotaryEmbedding as the products, masks and softmax that the standard defines them by.
+"""Lowering of Attention and RotaryEmbedding to matrix products, masks and softmax, as the standard defines them.
 
-A row that may attend to nothing gives zeros, and zero gradients. The number of rows and the lengths of the sequences
-may be symbolic; the numbers and sizes of the heads are fixed.
+Queries whose keys are all masked give zeros and have zero gradients. Batch size and sequence lengths may be symbolic;
+the number and the size of heads are fixed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _fixed_size(node: ir.Node, value: ir.Value, axis: int) -> int:
 
 
 def _as_heads(op: GraphBuilder, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
-    """Return queries, keys or values as (rows, heads, sequence, size)."""
+    """Return queries, keys or values as (batch, heads, sequence, size)."""
     assert value is not None
     sizes = dims(value)
     if sizes is None or len(sizes) not in (3, 4):
@@ -72,7 +72,7 @@ def _longer(op: GraphBuilder, past: ir.Value, new: ir.Value) -> ir.Value:
 
 
 def _shared(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.Value:
-    """Let groups of query heads, one behind the other, share a head of the keys or values."""
+    """Repeat the heads of keys or values for consecutive groups of query heads (grouped-query attention)."""
     own = _fixed_size(node, value, 1)
     if own == heads:
         return value
@@ -85,7 +85,7 @@ def _shared(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.
 def _attention_weights(
     op: GraphBuilder, node: ir.Node, scores: ir.Value, mask: ir.Value | None, past: ir.Value | None
 ) -> ir.Value:
-    """Return the softmax over the allowed keys, zero elsewhere: without infinities, that have no gradient."""
+    """Return the softmax over the allowed keys, zero elsewhere; infinities, which have no gradient, are avoided."""
     allowed = [_causal_keys(op, scores, past)] if attribute(node, "is_causal", 0) else []
     if mask is not None:
         _require_full_width(node, mask, scores)
@@ -102,7 +102,7 @@ def _attention_weights(
 
 
 def _causal_keys(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> ir.Value:
-    """Return for each query which keys are not behind it; past keys come before all queries."""
+    """Return the causal mask: for each query the keys up to its position; past keys precede all queries."""
     shape = op.Shape(scores)
     rows, columns = (
         op.Range(np.array(0), op.Squeeze(op.Slice(shape, [axis], [axis + 1], [0]), axes=[0]), np.array(1))
@@ -114,7 +114,7 @@ def _causal_keys(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> i
 
 
 def _require_full_width(node: ir.Node, mask: ir.Value, scores: ir.Value) -> None:
-    """A mask may be narrower than the keys; what that means has changed."""
+    """Refuse a mask narrower than the keys: its meaning has changed between versions."""
     width = (dims(mask) or [None])[-1]
     keys = (dims(operand(node, 1)) or [None, None])[-2]
     past = operand(node, 4)
@@ -125,7 +125,7 @@ def _require_full_width(node: ir.Node, mask: ir.Value, scores: ir.Value) -> None
 
 
 def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    """Turn pairs of features by angles; the axes are (rows, sequence, heads, features) here."""
+    """Rotate pairs of features; the axes are (batch, sequence, heads, features) here."""
     x, cosine, sine, positions = (operand(node, i) for i in range(4))
     assert x is not None
     sizes = dims(x)
@@ -156,7 +156,7 @@ def _angles_of_positions(op: GraphBuilder, table: ir.Value | None, positions: ir
 
 
 def _rotated_pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
-    """Return the features that are turned with each other: neighbours, or the halves."""
+    """Return the two features of each rotated pair: interleaved neighbors, or the two halves."""
     if paired:
         return op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
     return op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])

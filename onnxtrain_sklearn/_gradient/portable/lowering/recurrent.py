@@ -1,8 +1,8 @@
-"""LSTM, GRU and RNN as what the standard defines them by: one Scan over the steps for each direction.
+"""Lowering of LSTM, GRU and RNN to one Scan over the time steps for each direction, as the standard defines them.
 
-The products with the inputs of all steps are one product before the Scan; a step multiplies by the state only. Sizes
-may be symbolic, the number of steps too, and the graph does not grow with it. Sequences of different lengths keep
-their state, and give zeros, in the steps behind their end.
+The input projections of all steps are one product before the Scan; a step computes only the recurrent product. Sizes
+and the number of steps may be symbolic, and the graph does not grow with the latter. After its end, a shorter sequence
+keeps its state and gives zeros.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RECURRENT_ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callab
     "tanh": ((None, None), lambda op, x, a, b: op.Tanh(x)),
     "thresholdedrelu": ((1.0, None), lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a)),
 }
-"""The defaults of alpha and beta, None where the function has none and NaN where it must be given; the function."""
+"""Defaults of alpha and beta (None: not a parameter; NaN: required), and the function."""
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """One kind of recurrence: the gates in W and R, the activations, the states, and a step of it."""
+    """A kind of recurrent cell: number of gates, default activations, number of states, and the step function."""
 
     gates: int
     activations: tuple[str, ...]
@@ -52,19 +52,19 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _Direction:
-    """What one direction of a node brings into its steps, and how it goes."""
+    """The settings and weights of one direction that its steps use."""
 
     node: ir.Node
     size: int
     functions: Sequence[ActivationFunction]
     recurrence: ir.Value  # (size, gates * size)
-    bias: ir.Value | None  # of the recurrence, where it cannot be added before
+    bias: ir.Value | None  # the recurrent bias, if it cannot be added to the input projection
     peepholes: Sequence[ir.Value]
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One step inside the Scan: ``x`` is the product with the input, for all gates."""
+    """One time step inside the Scan: ``x`` is the input projection of all gates."""
 
     op: GraphBuilder
     d: _Direction
@@ -72,12 +72,12 @@ class _Step:
     states: Sequence[ir.Value]
 
     def activate(self, index: int, x: ir.Value) -> ir.Value:
-        """Apply an activation; its argument is clipped where the node says so."""
+        """Apply an activation; its argument is clipped if the node has ``clip``."""
         bound = attribute(self.d.node, "clip", None)
         return self.d.functions[index](self.op, x if bound is None else self.op.Clip(x, -float(bound), float(bound)))
 
     def parts(self, value: ir.Value, count: int) -> Sequence[ir.Value]:
-        """Part the last axis into the gates."""
+        """Split the last axis into the gates."""
         sizes = [self.d.size] * count
         return self.op.emit("Split", value, outputs=count, axis=-1, split=sizes)
 
@@ -88,7 +88,7 @@ def _rnn_step(s: _Step) -> list[ir.Value]:
 
 
 def _gru_step(s: _Step) -> list[ir.Value]:
-    """Whether the reset gate meets the state before or after its product is a setting."""
+    """A GRU step; ``linear_before_reset`` says whether the reset gate applies before or after the recurrent product."""
     op, (h,), size = s.op, s.states, s.d.size
     xz, xr, xh = s.parts(s.x, 3)
     if attribute(s.d.node, "linear_before_reset", 0):
@@ -106,7 +106,7 @@ def _gru_step(s: _Step) -> list[ir.Value]:
 
 
 def _lstm_step(s: _Step) -> list[ir.Value]:
-    """The gates are input, output, forget and cell; peepholes look at the cell, that of the output at the new one."""
+    """An LSTM step: gates i, o, f, c. Peepholes read the old cell state; the one of the output gate reads the new."""
     op, (h, c) = s.op, s.states
     i, o, f, g = s.parts(op.Add(s.x, op.MatMul(h, s.d.recurrence)), 4)
     if s.d.peepholes:
@@ -128,7 +128,7 @@ CELLS = {
 
 
 def _lower_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    """Return the hidden states of all steps, and the last one of each state."""
+    """Return the hidden states of all steps, and the final value of each state."""
     cell = CELLS[node.op_type]
     if attribute(node, "layout", 0):
         raise unsupported(node, "with layout=1 no onnxruntime computes it")
@@ -144,7 +144,7 @@ def _concat_parts(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.
 
 
 def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, backwards: bool) -> list[ir.Value]:
-    """Emit the Scan of one direction; return the hidden states of all steps, and the last one of each state."""
+    """Emit the Scan of one direction; return the hidden states of all steps, and the final value of each state."""
     x, w, r, b, lengths = (operand(node, i) for i in range(5))
     assert x is not None
     size = _hidden_size(node, r)
@@ -163,7 +163,7 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     if lengths is not None:
         scanned.append(_still_going(op, x, lengths))
         begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
-        starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes end empty sequences with zeros
+        starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes return zero states for empty sequences
     ways: dict[str, Any] = {}
     if backwards:
         ways = {"scan_input_directions": [1] * len(scanned), "scan_output_directions": [1]}
@@ -188,7 +188,7 @@ def _batch(x: ir.Value) -> int | str | None:
 
 
 def _part(op: GraphBuilder, value: ir.Value | None, index: int) -> ir.Value:
-    """Return what belongs to one direction."""
+    """Return the slice of one direction."""
     assert value is not None
     sizes = dims(value)
     one = value if sizes is not None and sizes[0] == 1 else op.Slice(value, [index], [index + 1], [0])
@@ -198,7 +198,7 @@ def _part(op: GraphBuilder, value: ir.Value | None, index: int) -> ir.Value:
 def _biases(
     op: GraphBuilder, node: ir.Node, cell: _Cell, size: int, b: ir.Value | None
 ) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the bias of all gates, and that of the recurrence which has to stay apart from it."""
+    """Return the bias to add to the input projection, and the recurrent bias that must be added separately."""
     if b is None:
         return None, None
     n = cell.gates * size
@@ -224,7 +224,7 @@ def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, ind
 
 
 def _still_going(op: GraphBuilder, x: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Return for each step and row whether the sequence has not ended yet."""
+    """Return a mask of the steps that are within the length of each sequence."""
     steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
     column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
     return op.Less(op.Unsqueeze(steps, axes=[1, 2]), column)
@@ -239,7 +239,7 @@ def _body(
     *,
     masked: bool,
 ) -> ir.Graph:
-    """Return the graph of one step."""
+    """Return the body of the Scan: the graph of one step."""
     graph = ir.Graph([], [], nodes=[], name=op.name("steps"))
     inner = inner_builder(op, graph)
 
@@ -262,7 +262,7 @@ def _body(
 
 
 def _activations(node: ir.Node, cell: _Cell) -> list[ActivationFunction]:
-    """Return the activations of all directions; alphas and betas belong to those that take one, in turn."""
+    """Return the activations of all directions; those with parameters consume alphas and betas in order."""
     count = 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
     names = attribute(node, "activations", None) or list(cell.activations) * count
     alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))
@@ -281,7 +281,7 @@ def _activations(node: ir.Node, cell: _Cell) -> list[ActivationFunction]:
 
 
 def _next_parameter(node: ir.Node, name: str, values: Iterator[float], default: float | None) -> float | None:
-    """Return the next alpha or beta, or the default: that of an RNN depends on the runtime's version."""
+    """Return the next alpha or beta, or the default. An RNN must give it: its default depends on the runtime."""
     if default is None:
         return None
     value = next(values, nan if node.op_type == "RNN" else default)

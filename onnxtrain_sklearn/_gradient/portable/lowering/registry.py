@@ -1,7 +1,7 @@
 """Lowering: replaces operators without a gradient rule by operators that have one.
 
-Recurrences become a Scan over their steps, attention becomes its products, and nodes that read a sequence read the
-tensors that the sequence consists of. The graph computes the same values as before. Nothing is differentiated here.
+Recurrent operators become a Scan over the time steps, attention becomes matrix products, and nodes that read a sequence
+read its tensors instead. The graph computes the same values as before. Nothing is differentiated here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOWERINGS: dict[str, Lowering] = {**attention.LOWERINGS, **recurrent.LOWERINGS, 
 
 
 def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known: Collection[str]) -> None:
-    """Expand the nodes between ``sources`` and ``end`` that are not ``known`` and that others express, in place."""
+    """Lower the nodes between ``sources`` and ``end`` that are not ``known`` and have a lowering, in place."""
     op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
     steps = passages(model.graph, set(sources), {end})
     lowered = [step for step in _unknown_nodes(steps, known) if kind(step.node) in LOWERINGS]
@@ -35,7 +35,7 @@ def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known:
 
 
 def _unknown_nodes(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
-    """Yield the nodes to go back through that are not ``known``, those of subgraphs included."""
+    """Yield the nodes on the path that are not ``known``, including those in subgraphs."""
     for step in steps:
         for attribute in step.node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:

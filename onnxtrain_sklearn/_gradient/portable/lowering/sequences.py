@@ -1,7 +1,7 @@
-"""Sequences and optionals whose elements the graph tells: what reads one of them reads the tensor itself.
+"""Lowering of sequences and optionals: nodes that read an element read the tensor directly.
 
-A sequence has no gradient of its own. Where its length and the positions are constants, it is only a way to write down
-which tensor goes where; other sequences are refused.
+There is no gradient with respect to a sequence. If its length and all positions are constant, the graph says which
+tensor each element is; other sequences are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Maker: TypeAlias = Supported[Callable[[GraphBuilder, ir.Node], Members]]
 
 
 def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members:
-    """Return the tensors that the sequence ``value``, an input of ``node``, holds, or refuse."""
+    """Return the elements of the sequence ``value``, an input of ``node``; refuse if they are unknown."""
     producer = None if value is None else value.producer()
     if producer is None or kind(producer) not in MAKERS:
         raise unsupported(node, "the sequence that it reads is not made of known tensors")
@@ -52,7 +52,7 @@ def _erased(op: GraphBuilder, node: ir.Node) -> Members:
 
 
 def _member_position(node: ir.Node, index: int, length: int) -> int:
-    """Return the constant position at input ``index`` of a sequence of ``length``, counted from the front."""
+    """Return the constant position at input ``index``, non-negative, in a sequence of ``length``."""
     given = operand(node, index)
     at = None if given is None else constant(given)
     if at is None:
@@ -64,7 +64,7 @@ def _member_position(node: ir.Node, index: int, length: int) -> int:
 
 
 def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
-    """Split into as many tensors; without keepdims each loses the axis."""
+    """Lower SplitToSequence to Split; without keepdims the axis is squeezed."""
     x, axis = node.inputs[0], attribute(node, "axis", 0)
     sizes = _member_sizes(node, axis)
     split = op.emit("Split", x, outputs=len(sizes), axis=axis, split=sizes) if len(sizes) > 1 else [x]
@@ -75,7 +75,7 @@ def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
 
 
 def _member_sizes(node: ir.Node, axis: int) -> list[int]:
-    """Return the lengths of the parts along the axis, which must be fixed."""
+    """Return the sizes of the parts along the axis; they must be fixed."""
     shape, split = dims(node.inputs[0]), operand(node, 1)
     total = None if shape is None else shape[axis]
     lengths = None if split is None else constant(split)
@@ -112,7 +112,7 @@ def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
 
 
 def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
-    """The element of an optional tensor; an element that is a sequence is left to what reads it."""
+    """Return the element of an optional tensor; an optional sequence is resolved by the nodes that read it."""
     x = node.inputs[0]
     producer = None if x is None else x.producer()
     if producer is not None and kind(producer) == "Optional":

@@ -1,1 +1,1 @@
-"""Gradient rules, a module for each family of operators."""
+"""Gradient rules, one module per family of operators."""

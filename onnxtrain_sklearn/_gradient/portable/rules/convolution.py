@@ -1,8 +1,8 @@
-"""Convolutions and pools.
+"""Gradient rules of convolutions and pooling.
 
-A window reaches ``(kernel - 1) dilation + 1`` elements. The gradient of a convolution's input is a transposed
-convolution without pads, whose result is then cut or padded to the input: windows may leave elements at the end unread,
-or reach beyond the pads.
+A window spans ``(kernel - 1) dilation + 1`` elements. The gradient with respect to the input of a convolution is a
+transposed convolution without padding. Its result is cropped or padded to the shape of the input: windows may leave
+elements at the end unread, or extend beyond the padding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..context import GradientRule, Reverse, Thunk, count, mask, reshape_to, sca
 
 @dataclass(frozen=True)
 class Windows:
-    """The settings of a sliding window, one number an axis; ``begin`` and ``end`` are the pads."""
+    """The settings of a sliding window, one number per axis; ``begin`` and ``end`` are the padding."""
 
     kernel: list[int]
     strides: list[int]
@@ -30,11 +30,11 @@ class Windows:
     end: list[int]
 
     def reach(self, axis: int) -> int:
-        """Return how many elements a window spans."""
+        """Return the number of elements that a window spans."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
     def covered(self, axis: int, steps: int) -> int:
-        """Return how many elements, pads included, this many windows span."""
+        """Return the number of elements, padding included, that ``steps`` windows span."""
         return (steps - 1) * self.strides[axis] + self.reach(axis)
 
 
@@ -61,7 +61,7 @@ def _same_padding(r: Reverse, w: Windows, *, upper: bool) -> Windows:
 
 
 def _parted(w: Windows, totals: list[int], *, upper: bool) -> Windows:
-    """Return the windows with these pads, the larger halves at the ends (``upper``) or at the beginnings."""
+    """Return the windows with this total padding; an odd element goes to the end (``upper``) or to the beginning."""
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     begin, end = (small, large) if upper else (large, small)
     return Windows(w.kernel, w.strides, w.dilations, begin, end)
@@ -86,7 +86,7 @@ def _conv_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
-    """Add what each window's cotangent gives to the elements it has read."""
+    """Add each window's cotangent, times the kernel, to the elements that the window read."""
     op, unread = r.op, _unread(r.x(), r.y, w)
     even = w.begin == w.end and unread is not None and not any(unread)
     pads = w.begin + w.end if even else None
@@ -101,7 +101,10 @@ def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, grou
 
 
 def _unread(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
-    """Return how many elements at the ends no window reads, negative where one reaches further, None if not known."""
+    """Return the number of unread elements at the end of each axis, negative if a window extends beyond it.
+
+    None if it is unknown.
+    """
     sizes, steps = (dims(x) or [None])[2:], (dims(y) or [None])[2:]
     if sizes and fixed(sizes) and fixed(steps):
         covered = [w.covered(i, int(str(n))) for i, n in enumerate(steps)]
@@ -110,7 +113,7 @@ def _unread(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
 
 
 def _spatial_shape(op: GraphBuilder, value: ir.Value) -> Operand:
-    """Return the sizes of the spatial axes, a constant where they are fixed."""
+    """Return the sizes of the spatial axes, a constant if they are fixed."""
     sizes = (dims(value) or [None])[2:]
     if sizes and fixed(sizes):
         return np.array(sizes, np.int64)
@@ -122,7 +125,7 @@ def _shape_with_lead(op: GraphBuilder, lead: list[int], sizes: Operand) -> Opera
 
 
 def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
-    """Correlate input and cotangents over the batch: channels take the place of rows, and strides that of dilations."""
+    """Correlate input and cotangents over the batch: channels and batch are swapped, and strides and dilations."""
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
     cotangents = op.Transpose(g, perm=[1, 0, *spatial])
     rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)
@@ -136,7 +139,7 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
 
 
 def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
-    """Return ``x`` as (channels of a group, groups times rows, ...)."""
+    """Return ``x`` as (channels per group, groups * batch, ...)."""
     op, channels, sizes = r.op, (dims(r.x(1)) or [None, None])[1], _spatial_shape(r.op, x)
     if not isinstance(channels, int):
         r.refuse("the number of channels of its kernel is not known")
@@ -146,7 +149,7 @@ def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
 
 
 def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
-    """The same sums as those of a convolution, with input and output exchanged."""
+    """The rule of a convolution with input and output exchanged."""
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
     w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
@@ -158,7 +161,10 @@ def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
-    """Pads that are left to the operator make up for the size of the output; the odd one is at the beginning."""
+    """Return the windows with the padding that gives the output its size; an odd element goes to the beginning.
+
+    With ``auto_pad="SAME_UPPER"`` it goes to the end.
+    """
     n, mode = len(kernel), r.attribute("auto_pad", "NOTSET")
     more = list(r.attribute("output_padding", [0] * n))
     if any(size >= stride for size, stride in zip(more, r.attribute("strides", [1] * n), strict=True)):
@@ -175,30 +181,30 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
 
 
 def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    """The kernel tells which elements were the largest; windows that overlap may name one twice."""
+    """MaxPool returns the indices of the maxima; overlapping windows may repeat one."""
     w = _windows(r, r.attribute("kernel_shape", []))
     places = r.further_output(1, ir.DataType.INT64, r.y.shape) if not r.attribute("storage_order", 0) else _by_rows(r)
     overlap = any(w.reach(i) > w.strides[i] for i in range(len(w.kernel)))
     rimless = not any(w.begin + w.end) and not r.attribute("ceil_mode", 0)
-    if rimless and not overlap and r.op.dtype is ir.DataType.FLOAT:  # MaxUnpool's kernels are for these
+    if rimless and not overlap and r.op.dtype is ir.DataType.FLOAT:  # what MaxUnpool's kernels support
         return [lambda: _unpooled(r, places, w)]
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=overlap)]
 
 
 def _by_rows(r: Reverse) -> ir.Value:
-    """The user's own indices count along columns."""
+    """Return row-major indices: with ``storage_order=1`` the node's own are column-major."""
     settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
     return r.op.emit("MaxPool", r.x(), outputs=2, **settings)[1]
 
 
 def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
-    """One operator puts the cotangents back, where no place is named twice."""
+    """Distribute the cotangents by MaxUnpool; no index may be repeated."""
     shape = shape_of(r.op, r.x())
     return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
 
 
 def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Runtimes take the places as those in the output, whose shape must be the one that the windows give."""
+    """Runtimes read the indices as positions in the output, so its shape must be the one that the windows imply."""
     w = _windows(r, r.attribute("kernel_shape", []))
     if r.has(2):
         steps, sizes = _fixed_spatial(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
@@ -218,7 +224,7 @@ def _average_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
-    """Every element of a window gets its share; channels are rows, so that one kernel of ones serves all."""
+    """Add ``share`` to every element of its window; channels become rows, so a single kernel of ones suffices."""
     op = r.op
     rows = op.Reshape(share, _shape_with_lead(op, [-1, 1], _spatial_shape(op, r.y)))
     ones = op.constant(np.ones((1, 1, *w.kernel), op.dtype.numpy()))
@@ -235,7 +241,7 @@ def _global_lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """``g sign(x) (|x| / y)**(p - 1)``; a norm of 0 has the gradient 0."""
+    """Return ``g sign(x) (|x| / y)**(p - 1)``; where the norm is 0, the gradient is 0."""
     op, p = r.op, r.attribute("p", 2)
     if p == 1:
         return op.Mul(op.Sign(r.x()), spread(r.g))
@@ -245,7 +251,7 @@ def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Valu
 
 
 def _col2im_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Blocks are read from the cotangent by a convolution with one kernel for each element of a block."""
+    """Im2col of the cotangent: a convolution with one one-hot kernel per element of a block."""
     op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
     w, elements = _windows(r, list(block)), int(np.prod(block))
     kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)
@@ -255,7 +261,7 @@ def _col2im_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
-    """Return how many elements each window averages; what ceil_mode lets it reach beyond the pads never counts."""
+    """Return how many elements each window averages; elements beyond the padding (ceil_mode) never count."""
     total = np.ones(())
     for i, size in enumerate(sizes):
         reads = np.arange(steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i] - w.begin[i]
@@ -271,7 +277,7 @@ def _global_average_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _global_max_rule(r: Reverse) -> Sequence[Thunk]:
-    """Elements that are equally large share the gradient."""
+    """Equal maxima share the gradient."""
     op = r.op
     hits = mask(op, op.Equal(r.x(), r.y))
     total = op.ReduceSum(hits, axes=list(range(2, r.rank())), keepdims=True)

@@ -1,4 +1,4 @@
-"""The losses of the ONNX standard on class indices; both have classes on axis 1, and rows may be ignored."""
+"""SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss; classes are on axis 1, and rows may be ignored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _require_labels(r: Reverse) -> None:
-    """Refuse labels that cannot be one for each row of scores: not all kernels look."""
+    """Refuse labels whose shape cannot match the scores: not every kernel checks it."""
     scores, labels = dims(r.x()), dims(r.x(1))
     if scores is None or labels is None:
         return
@@ -50,7 +50,7 @@ def _shape_text(sizes: Dims) -> str:
 
 
 def _plain_mean(r: Reverse) -> bool:
-    """Whether every row counts alike and the number of rows is known."""
+    """Whether the loss is an unweighted mean over a known number of rows."""
     simple = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None
     return (
         simple
@@ -62,14 +62,14 @@ def _plain_mean(r: Reverse) -> bool:
 
 
 def _mean_cotangent(r: Reverse) -> ir.Value:
-    """Probabilities less the one of the class, over the number of rows."""
+    """Return the probabilities minus the one-hot labels, divided by the number of rows."""
     op, rows = r.op, (dims(r.x(1)) or [1])[0]
     excess = op.Sub(op.Softmax(r.x(), axis=1), _class_weight_of_rows(r))
     return op.Mul(op.Mul(excess, 1.0 / int(str(rows))), r.g)
 
 
 def _class_weight_of_rows(r: Reverse) -> ir.Value:
-    """Return the class weight where a row's class is, else 0; ignored rows have none."""
+    """Return the class weight at each row's class, else 0; for ignored rows it is 0."""
     op, target = r.op, _target(r)
     shape, rank = dims(r.x()), r.rank()
     n = shape[1] if shape is not None else None
@@ -85,12 +85,12 @@ def _class_weight_of_rows(r: Reverse) -> ir.Value:
 
 
 def _target(r: Reverse) -> ir.Value:
-    """Return the class indices with an axis for the classes."""
+    """Return the class indices with an added axis for the classes."""
     return r.op.Unsqueeze(r.x(1), axes=[1])
 
 
 def _cotangent(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the cotangent of each row's weighted loss, to be broadcast, and what the mean divides by."""
+    """Return the cotangent of each row's weighted loss, broadcastable, and the divisor of the mean."""
     op, g, reduction = r.op, r.cotangents[0], r.attribute("reduction", "mean")
     total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
     if g is None or reduction == "sum":
@@ -109,7 +109,7 @@ def _score_cotangents(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, c
 def _class_weight_cotangents(
     r: Reverse, log_p: ir.Value, chosen: ir.Value, g: ir.Value | None, total: ir.Value | None
 ) -> ir.Value | None:
-    """A weight scales the losses of its class, and is part of what the mean divides by."""
+    """Return the cotangents of the class weights, which scale the losses and enter the divisor of the mean."""
     if g is None:
         return None
     op, rank = r.op, r.rank()

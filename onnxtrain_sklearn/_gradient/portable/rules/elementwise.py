@@ -1,7 +1,7 @@
-"""Operators that work element by element, broadcasting their operands.
+"""Gradient rules of elementwise operators with broadcasting.
 
-:data:`COTANGENTS` has the operators of one operand: ``g`` times the derivative, from the input ``x`` and the output
-``y``. Where a function has a kink, the derivative is that of one side, or 0; for ``Relu`` and ``Abs`` it is 0.
+:data:`COTANGENTS` holds the unary operators: ``g`` times the derivative, computed from the input ``x`` and the output
+``y``. At a kink the derivative is that of one side, or 0; for ``Relu`` and ``Abs`` it is 0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _hard_sigmoid(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.
 
 
 def _sine(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Older runtimes have a sine in float64, but no cosine."""
+    """Write the cosine as a sine: older runtimes have Sin for float64, but not Cos."""
     double = op.dtype is ir.DataType.DOUBLE
     return op.Mul(g, op.Sin(op.Add(x, pi / 2)) if double else op.Cos(x))
 
@@ -81,7 +81,7 @@ def _cast(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     return g if x.dtype is y.dtype else op.Cast(g, to=x.dtype)
 
 
-# The arguments are: the node, the builder, the cotangent of the output, the input, the output.
+# Arguments: the node, the builder, the cotangent of the output, the input, the output.
 COTANGENTS: dict[str, Cotangent] = {
     "Abs": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "Acos": lambda r, op, g, x, y: op.Neg(op.Div(g, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))),
@@ -158,7 +158,7 @@ def _div_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _pow_rule(r: Reverse) -> Sequence[Thunk]:
-    """The exponent may be of another type, even an integer; x**0 has the derivative 0 at x = 0 too."""
+    """The exponent may have another type, even an integer type; the derivative of x**0 is 0 at x = 0 too."""
     op, x, base_type = r.op, r.x(0), r.x(0).dtype
     exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
     return lambda: r.sum_to(op.Mul(r.g, _power_cotangent(r, exponent)), 0), lambda: _exponent_cotangent(r, exponent, x)
@@ -176,7 +176,7 @@ def _power_cotangent(r: Reverse, exponent: ir.Value) -> ir.Value:
 
 
 def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value:
-    """``y log x``; for x = 0 and a positive exponent that is 0, though log 0 is infinite."""
+    """Return ``y log x``, and its limit 0 for x = 0 and a positive exponent."""
     op = r.op
     log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
     cotangent = r.sum_to(op.Mul(r.g, op.Mul(r.y, log)), 1)
@@ -185,7 +185,7 @@ def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value
 
 
 def _mod_rule(r: Reverse) -> Sequence[Thunk]:
-    """``a - b trunc(a / b)`` for fmod; the quotient is constant between its steps."""
+    """With fmod=1 it is ``a - b trunc(a / b)``; the truncated quotient is piecewise constant."""
     op, a, b = r.op, r.x(0), r.x(1)
     if not r.attribute("fmod", 0):
         r.refuse("only fmod=1 is defined for floats")
@@ -210,7 +210,7 @@ def _mean_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _extreme_rule(r: Reverse) -> Sequence[Thunk]:
-    """Operands that are equal share the gradient: ``Max(x, x)`` has the derivative 1."""
+    """Equal operands share the gradient: the derivative of ``Max(x, x)`` is 1."""
     op, n = r.op, len(r.node.inputs)
     if n == 1:
         return [lambda: r.g]
@@ -220,7 +220,7 @@ def _extreme_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _clip_rule(r: Reverse) -> Sequence[Thunk]:
-    """A lower bound above the upper one gives the upper one everywhere, in the standard and in onnxruntime."""
+    """If the lower bound exceeds the upper one, the result is the upper one, in the standard and in onnxruntime."""
     op, x = r.op, r.x(0)
     low = r.x(1) if r.has(1) else None
     high = r.x(2) if r.has(2) else None
@@ -255,7 +255,7 @@ def _where_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _dropout_rule(r: Reverse) -> Sequence[Thunk]:
-    """The mask of the forward pass is used again: the kernel draws a new one each time it runs."""
+    """Reuse the mask of the forward pass: the kernel draws a new one each time it runs."""
     op, mode = r.op, r.node.inputs[2] if r.has(2) else None
     training = False if mode is None else constant(mode)
     if training is not None and not training:
@@ -276,7 +276,7 @@ UNARY_SETTINGS = {
     "Selu": "alpha gamma",
     "Shrink": "bias lambd",
 }
-"""The attributes of the operators of one operand; those that are not here have none."""
+"""Attributes of the unary operators; those not listed have none."""
 
 RULES: dict[str, GradientRule] = {
     **{

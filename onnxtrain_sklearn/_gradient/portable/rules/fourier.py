@@ -1,8 +1,8 @@
-"""Fourier transforms. They are linear; the adjoint is the transform in the other direction.
+"""Gradient rules of Fourier transforms. They are linear; the adjoint is the transform in the opposite direction.
 
 With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: the cotangent of the input of
-``F`` is ``conj(F)`` times that of its output, and vice versa. Values that the transform cut off have the cotangent
-zero, padding that it added is cut off again, and the cotangent of a real input is the real part.
+``F`` is ``conj(F)`` times that of its output, and vice versa. Truncated values have a zero cotangent, padding is
+cropped, and the cotangent of a real input is the real part.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _dft_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _axis(r: Reverse) -> int:
-    """Before opset 20 an attribute, by default the second axis; since then an input, by default the last but one."""
+    """Return the axis: before opset 20 an attribute, by default 1; since then an input, by default -2."""
     if r.opset < 20:
         return int(r.attribute("axis", 1)) % r.rank()
     return int(r.constant(2, "the axis of the transform").item() if r.has(2) else -2) % r.rank()
@@ -46,7 +46,7 @@ def _transform_along(r: Reverse, value: ir.Value, axis: int, **settings: int) ->
 
 
 def _complex_cotangent(r: Reverse, cotangent: ir.Value, axis: int, length: int) -> ir.Value:
-    """Return the complex cotangent of what was transformed; bins that were left out have the cotangent zero."""
+    """Return the complex cotangent of the transformed values; it is zero for bins that were left out."""
     inverse = r.attribute("inverse", 0)
     if r.attribute("onesided", 0):
         cotangent = _resized(r, cotangent, axis, length // 2 + 1, length)
@@ -54,7 +54,7 @@ def _complex_cotangent(r: Reverse, cotangent: ir.Value, axis: int, length: int) 
 
 
 def _like_input(r: Reverse, value: ir.Value) -> ir.Value:
-    """Return the real part where the input is real."""
+    """Return the real part if the input is real."""
     parts = (dims(r.x()) or [None])[-1]
     if parts not in (1, 2):
         r.refuse("it is not known whether its input is real or complex")
@@ -62,7 +62,7 @@ def _like_input(r: Reverse, value: ir.Value) -> ir.Value:
 
 
 def _to_half(r: Reverse, axis: int, length: int) -> ir.Value:
-    """Every bin but the first and the last one stands for its conjugate too."""
+    """Account for the omitted conjugate bins: each bin but the first and the last stands for its conjugate too."""
     weight = np.full(length // 2 + 1, 2 / length)
     weight[[0, -1]] = 1 / length
     column = weight.reshape(-1, *[1] * (r.rank() - 1 - axis)).astype(r.op.dtype.numpy())
@@ -70,14 +70,14 @@ def _to_half(r: Reverse, axis: int, length: int) -> ir.Value:
 
 
 def _resized(r: Reverse, value: ir.Value, axis: int, size: int, wanted: int) -> ir.Value:
-    """Cut the end of an axis off, or fill it up with zeros."""
+    """Truncate an axis at its end, or pad it with zeros."""
     ends = np.zeros((2, r.rank(r.y)), np.int64)
     ends[1, axis] = wanted - size
     return r.op.Pad(value, ends.ravel()) if wanted != size else value
 
 
 def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Frames that overlap add their cotangents up."""
+    """The cotangents of overlapping frames are summed."""
     if "onesided" not in r.node.attributes:
         r.refuse("shape inference takes its attribute onesided for 0 where it is left out, and runtimes for 1; give it")
     op, shape, bins = r.op, dims(r.x()) or [None] * 3, dims(r.y) or [None] * 4
@@ -101,7 +101,7 @@ def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _frame_length(r: Reverse, signal: int | str | None) -> int:
-    """Given, or the length of the window, or that of the signal."""
+    """Return the frame length: the given one, else that of the window, else that of the signal."""
     if r.has(3):
         return int(r.constant(3, "the length of its frames").item())
     length = (dims(r.x(2)) or [None])[0] if r.has(2) else signal

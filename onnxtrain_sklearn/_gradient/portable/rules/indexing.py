@@ -1,4 +1,4 @@
-"""Operators that pick elements by an index, and those that put them there. Indices have no gradient."""
+"""Gradient rules of gather and scatter operators. Indices have no gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Pick: TypeAlias = Callable[[ir.Value], ir.Value]
 
 
 def _gather_rule(r: Reverse) -> Sequence[Thunk]:
-    """An index may be picked more than once: its gradients add up."""
+    """Gradients of repeated indices are summed."""
     op, x, rank = r.op, r.x(), r.rank()
     axis = r.attribute("axis", 0) % rank
     before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
@@ -65,14 +65,14 @@ def _scatter_nd_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
-    """``pick`` reads at the indices, in the shape of the updates; several of them may go to one place."""
+    """The rule of the scatter operators; ``pick`` gathers at the indices, which may repeat."""
     rules = {"none": _replaced, "add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
     of_data, of_updates = rules[r.attribute("reduction", "none")](r, pick)
     return of_data, None, of_updates
 
 
 def _put(r: Reverse, base: ir.Value, updates: ir.Value, reduction: str | None = None) -> ir.Value:
-    """Scatter as the node does, or by another reduction."""
+    """Scatter like the node, or with another reduction."""
     if reduction is None:
         return r.again(base, r.x(1), updates)
     return r.again(base, r.x(1), updates, reduction=reduction)
@@ -87,7 +87,7 @@ def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
-    """Updates of zero are left out of the product, and counted: one zero is no factor of its own gradient."""
+    """Zeros are excluded from the product and counted: the gradient of a single zero is the product of the others."""
     op, x, updates = r.op, r.x(), r.x(2)
 
     def of_updates() -> ir.Value:
@@ -101,7 +101,7 @@ def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
-    """Elements that are equally extreme share the gradient."""
+    """Equal extremes share the gradient."""
     op = r.op
     kept, put = mask(op, op.Equal(r.x(), r.y)), mask(op, op.Equal(r.x(2), pick(r.y)))
     share = op.Div(r.g, _put(r, kept, put, reduction="add"))
@@ -109,9 +109,10 @@ def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """The update hides what it overwrites in the cache. It never overwrites itself: it is no longer than the cache.
+    """Overwritten elements of the cache have a zero gradient.
 
-    An update that turns out longer in a run, as does a negative index, fails in the operator itself.
+    The update never overlaps itself: it is at most as long as the cache. A longer update, or a negative index, makes
+    the operator itself fail at run time.
     """
     axis = r.attribute("axis", -2) % r.rank()
     cache, update = (shape[axis] if (shape := dims(x)) is not None else None for x in (r.x(), r.x(1)))
@@ -122,7 +123,7 @@ def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _read_back(r: Reverse, axis: int) -> ir.Value:
-    """Return the gradient of the update: that of the output at the places where it was written."""
+    """Return the gradient of the update: that of the output at the positions where it was written."""
     op, rank, shape = r.op, r.rank(), shape_of(r.op, r.x(1))
     length = op.Gather(shape_of(op, r.x()), np.array([axis]))
     steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))
@@ -135,7 +136,7 @@ def _read_back(r: Reverse, axis: int) -> ir.Value:
 
 
 def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """The values are (off, on); what is not on is off."""
+    """The values are (off, on); the gradient of ``off`` is the sum over the elements that are not ``on``."""
     op = r.op
 
     def of_values() -> ir.Value:
@@ -147,7 +148,7 @@ def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _unique_rule(r: Reverse) -> Sequence[Thunk]:
-    """Elements that are equal share the gradient of the one that is kept."""
+    """Equal elements share the gradient of the unique value."""
     op, axis = r.op, r.attribute("axis", None)
     inverse, counts = (r.further_output(i, ir.DataType.INT64) for i in (2, 3))
     column = [-1] if axis is None else [-1, *[1] * (r.rank() - 1 - axis % r.rank())]

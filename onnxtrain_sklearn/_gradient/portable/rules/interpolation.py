@@ -1,8 +1,9 @@
-"""Operators that read an image between its pixels, at places that are values of the graph.
+"""Gradient rules of operators that interpolate images at computed coordinates.
 
-Along each axis a place is read from a few pixels, the taps, with weights that are polynomials of the fraction of the
-place: a sample is the sum of the pixels times the products of these weights. The cotangent of a sample is distributed
-to the pixels by the same weights, and to the place by the derivatives of the polynomials.
+Along each axis, a coordinate is interpolated from a few pixels, the taps. Their weights are polynomials of the
+fractional part of the coordinate: a sample is the sum of the pixels times the products of these weights. The cotangent
+of a sample is distributed to the pixels by the same weights, and to the coordinates by the derivatives of the
+polynomials.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...._graph.queries import dims, fixed
 from ...._graph.supported import Supported
 from ..context import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 
-# Rows are the powers of the fraction, columns the taps; the first tap is so many pixels after the one before the place.
+# Rows: powers of the fraction; columns: taps. The number is the offset of the first tap from the pixel at or below.
 TAPS: dict[str, tuple[int, list[list[float]]]] = {
     "nearest": (0, [[1.0]]),
     "linear": (0, [[1.0, 0.0], [-1.0, 1.0]]),
@@ -32,7 +33,7 @@ TAPS: dict[str, tuple[int, list[list[float]]]] = {
 
 @dataclass(frozen=True)
 class Taps:
-    """The pixels of one axis that places (images, places) are read from: (images, places, taps) each."""
+    """The pixels of one axis from which coordinates (images, points) are interpolated: (images, points, taps) each."""
 
     index: ir.Value
     weight: ir.Value
@@ -58,14 +59,14 @@ def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, align
 
 
 def _polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
-    """Return the values for each tap, by Horner's scheme; of no rows they are 0."""
+    """Evaluate the polynomial of each tap by Horner's scheme; without rows it is 0."""
     start: ir.Value = r.op.Mul(fraction, 0.0)
     return reduce(lambda value, row: r.op.Add(r.op.Mul(value, fraction), row), rows[::-1], start)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Places in images: ``pixels`` is (images, channels, pixels), cotangents of samples (images, channels, places)."""
+    """Points in images: ``pixels`` is (images, channels, pixels), cotangents of samples (images, channels, points)."""
 
     r: Reverse
     pixels: ir.Value
@@ -73,14 +74,14 @@ class Samples:
     taps: list[Taps]
 
     def _outer(self, parts: Sequence[ir.Value]) -> ir.Value:
-        """Return the products of what belongs to the taps of each axis, for each combination of taps."""
+        """Return the outer product of the factors of each axis, for every combination of taps."""
         op = self.r.op
         return reduce(
             lambda a, b: op.Reshape(op.Mul(op.Unsqueeze(a, axes=[3]), op.Unsqueeze(b, axes=[2])), [0, 0, -1]), parts
         )
 
     def _index(self) -> ir.Value:
-        """Return the flat indices of the pixels of all places, for each channel."""
+        """Return the flat indices of the taps of all points, for each channel."""
         op = self.r.op
         index = self.taps[0].index
         for size, taps in zip(self.sizes[1:], self.taps[1:], strict=True):
@@ -94,7 +95,7 @@ class Samples:
         return self._outer([taps.weight for taps in self.taps])
 
     def _read(self) -> ir.Value:
-        """Return the pixels of all places, (images, channels, places, taps)."""
+        """Return the pixels at the taps of all points, (images, channels, points, taps)."""
         op = self.r.op
         shape = op.Concat(np.array([0, 0]), op.Slice(op.Shape(self._weights()), [1], [3], [0]), axis=0)
         return op.Reshape(op.GatherElements(self.pixels, self._index(), axis=2), shape)
@@ -112,7 +113,7 @@ class Samples:
         return scatter_add(self.r, zeros_like(op, self.pixels), self._index(), flat, 2, repeats=True)
 
     def to_places(self, g: ir.Value) -> list[ir.Value]:
-        """Return the cotangent of the places along each axis, (images, places)."""
+        """Return the cotangent of the coordinates along each axis, (images, points)."""
         op = self.r.op
         shared = op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(g, axes=[3])), axes=[1], keepdims=False)
         weights = [[t.slope if i == j else t.weight for j, t in enumerate(self.taps)] for i in range(len(self.taps))]
@@ -127,7 +128,7 @@ def _spatial(r: Reverse, value: ir.Value) -> list[int]:
 
 
 def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
-    """Places go from -1 to 1, which are the outermost pixels of an axis or, where not aligned, the rims of those."""
+    """Coordinates range from -1 to 1: the centers of the outermost pixels, or with align_corners=0 their edges."""
     op, sizes, aligned = r.op, _spatial(r, r.x()), bool(r.attribute("align_corners", 0))
     mode = r.attribute("mode", "linear").removeprefix("bi")
     grid, n = op.Reshape(r.x(1), [0, -1, len(sizes)]), len(sizes)
@@ -150,7 +151,7 @@ def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
-    """A convolution of samples: each element of the kernel reads where its offset points, for a group of channels."""
+    """A convolution of samples: each kernel element samples at its offset, for a group of channels."""
     op, kernel, channels, out = r.op, dims(r.x(1)) or [], (dims(r.x()) or [None] * 2)[1], _spatial(r, r.y)
     if not isinstance(channels, int) or not fixed(kernel):
         r.refuse("the sizes of its kernel are not known")
@@ -163,7 +164,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     weight = op.Reshape(r.x(1), [group, filters // group, -1])
     columns = op.Reshape(
         op.Einsum(weight, g, equation="goc,ngop->ngcp"), [-1, channels // parts, elements * steps]
-    )  # of the sampled values, with their factors
+    )  # cotangent of the masked samples
 
     def of_weight() -> ir.Value:
         read = op.Reshape(op.Mul(samples.values(), factor), [-1, group, channels // group * elements, steps])
@@ -183,7 +184,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _offset_samples(r: Reverse, window: list[int], out: list[int], groups: list[int]) -> Samples:
-    """The images are those of each group of channels, the places those of each element of the kernel and each step."""
+    """Return the samples: an image per batch entry and offset group, a point per kernel element and output position."""
     op, sizes, n = r.op, _spatial(r, r.x()), len(window)
     strides, dilations = (r.attribute(name, [1] * n) for name in ("strides", "dilations"))
     offsets = op.Reshape(r.x(2), [-1, int(np.prod(window)), n, int(np.prod(out))])
@@ -197,7 +198,7 @@ def _offset_samples(r: Reverse, window: list[int], out: list[int], groups: list[
 
 @dataclass(frozen=True)
 class Bins:
-    """One axis of regions: ``weight``, (regions, bins, pixels), averages pixels; the others are its derivatives."""
+    """One axis of regions: the averaging ``weight`` (regions, bins, pixels), and its derivatives."""
 
     weight: ir.Value
     of_start: ir.Value
@@ -205,7 +206,7 @@ class Bins:
 
 
 def _bins(r: Reverse, start: ir.Value, length: ir.Value, bins: int, size: int) -> Bins:
-    """Samples lie evenly in a bin; those up to one pixel outside of the image count as at its rim, others as 0."""
+    """Samples are evenly spaced in a bin. Up to a pixel outside the image they are clamped, further away they are 0."""
     op, ratio = r.op, r.attribute("sampling_ratio", 0)
     taken = op.constant(np.array(ratio, op.dtype.numpy())) if ratio else op.Ceil(op.Div(length, float(bins)))
     number: Operand = np.array(ratio) if ratio else _largest(r, taken)
@@ -230,14 +231,14 @@ def _largest(r: Reverse, counts: ir.Value) -> ir.Value:
 
 
 def _image_of_region(r: Reverse, images: ir.Value) -> ir.Value:
-    """Return 1 where a region (columns) is of an image (rows), else 0."""
+    """Return 1 where a region (column) belongs to an image (row), else 0."""
     op = r.op
     every = op.Range(np.array(0), op.Gather(op.Shape(r.x()), np.array(0)), np.array(1))
     return mask(op, op.Equal(op.Unsqueeze(every, axes=[1]), images))
 
 
 def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    """Pixels of a bin that are equally large share the gradient; what is rounded has none."""
+    """Equal maxima of a bin share the gradient; the rounded regions have none."""
     r.need_opset(12, "its gradient")
     op, (rows, columns) = r.op, r.attribute("pooled_shape", [1, 1])
     height, width = _spatial(r, r.x())
@@ -254,7 +255,7 @@ def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
-    """Return whether a pixel is in a bin of a region, (regions, bins, pixels); ends round away from zero, as in C."""
+    """Return whether a pixel is in a bin of a region, (regions, bins, pixels); halves round away from zero, as in C."""
     op, kind = r.op, r.op.dtype.numpy()
     scale = r.attribute("spatial_scale", 1.0)
     ends = (op.Mul(op.Gather(r.x(1), np.array([i]), axis=1), scale) for i in (first, first + 2))
@@ -267,7 +268,7 @@ def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
 
 
 def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """A bin is the average of samples, so that regions are products of the image with a matrix on either side."""
+    """Bins are averages of samples, so a region is the image multiplied by a matrix from either side."""
     op, scale, images = r.op, r.attribute("spatial_scale", 1.0), r.x(2)
     if r.attribute("mode", "avg") != "avg":
         r.refuse("the samples that mode='max' compares are not the same on all runtimes")

@@ -1,4 +1,4 @@
-"""Matrix products: MatMul of all ranks, Gemm, Einsum."""
+"""Gradient rules of matrix products: MatMul of all ranks, Gemm, Einsum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _gemm_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
-    """A vector on the left is a row, on the right a column, and the product lacks their axis."""
+    """A vector on the left counts as a row, on the right as a column; the product lacks this axis."""
     op = r.op
     left, right = dims(r.x(0)), dims(r.x(1))
     if left is None or right is None:
@@ -55,7 +55,7 @@ def _lead(r: Reverse, rank: int) -> list[int | str | None]:
 
 
 def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
-    """A matrix that all matrices on the left share takes one product of all their rows."""
+    """Return the gradient of the right operand; if it is one matrix, all rows on the left go into one product."""
     op, vector = r.op, len(dims(r.x(1)) or []) == 1
     if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
         flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
@@ -72,7 +72,7 @@ def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Val
 
 
 def _apart(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
-    """The training build of onnxruntime 1.19 fuses Transpose and MatMul to an operator that it has in float32 only."""
+    """Prevent a fusion: onnxruntime-training 1.19 fuses Transpose and MatMul to an operator that lacks float64."""
     if r.op.dtype is not ir.DataType.DOUBLE:
         return product(transposed)
     return r.op.Neg(product(r.op.Neg(transposed)))
@@ -83,7 +83,7 @@ def _swapped(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
 
 
 def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool) -> ir.Value:
-    """Drop the axis that a vector was given, then sum over the axes along which the matrices were broadcast."""
+    """Drop the axis that was added to a vector, then sum over the broadcast batch axes."""
     if vector:
         axis = len(source) - 2 + index
         value, source = r.op.Squeeze(value, axes=[axis]), source[:axis] + source[axis + 1 :]
@@ -91,7 +91,7 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
 
 
 def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
-    """The cotangent takes the place of the operand, and the operand's indices that of the output."""
+    """The cotangent replaces the operand, and the operand's indices become those of the output."""
     terms, output = _letters(r)
     for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
         if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
@@ -100,7 +100,7 @@ def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _letters(r: Reverse) -> tuple[list[str], str]:
-    """Return the indices of the operands and of the output, with letters for the axes that an ellipsis stands for."""
+    """Return the indices of the operands and of the output, with ellipses expanded to letters."""
     equation = r.attribute("equation", "").replace(" ", "")
     left, arrow, output = equation.partition("->")
     terms = left.split(",")
@@ -117,7 +117,7 @@ def _letters(r: Reverse) -> tuple[list[str], str]:
 
 
 def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
-    """The second letter of a diagonal becomes another one, tied to the first by the identity matrix."""
+    """Rename the second letter of a repeated index, and equate it with the first by an identity matrix."""
     x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
     spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
@@ -132,7 +132,7 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
 
 
 def _index_sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
-    """Return the size of each index once the operands are broadcast, None where only a run can tell."""
+    """Return the broadcast size of each index, None if it is known only at run time."""
     wide = {letter: sizes - {1} or {1} for letter, sizes in _seen(terms, operands).items()}
     return {letter: sizes.pop() if len(sizes) == 1 else None for letter, sizes in wide.items()}
 
@@ -148,7 +148,7 @@ def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[S
 def _fit_to_operand(
     r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
 ) -> ir.Value:
-    """Sum over the indices that ``x`` has with size 1, and repeat over those that it alone has."""
+    """Sum over the indices of size 1 in ``x``, and repeat along those that only ``x`` has."""
     op, shape = r.op, dims(x) or [None] * len(term)
     kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
     lost = [axis for axis in range(len(term)) if axis not in kept]

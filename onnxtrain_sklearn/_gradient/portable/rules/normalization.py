@@ -1,7 +1,7 @@
-"""Normalizations: the value less its mean, over its deviation, scaled and shifted.
+"""Gradient rules of normalizations: ``(x - mean) / deviation``, scaled and shifted.
 
-With ``z`` the normalized value, ``1/s`` the deviation's reciprocal and means over the normalized axes, the gradient of
-``z`` times a cotangent ``h`` is ``(h - mean(h) - z mean(h z)) / s``.
+With ``z`` the normalized value, ``s`` the deviation and means over the normalized axes, the cotangent ``h`` of ``z``
+gives ``x`` the cotangent ``(h - mean(h) - z mean(h z)) / s``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _centered_back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value
 
 
 def _count(r: Reverse, axes: list[int]) -> Operand:
-    """Return how many elements a statistic over these axes is of, as a float."""
+    """Return the number of elements along these axes, as a float."""
     sizes = [(dims(r.x()) or [])[axis] for axis in axes]
     if fixed(sizes):
         return float(np.prod([int(str(size)) for size in sizes]))
@@ -51,7 +51,7 @@ def _count(r: Reverse, axes: list[int]) -> Operand:
 
 
 def _further(r: Reverse, index: int) -> ir.Value | None:
-    """Return the cotangent of a statistic, which may be of another type, in the type of the value."""
+    """Return the cotangent of a statistic, cast to the type of the value."""
     cotangent = r.cotangents[index] if index < len(r.cotangents) else None
     return (
         cotangent
@@ -61,7 +61,7 @@ def _further(r: Reverse, index: int) -> ir.Value | None:
 
 
 def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """The further outputs are the mean and the deviation's reciprocal."""
+    """The optional outputs are the mean and the reciprocal of the deviation."""
     op, rank, g = r.op, r.rank(), r.cotangents[0]
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     z, inverse = _layer_statistics(r, axes)
@@ -83,7 +83,7 @@ def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
-    """The kernel gives mean and deviation away, but in float32 even where its input is not."""
+    """Return mean and reciprocal deviation; the kernel's own are float32 whatever the type of the input."""
     if r.op.dtype is not ir.DataType.FLOAT:
         return _standardize(r, r.x(), axes)
     mean, inverse = (r.further_output(i, ir.DataType.FLOAT) for i in (1, 2))
@@ -91,7 +91,7 @@ def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
 
 
 def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """There is no mean to subtract, neither from the value nor from its cotangent."""
+    """As for LayerNormalization, without the means."""
     op, x, rank = r.op, r.x(), r.rank()
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     inverse = op.Reciprocal(op.Sqrt(op.Add(_mean_over(op, op.Mul(x, x), axes), r.attribute("epsilon", SMALL))))
@@ -103,7 +103,7 @@ def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _channels(r: Reverse, value: ir.Value) -> ir.Value:
-    """Give a vector of one number a channel the axes that broadcast it to the input, (N, C, ...)."""
+    """Reshape a vector with one number per channel so that it broadcasts to the input, (N, C, ...)."""
     rank = r.rank()
     return r.op.Reshape(value, [-1, *[1] * (rank - 2)]) if rank > 2 else value
 
@@ -124,13 +124,13 @@ def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _batch_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """Before opset 14, further outputs are what makes it train."""
+    """Before opset 14, a node with more than one output is in training mode."""
     further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
     return _with_batch_statistics(r) if further or r.attribute("training_mode", 0) else _with_running_statistics(r)
 
 
 def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
-    """The running statistics, the further outputs, go a step from the ones that come in to those of the batch."""
+    """Training mode; the other outputs are the running statistics: averages of their inputs and the batch's."""
     op, g, axes, old = r.op, r.cotangents[0], [0, *range(2, r.rank())], r.attribute("momentum", 0.9)
     if any(cotangent is not None for cotangent in r.cotangents[3:]):
         r.refuse("runtimes disagree on what its saved statistics are")
@@ -176,9 +176,9 @@ def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
 
 
 def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """Scale and bias have one number a group before opset 21, and one a channel since."""
+    """Scale and bias have one number per group before opset 21, and one per channel since."""
     op, groups = r.op, r.attribute("num_groups", 1)
-    shape = [0, groups, -1]  # 0: the batch as it is
+    shape = [0, groups, -1]  # 0 keeps the batch size
     z, inverse = _standardize(r, op.Reshape(r.x(), shape), [2])
     whole = reshape_to(op, z, r.x())
     if r.opset >= 21:
@@ -193,7 +193,7 @@ def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """Zeros stay zeros, whatever their norm; at this kink the gradient is 0."""
+    """A zero vector stays zero; the gradient at this kink is 0."""
     op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
     norm = op.emit(f"ReduceL{p}", x, axes=axes, keepdims=1)[0]
     along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
@@ -203,7 +203,7 @@ def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """Nothing stabilizes it that runtimes agree on, but for the size of what is added to the deviation."""
+    """Runtimes agree only on the magnitude of the epsilon that is added to the deviation."""
     op, rank = r.op, r.rank()
     axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
     centred, variance = _moments(r, r.x(), axes)
@@ -212,7 +212,7 @@ def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """``x s**-beta``: a band matrix sums the squares, and their cotangents, over the neighboring channels."""
+    """The output is ``x s**-beta``; a band matrix sums squares, and their cotangents, over neighboring channels."""
     op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
     alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
     if not isinstance(shape[1], int):

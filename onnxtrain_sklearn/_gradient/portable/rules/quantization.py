@@ -1,4 +1,4 @@
-"""Operators whose output is made rather than computed from values: ranges, random numbers, dequantized integers."""
+"""Gradient rules of ranges, random numbers and quantization."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_t
 
 
 def _nothing_rule(r: Reverse) -> Sequence[Thunk]:
-    """What it makes does not change with its input, or changes in steps, or is drawn anew."""
+    """All gradients are zero: the output does not depend on the inputs, or is piecewise constant, or is random."""
     return [lambda: None] * len(r.node.inputs)
 
 
 def _range_rule(r: Reverse) -> Sequence[Thunk]:
-    """``start + i delta``; the limit tells only how many there are."""
+    """Elements are ``start + i delta``; the limit only determines their number."""
     op, g = r.op, r.g
     steps = op.Cast(op.Range(np.array(0), op.Size(g), np.array(1)), to=op.dtype)
     return (
@@ -29,7 +29,7 @@ def _range_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """``(x - zero) scale``: one scale for all, for each place on an axis, or for each block along it."""
+    """The output is ``(x - zero) scale``, with one scale per tensor, per index of an axis, or per block along it."""
     op, scale, zero = r.op, r.x(1), r.node.inputs[2:]
     axis, block = r.attribute("axis", 1), r.attribute("block_size", 0)
 
@@ -47,7 +47,7 @@ def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _block_sums(r: Reverse, cotangent: ir.Value, axis: int, block: int) -> ir.Value:
-    """The last block may be short."""
+    """Sum over the blocks of an axis; the last block may be shorter."""
     op, shape, blocks = r.op, dims(r.x()) or [], (dims(r.x(1)) or [None] * r.rank())[axis]
     after = shape[axis + 1 :]
     if not fixed([shape[axis], blocks, *after]):
@@ -59,7 +59,7 @@ def _block_sums(r: Reverse, cotangent: ir.Value, axis: int, block: int) -> ir.Va
 
 
 def _dynamic_quantize_rule(r: Reverse) -> Sequence[Thunk]:
-    """The scale, the second output, is the distance of the extremes, of which 0 is always one, over 255."""
+    """The second output, the scale, is ``(max(x, 0) - min(x, 0)) / 255``."""
     op, x = r.op, r.x()
     g = op.Div(r.cotangents[1], 255.0)
 

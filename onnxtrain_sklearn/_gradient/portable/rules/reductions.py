@@ -1,6 +1,6 @@
-"""Reductions, softmax, cumulative sums.
+"""Gradient rules of reductions, softmax, cumulative sums and products, and determinants.
 
-The gradient of a reduction has its axes put back with size 1, where ``keepdims`` is 0, and is then broadcast.
+With ``keepdims=0`` the reduced axes are restored with size 1; then the cotangent is broadcast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.V
 
 
 def _axes_of_reduction(r: Reverse) -> list[int] | ir.Value | None:
-    """Return the reduced axes, None for all of them; [] reduces nothing; a value where only a run can tell."""
+    """Return the reduced axes: None for all, [] for none, a graph value if they are known only at run time."""
     given = operand(r.node, 1)
     known = None if given is None else constant(given)
     if given is not None and known is None:
@@ -33,7 +33,7 @@ def _axes_of_reduction(r: Reverse) -> list[int] | ir.Value | None:
 
 def _reduction_rule(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
     axes = _axes_of_reduction(r)
-    kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar is broadcast as it is
+    kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar needs no reshape
     g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
     return [lambda: rule(r, r.op, g, r.x(), y)]
 
@@ -51,13 +51,13 @@ def _mean_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir
 
 
 def _extreme_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Elements that are equally extreme share the gradient."""
+    """Equal extremes share the gradient."""
     hit = mask(op, op.Equal(x, y))
     return op.Mul(hit, op.Div(g, _again(r, "ReduceSum", hit)))
 
 
 def _again(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
-    """Reduce ``value`` by another operator over the same axes, which are kept."""
+    """Reduce ``value`` by another operator over the same axes, with keepdims."""
     axes = _axes_of_reduction(r)
     if axes == []:
         return value
@@ -66,7 +66,7 @@ def _again(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
 
 
 def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """``y / x`` fails at zeros: there the product of the others is taken, which is 0 where two are 0."""
+    """The derivative is ``y / x``; at a zero it is the product of the other elements, 0 if another one is 0."""
     zero = op.Equal(x, 0.0)
     nonzero = op.Where(zero, 1.0, x)
     zeros = mask(op, zero)
@@ -76,11 +76,11 @@ def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
 
 
 def _l2(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """At the kink, the origin, the gradient is 0."""
+    """The gradient at the origin, the kink, is 0."""
     return op.Mul(g, op.Div(x, op.Where(op.Equal(y, 0.0), 1.0, y)))
 
 
-# Arguments: the node, the builder, the cotangent of the output, the input, the output. Cotangent and output keep axes.
+# Arguments: node, builder, cotangent of the output, input, output. Cotangent and output keep the reduced axes.
 REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "ReduceL2": _l2,
@@ -96,7 +96,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def _softmax_axes(r: Reverse) -> list[int]:
-    """Before opset 13 all axes from ``axis`` on were one."""
+    """Return the normalized axes: before opset 13 all from ``axis`` on."""
     if r.opset >= 13:
         return [r.attribute("axis", -1)]
     rank = r.rank()
@@ -120,7 +120,7 @@ def _cumsum_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
-    """Sums of ``g y`` over ``x``; for the first zero of all, the products are taken again without it."""
+    """Divide sums of ``g y`` by ``x``; for the first zero, the products are recomputed without it."""
     op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
     zero = op.Equal(x, 0.0)
     first = op.And(zero, op.Less(op.CumSum(mask(op, zero), axis, reverse=reverse), 1.5))
@@ -138,7 +138,7 @@ def _no_gradient_of_input(r: Reverse) -> Sequence[Thunk]:
 
 
 def _det_rule(r: Reverse) -> Sequence[Thunk]:
-    """The cofactors, determinants of what is left without a row and a column: right for singular matrices too."""
+    """The gradient is the matrix of cofactors, computed from minors: valid for singular matrices too."""
     op, n = r.op, (dims(r.x()) or [None])[-1]
     if not isinstance(n, int):
         r.refuse("the size of its matrices is not known")

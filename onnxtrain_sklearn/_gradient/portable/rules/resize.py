@@ -1,4 +1,4 @@
-"""Operators that read a grid at other places: the weights of what they read do not depend on what stands there."""
+"""Gradient rules of resampling operators that are linear in their input: Resize, AffineGrid, CenterCropPad."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..context import GradientRule, Reverse, Thunk
 
 
 def _resize_rule(r: Reverse) -> Sequence[Thunk]:
-    """Each axis was multiplied by a matrix of its own: what the runtime itself makes of the unit matrix."""
+    """Resize multiplies each axis by a matrix, obtained by resizing the identity matrix at run time."""
     return [lambda: _resized_back(r)]
 
 
@@ -37,12 +37,12 @@ def _crops(r: Reverse) -> bool:
 
 
 def _scales(r: Reverse) -> ir.Value | None:
-    """Return the scales where they are given; older opsets leave them empty where the sizes are."""
+    """Return the scales, None if sizes are given; in older opsets the scales are then empty."""
     return None if r.has(3) else operand(r.node, 2)
 
 
 def _keeps(r: Reverse, place: int, axis: int) -> bool:
-    """Whether an axis is sure to stay as it is; its size alone tells nothing where a scale is given."""
+    """Whether an axis is known to be unchanged; with a scale, equal sizes do not imply it."""
     scales = _scales(r)
     if _crops(r):
         return False
@@ -54,7 +54,7 @@ def _keeps(r: Reverse, place: int, axis: int) -> bool:
 
 
 def _interpolation_matrix(r: Reverse, place: int, axis: int, count: int) -> ir.Value:
-    """Return the matrix of an axis: a row for each position before, a column for each after."""
+    """Return the matrix of an axis: one row per input position, one column per output position."""
     op, dtype, scales = r.op, r.x().dtype or r.op.dtype, _scales(r)
     size = _length(r, r.x(), axis)
     unit = op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0), value=ir.tensor([0], dtype=dtype)))
@@ -74,14 +74,14 @@ def _interpolation_matrix(r: Reverse, place: int, axis: int, count: int) -> ir.V
 
 
 def _length(r: Reverse, value: ir.Value, axis: int) -> Operand:
-    """Return the size of an axis, as a list of one."""
+    """Return the size of an axis, as a vector of one element."""
     sizes = dims(value)
     known = None if sizes is None else sizes[axis]
     return np.array([known]) if isinstance(known, int) else r.op.Slice(r.op.Shape(value), [axis], [axis + 1], [0])
 
 
 def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:
-    """The grid is the product of theta with the places that the unit matrix gives, and a one beside them."""
+    """The grid is theta times the homogeneous base coordinates, computed from an identity theta."""
     op, rank = r.op, r.rank(r.y)
     n = rank - 2
     unit = np.eye(n, n + 1, dtype=op.dtype.numpy())[None]
@@ -92,7 +92,7 @@ def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _center_crop_pad_rule(r: Reverse) -> Sequence[Thunk]:
-    """What was cropped is padded and what was padded is cropped, both as near to the centre."""
+    """The gradient is CenterCropPad back to the input's shape: it pads what was cropped and crops what was padded."""
     axes, size = r.attribute("axes", None), r.op.Shape(r.x())
     target = size if axes is None else r.op.Gather(size, np.array(axes, np.int64) % max(r.rank(), 1))
     return [lambda: r.again(r.g, target)]

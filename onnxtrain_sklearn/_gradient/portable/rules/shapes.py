@@ -1,4 +1,4 @@
-"""Operators that move elements without changing them: shapes, slices, padding, joining and parting."""
+"""Gradient rules of operators that move elements: reshaping, slicing, padding, concatenation, splitting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _expand_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _tile_rule(r: Reverse) -> Sequence[Thunk]:
-    """Every axis becomes two, the repetitions and the size, and the first is summed."""
+    """Split each axis into repetitions and size, and sum over the repetitions."""
     op, rank = r.op, r.rank()
     pairs = op.Concat(op.Unsqueeze(r.x(1), axes=[1]), op.Unsqueeze(op.Shape(r.x()), axes=[1]), axis=1)
     tiles = op.Reshape(r.g, op.Reshape(pairs, [-1]))
@@ -54,7 +54,7 @@ def _concat_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _offsets(r: Reverse, parts: Sequence[ir.Value | None], axis: int) -> list[Operand]:
-    """Return where each part begins along an axis, and where the last one ends."""
+    """Return the start offset of each part along an axis, and the end of the last one."""
     shapes = [dims(part) for part in parts]
     sizes = [shape[axis] if shape else None for shape in shapes]
     if fixed(sizes):
@@ -65,7 +65,7 @@ def _offsets(r: Reverse, parts: Sequence[ir.Value | None], axis: int) -> list[Op
 
 
 def _split_rule(r: Reverse) -> Sequence[Thunk]:
-    """Parts that the loss does not depend on have the gradient zero."""
+    """Parts on which the loss does not depend have a zero gradient."""
     op = r.op
     cotangents = [
         zeros_like(op, part) if cotangent is None else cotangent
@@ -75,7 +75,7 @@ def _split_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _slice_rule(r: Reverse) -> Sequence[Thunk]:
-    """Positions are sliced as the values were, whatever bounds and steps are; where all is constant it is a Pad."""
+    """Slice the indices like the values and scatter, for any bounds and steps; if all is constant, emit a Pad."""
     pads = _slice_pads(r)
     if pads is not None:
         return [lambda: r.op.Pad(r.g, np.array(pads, np.int64))]
@@ -102,7 +102,7 @@ def _slice_pads(r: Reverse) -> list[int] | None:
 
 
 def _pad_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Negative pads cut off what positive ones added, and the other way round; other modes repeat elements."""
+    """Pad with the negated pads: this crops padding and restores cropped parts. Other modes repeat elements."""
     op, pads = r.op, r.x(1)
     axes = [r.x(3)] if r.has(3) else []
     if r.attribute("mode", "constant") != "constant":
@@ -125,7 +125,7 @@ def _trilu_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
-    """The inverse orders channels by place in the block first, as DCR does; CRD puts the place last."""
+    """SpaceToDepth orders channels with the block position first, like DCR; in CRD it comes last."""
     blocks = r.op.SpaceToDepth(r.g, blocksize=r.attribute("blocksize", 1))
     if r.attribute("mode", "DCR") == "DCR":
         return [lambda: blocks]
@@ -142,12 +142,12 @@ def _space_to_depth_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _compress_rule(r: Reverse) -> Sequence[Thunk]:
-    """Positions are picked as the values were."""
+    """Compress the indices like the values, and scatter."""
     return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)]
 
 
 def _reverse_sequence_rule(r: Reverse) -> Sequence[Thunk]:
-    """Reversed twice, a sequence is as it was."""
+    """The operator is its own inverse."""
     return [lambda: r.again(r.g, r.x(1))]
 
 
