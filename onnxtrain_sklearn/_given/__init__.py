@@ -1,1 +1,1 @@
-"""Given ONNX graphs: what they compute before training, and what their files say of a fitted model."""
+"""Given ONNX graphs: their output before training, and fitted models read from ONNX files."""

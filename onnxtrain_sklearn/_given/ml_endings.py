@@ -104,7 +104,7 @@ def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.
 
 
 def keep_name(graph: ir.Graph, name: str | None) -> None:
-    """Give the trained output the name that was asked for, if no other value has it."""
+    """Give the trained output the requested name, unless another value has it."""
     final, taken = graph.outputs[0], {v.name for v in (*graph.inputs, *graph.initializers.values())}
     holder = next((v for node in graph for v in node.outputs if v.name == name and v is not final), None)
     if final.name != name and holder is None and name not in taken and final.producer() is not None:
@@ -112,7 +112,7 @@ def keep_name(graph: ir.Graph, name: str | None) -> None:
 
 
 def is_fixed_role(role: Role, source: TrainableModel) -> bool:
-    """Whether a parameter is not fitted: values for missing ones, codes of categories, a scaler's zeros."""
+    """Whether a parameter stays fixed: imputed values, codes of categories, neutral scaling."""
     if role.role in ("base_values", "imputed", "default"):  # leaves can express base values
         return True
     if role.name not in source.parameters:
@@ -126,7 +126,7 @@ def is_fixed_role(role: Role, source: TrainableModel) -> bool:
 
 
 def hold_as_constants(graph: ir.Graph, names: Collection[str]) -> None:
-    """Turn initializers into Constant nodes, so that they are no weights where the exported graph is trained."""
+    """Turn initializers into Constant nodes, so that training the exported graph does not treat them as weights."""
     op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
     for value in [value for name, value in graph.initializers.items() if name in names]:
         hold_as_constant(op, value)

@@ -60,12 +60,12 @@ def _texts(labels: Sequence[object]) -> list[Any]:
 
 
 def numbers_of_attribute(node: ir.Node, name: str) -> list[Any]:
-    """Return a list attribute, empty if it is left out."""
+    """Return a list attribute, empty if it is missing."""
     return list(node.attributes[name].value) if name in node.attributes else []
 
 
 def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
-    """Return the node that computes a value, before nodes that only cast or reshape it, and the output's index."""
+    """Return the node and output index that compute a value, skipping nodes that only cast or reshape it."""
     while value is not None:
         node = value.producer()
         if node is None or node.domain or node.op_type not in _SAME:
@@ -93,7 +93,7 @@ def trained_output_of(graph: ir.Graph, output: str | None) -> ir.Value:
 
 
 def _source_of_column(value: ir.Value | None) -> ir.Value | None:
-    """Return the value from which a column is selected; None if ``value`` is no column."""
+    """Return the value from which a column is selected; None if ``value`` is not a column."""
     taken = None
     while value is not None and (node := value.producer()) is not None and node.op_type in _COLUMNS:
         taken = value = node.inputs[0]
@@ -108,7 +108,7 @@ def takes_missing_values(node: ir.Node) -> bool:
 
 
 def declare_columns(graph: ir.Graph) -> None:
-    """Declare the number of columns of the inputs, known from the operators that read them."""
+    """Declare the number of columns of the inputs, inferred from the operators that read them."""
     for value in graph.inputs:
         if value.shape is not None and len(value.shape) == 2 and not isinstance(value.shape[1], int):
             widths = {width for node, _ in value.uses() if (width := _columns_of_operator(node)) is not None}

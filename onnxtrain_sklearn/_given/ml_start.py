@@ -37,7 +37,7 @@ Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"
 
 
 def of_kind(given: Given, *, classifies: bool) -> Given:
-    """Return ``given``; raise if a file that returns labels is to be trained for regression."""
+    """Return ``given``; raise if a file that returns labels would be trained for regression."""
     known = given[1]
     if isinstance(known, FittedFile) and known.label is not None and not classifies:
         raise ModelError("The ONNX file is a classifier: train it with OrtGradientClassifier.")

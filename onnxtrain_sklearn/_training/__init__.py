@@ -1,1 +1,1 @@
-"""Training: parameters, the loss graph, the steps on host and device, the loop."""
+"""Training: parameters, loss graph, training steps on host and device, epoch loop."""

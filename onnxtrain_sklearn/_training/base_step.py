@@ -1,4 +1,4 @@
-"""What the steps on host and device share: the graphs of a step, their sessions, and the optimizer's initial state.
+"""Base class of the steps on host and device: the graphs of a step, their sessions, the optimizer's initial state.
 
 A step runs up to four graphs in this order: the gradient, the gradient of the penalty, the clipping of the norm, the
 update. The subclasses decide where the arrays are and when they are bound.
@@ -40,7 +40,7 @@ from .step import OptimizerState
 
 @dataclass(frozen=True, eq=False)
 class PassGraph:
-    """The gradient graph of a fixed number of rows, and the host's arrays that it reads.
+    """The gradient graph for a fixed number of rows, and the host arrays that it reads.
 
     ``work`` counts the multiply-adds of its forward pass.
     """
@@ -53,7 +53,7 @@ class PassGraph:
 
 @dataclass(frozen=True, eq=False)
 class StepParts:
-    """What a step is built from.
+    """The arguments from which a step is built.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class BaseStep:
         self.state.reset(self._initial_slots)
 
     def _pass_graph(self, batch: int) -> PassGraph:
-        """Return the gradient graph of ``batch`` rows; what is trained is among its inputs."""
+        """Return the gradient graph for ``batch`` rows; the trained parameters are among its inputs."""
         parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
         graph = training_graph(self._model, settings, self._frozen, batch)
         uniform = UniformNumbers(expose_dropout(graph), settings.seed)
@@ -118,8 +118,8 @@ class BaseStep:
     ) -> Binding:
         """Bind a gradient graph.
 
-        ``gradients`` and ``statistics`` are where it writes the gradient of each parameter and the next value of each
-        running statistic, by name.
+        ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
+        of each running statistic.
         """
         written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
         written |= {self._model.running_statistics[name]: array for name, array in statistics.items()}
@@ -133,14 +133,14 @@ class BaseStep:
         return Binding(self._session(model), inputs, {"new_gradients": gradients})
 
     def _bind_clipping(self, gradients: Array, place: Callable[[np.ndarray], Array]) -> Binding:
-        """Bind the graph that limits the norm of ``gradients``, in place; ``place`` gives an array its memory."""
+        """Bind the graph that clips the norm of ``gradients``, in place; ``place`` puts an array into its memory."""
         dtype = self.parameters.vector.dtype
         limit, norm = place(np.array(self.settings.max_grad_norm, dtype)), place(np.zeros((), dtype))
         session = self._session(clip_graph(ir_type(dtype)))
         return Binding(session, {"gradients": gradients, "max_norm": limit}, {"new_gradients": gradients, "norm": norm})
 
     def _update_graph(self, optimizer: Optimizer) -> UpdateGraph:
-        """Return the graph of the update, and give the optimizer's state the slots that it needs."""
+        """Return the update graph, and create the slots of the optimizer's state that it needs."""
         vector = self.parameters.vector
         graph = update_graph(optimizer, ir_type(vector.dtype), fused=gradient_builder.has_gradient_builder())
         self.state.prepare(graph.slots, vector)
@@ -150,11 +150,11 @@ class BaseStep:
     def _bind_update(
         self, session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
     ) -> Binding:
-        """Bind the update of ``vectors``, which are the parameters and the slots, in place."""
+        """Bind the in-place update of ``vectors``: the parameters and the slots."""
         outputs = {f"new_{name}": vector for name, vector in vectors.items()}
         return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
 
     def _session(self, model: ir.Model, threads: int = 1) -> InferenceSession:
-        """Small graphs get one thread: a second pool that spins would compete with the gradient session's."""
+        """Create a session with one thread: a second spinning pool would compete with the gradient session's."""
         settings, content = self.settings, to_proto(model).SerializeToString()
         return sessions.create_session(content, settings.device, threads=threads, options=settings.session_options)

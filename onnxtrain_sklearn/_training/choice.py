@@ -31,7 +31,7 @@ def new_trainer(
     history: History,
     validate: Callable[[], float] | None = None,
 ) -> Trainer:
-    """Return what trains with ``step``: L-BFGS on all rows at once, or epochs of minibatches."""
+    """Return the trainer for ``step``: L-BFGS on all rows at once, or epochs of minibatches."""
     if isinstance(step, HostStep) and isinstance(step.settings.optimizer, LBFGS):
         return FullBatchTrainer(step.settings.optimizer, settings, step, batches, history, validate)
     return Trainer(settings, step, batches, history, validate)

@@ -1,8 +1,8 @@
 """The training step on a device with memory of its own.
 
-Parameters, gradients and optimizer state live on the device. So do the data where they fit: they are uploaded once, and
-the device gathers each minibatch. What changes from step to step (the order of the rows, their weights, the learning
-rate) is uploaded once an epoch. The host reads the losses and what was trained once an epoch.
+Parameters, gradients and optimizer state live on the device. Data that fit are uploaded once, and the device gathers
+each minibatch. The order of the rows, their weights and the learning rates are uploaded once per epoch. Once per epoch
+the host reads the losses and the trained parameters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATA, ROW_NUMBERS = "onnxtrain/data/", "onnxtrain/rows"
 class DevicePass:
     """One forward and backward pass over a fixed number of rows.
 
-    The host gathers the minibatch in ``buffers``. Where the device gathers it, only their size is used.
+    The host gathers the minibatch in ``buffers``. If the device gathers it, only their size is used.
     """
 
     buffers: BatchBuffers
@@ -90,7 +90,7 @@ class DeviceStep(BaseStep):
     def _fed(
         self, batches: Batches, minibatches: Sequence[np.ndarray], passes: Sequence[DevicePass]
     ) -> Iterator[tuple[DevicePass, dict[str, Array]]]:
-        """Yield the pass of each minibatch and the arrays that it reads; gather the rows unless the device does."""
+        """Yield the pass of each minibatch and its inputs; the host gathers rows only if the device does not."""
         order, weights = self._order(batches, minibatches, passes)
         start = 0
         for rows, one in zip(minibatches, passes, strict=True):
@@ -113,7 +113,7 @@ class DeviceStep(BaseStep):
         self.state.t += 1
 
     def _load(self, batches: Batches) -> None:
-        """Upload what is trained, and the data where they fit."""
+        """Upload the trained parameters, and the data if they fit."""
         self._buffer.write(self.parameters.buffer)
         for name, slot in self._slots.items():
             slot.write(self.state.slots[name])
@@ -134,7 +134,7 @@ class DeviceStep(BaseStep):
         return self._new(np.concatenate(order).astype(np.int64)), self._new(np.concatenate(weights).astype(dtype))
 
     def _scalars(self, weights: np.ndarray, rates: Sequence[float]) -> dict[str, DeviceArray]:
-        """Return vectors of the scalars that the steps read or write, one element for each step, by name."""
+        """Return vectors of the scalars that the steps read or write, by name; one element per step."""
         dtype = self.parameters.vector.dtype
         steps = [self._update.coefficients(rate, self.state.t + i + 1) for i, rate in enumerate(rates)]
         kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
@@ -166,7 +166,7 @@ class DeviceStep(BaseStep):
         return DevicePass(buffers, binding, uniform)
 
     def _bindings_after_the_gradient(self) -> list[tuple[Binding, list[str]]]:
-        """Return what runs after the gradient, in this order, each with the scalars that change from step to step."""
+        """Return the bindings to run after the gradient, in order, each with its scalars that change every step."""
         bindings = [self._copying()] if self.parameters.running_statistics else []
         if self.penalized:
             size = (self.parameters.penalized.stop,)
@@ -179,7 +179,7 @@ class DeviceStep(BaseStep):
         return [*bindings, (update, list(self._update.coefficients(0.001, 1)))]
 
     def _copying(self) -> tuple[Binding, list[str]]:
-        """Copy the next running statistics over the last ones."""
+        """Bind the graph that copies the next running statistics over the current ones."""
         start, kind = len(self.parameters.vector), ir_type(self._moved.dtype)
         size = len(self.parameters.buffer) - start
         outputs: dict[str, Array] = {"statistics": self._buffer.part(start, (size,))}
@@ -202,7 +202,7 @@ def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
 
 
 def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
-    """Let ``graph`` gather the minibatch itself: each of these inputs becomes a Gather of rows of all data."""
+    """Let ``graph`` gather the minibatch: each of these inputs becomes a Gather of rows from all data."""
     op = GraphBuilder(graph, prefix="onnxtrain/gather")
     rows = ir.val(ROW_NUMBERS, ir.DataType.INT64, (batch,))
     graph.inputs.append(rows)

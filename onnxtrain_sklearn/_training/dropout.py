@@ -1,8 +1,8 @@
-"""Dropout with numbers that the host draws, so that training is the same on every engine and resumes exactly.
+"""Dropout with random numbers from the host, so that training is equal on all engines and resumes exactly.
 
 The random state of onnxruntime's kernel belongs to its session: a pickled estimator would continue with other masks
 than the original. Here each Dropout in training mode becomes a product with a mask. The mask is made from uniform
-numbers that are an input of the graph. They depend on the seed and on how many were drawn before; a pickle holds both.
+numbers that are an input of the graph. They depend on the seed and on the number of earlier draws; pickles hold both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UniformNumbers:
 
 
 def expose_dropout(model: ir.Model) -> list[ir.Value]:
-    """Put products with masks in place of Dropout in training mode, in place; return the new inputs of the graph."""
+    """Replace Dropout in training mode by products with masks, in place; return the new inputs of the graph."""
     if model.graph.opset_imports[""] < 12:  # there it has no training mode
         return []
     dropouts = [node for node in model.graph.all_nodes() if _drops(node)]

@@ -1,4 +1,4 @@
-"""The history of a training run. It outlives a call, is pickled, and changes once an epoch.
+"""The history of a training run. It persists across calls, is pickled, and changes once per epoch.
 
 An interrupt may come between any two lines. Therefore values that belong together are set by one update of a dict, and
 a curve is immutable: a longer one replaces it. The time of an update does not depend on the number of epochs.
@@ -56,7 +56,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What callbacks are called with after an epoch.
+    """The argument of callbacks after an epoch.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class History:
     least_loss : float
         Least of all losses.
     best_loss, best_score : float
-        What improvement is measured from.
+        The baseline of improvement.
     idle_epochs : int
         Epochs in a row that did not improve by ``tol``.
     early_stopping : bool

@@ -64,7 +64,7 @@ class HostStep(BaseStep):
         """
         size = rows if self.parameters.running_statistics else self.batch
         if size not in self._passes:
-            self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # and one remainder
+            self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # one remainder
             self._passes[size] = self._pass(size)
         self._current = self._passes[size]
         return self._current.buffers
@@ -105,7 +105,7 @@ class HostStep(BaseStep):
         return float(current.loss.item() + self._penalty_value.item())
 
     def synchronize(self) -> None:
-        """Do nothing: the host's copy is the one that is trained."""
+        """Do nothing: the host's arrays are trained in place."""
 
     def _pass(self, batch: int) -> HostPass:
         """Return the forward and backward pass over ``batch`` rows, bound to buffers of its own."""
@@ -125,7 +125,7 @@ class HostStep(BaseStep):
         return self._bind_penalty(self.parameters.vector[part], self.parameters.gradient[part], **arrays)
 
     def _update_bindings(self, optimizer: Optimizer) -> list[Binding]:
-        """Return the update of each piece of the vectors: temporaries of a piece stay in the cache."""
+        """Return one update per piece of the vectors: the temporaries of a piece fit the cache."""
         graph, vector = self._update_graph(optimizer), self.parameters.vector
         self._coefficients = graph.coefficients
         self._scalars = {
@@ -143,7 +143,7 @@ class HostStep(BaseStep):
 
 
 def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequence[str]) -> TrainableModel:
-    """Return ``model``, or its float32 form where the engine's runtime has no float64 kernels for its gradients."""
+    """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients."""
     if model.dtype == np.float32:
         return model
     weights = model.weights()

@@ -23,7 +23,7 @@ from .step import TrainingStep
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """How long and how fast to train; the names are those of the estimators' parameters."""
+    """The settings of the loop, named after the estimators' parameters."""
 
     learning_rate_init: float
     schedule: Schedule
@@ -72,10 +72,10 @@ class Trainer:
         self._rate: float | None = None
 
     def fit(self) -> None:
-        """Train until ``max_iter`` epochs are done, with a warning, or until nothing improves any more.
+        """Train for ``max_iter`` epochs, which ends with a warning, or until there is no more improvement.
 
-        The plan of the schedule extends to the end of these epochs. Improvement is measured from here on, whatever was
-        trained before: the best loss on other data, or of another loss function, cannot be compared.
+        The schedule is planned to the end of these epochs. Improvement is measured from here on, also in a later call:
+        the best loss on other data, or of another loss function, cannot be compared.
         """
         max_iter = self._settings.max_iter
         self._begin(max_iter * self._batches.steps)
@@ -104,7 +104,7 @@ class Trainer:
         self._guarded(one_epoch)
 
     def settle(self) -> None:
-        """Leave usable weights after an interrupt: finite ones, and the best where validation scores decide."""
+        """Leave usable weights after an interrupt: finite ones, and with early stopping the best ones."""
         self._step.synchronize()
         if not self._is_finite():
             self._buffer[...] = self._history.last_finite
@@ -115,7 +115,7 @@ class Trainer:
         early_stopping = self._settings.early_stopping
         score = history.best_score
         if early_stopping and self._validate is not None and progress.epoch:
-            score = self._validate()  # of the weights to start from, on these data
+            score = self._validate()  # the score of the initial weights on these data
         history.change(
             progress=replace(progress, total_steps=progress.step + steps),
             best_loss=math.inf,
@@ -132,7 +132,7 @@ class Trainer:
         history.best = None
 
     def _warn_of_a_finished_schedule(self) -> None:
-        """Warn once where a schedule is at its end, so that training changes practically nothing from here on."""
+        """Warn once if the schedule is at its end, so that further training has practically no effect."""
         schedule, progress, rate = self._settings.schedule, self._history.progress, self._settings.learning_rate_init
         if (
             self._history.warned_of_end
@@ -149,7 +149,7 @@ class Trainer:
         )
 
     def _guarded(self, train: Callable[[], bool]) -> bool:
-        """Return what ``train`` returns; restore the weights of an epoch ago after an error, not after an interrupt."""
+        """Call ``train``; after an error, not after an interrupt, restore the weights of the previous epoch."""
         try:
             return train()
         except DivergenceError:
@@ -160,14 +160,14 @@ class Trainer:
             raise
 
     def _train(self) -> bool:
-        """Train for up to ``max_iter`` epochs; return whether training ended before."""
+        """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
         for _ in range(self._settings.max_iter):
             if self._record(self._epoch()) or (self._idle() and self._plateau()):
                 return True
         return False
 
     def _epoch(self) -> float:
-        """Go through the data once; return the mean loss."""
+        """Train on all data once; return the mean loss."""
         total = 0.0
         self._last = self._buffer.copy()
         for weight, loss in self._step.train(self._batches, self._next_rate):
@@ -190,7 +190,7 @@ class Trainer:
         return all(bool(np.isfinite(vector).all()) for vector in (self._buffer, *self._step.state.slots.values()))
 
     def _diverge(self) -> None:
-        """Reset the optimizer's state, which is not finite, and raise; who catches it restores the weights."""
+        """Reset the optimizer's state, which is not finite, and raise; the caller restores the weights."""
         self._step.forget_state()
         epoch = self._history.progress.epoch + 1
         raise DivergenceError(
@@ -217,7 +217,7 @@ class Trainer:
         return self._history.idle_epochs > self._settings.n_iter_no_change
 
     def _plateau(self) -> bool:
-        """Let the schedule act on a plateau; return whether training ends there."""
+        """Notify the schedule of a plateau; return whether training ends."""
         self._history.add_plateau()
         return self._settings.schedule.stops_at_plateau(self._history.progress, self._settings.learning_rate_init)
 

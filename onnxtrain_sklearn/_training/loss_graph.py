@@ -38,7 +38,7 @@ PENALTY = "penalty"
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What a training step is made of, beside the model and its parameters."""
+    """The settings of a training step, beside the model and its parameters."""
 
     loss: Loss
     task: Task
@@ -97,19 +97,19 @@ def _mean_loss(
 
 
 def n_classes_of(pairs: int) -> int:
-    """Return the number of classes that make so many pairs."""
+    """Return the number of classes that have this number of pairs."""
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
 def target_layout(task: Task, n_outputs: int, rows: int, dtype: DType) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of the target of ``rows`` rows: a class index, or a number for each score."""
+    """Return shape and type of the target for ``rows`` rows: class indices, or one number per score."""
     if task == "multiclass":
         return (rows,), np.dtype(np.int64)
     return (rows, n_outputs), dtype
 
 
 def penalty_graph(size: int, dtype: DType, settings: StepSettings) -> ir.Model:
-    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, safe in place."""
+    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, in place."""
     kind = ir_type(dtype)
     weights, strength = ir.val("weights", kind, (size,)), ir.val("strength", kind, ())
     graph = ir.Graph([weights, strength], [], nodes=[], opset_imports={"": 18}, name="penalty")
@@ -148,13 +148,13 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
 
 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
-    """Return a column for each class, 1 where ``y`` (N,) is its index, else 0."""
+    """Return the one-hot encoding of the class indices ``y`` (N,)."""
     classes = np.arange(n_classes, dtype=np.int64)
     return op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype)
 
 
 def work(graph: ir.Graph) -> float:
-    """Return the multiply-adds of matrix products and convolutions in one pass, infinite where shapes are unknown."""
+    """Return the multiply-adds of matrix products and convolutions in one pass, infinite if shapes are unknown."""
     total = 0.0
     for node in graph:
         if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
@@ -163,7 +163,7 @@ def work(graph: ir.Graph) -> float:
 
 
 def _contracted(node: ir.Node) -> float:
-    """Return the multiply-adds for one number of the output."""
+    """Return the multiply-adds per element of the output."""
     sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
     if node.op_type == "Conv":
         return _known_product(sizes[1:])
@@ -171,7 +171,7 @@ def _contracted(node: ir.Node) -> float:
 
 
 def _known_product(sizes: Dims | None) -> float:
-    """Return the product of the sizes, infinite where one is not known."""
+    """Return the product of the sizes, infinite if one is unknown."""
     return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
 
 

@@ -1,8 +1,8 @@
 """All trained parameters in one flat vector, their gradients in a second.
 
-A parameter is a view into the vectors: sessions read and write the views, optimizers work on the whole. Parameters of
+A parameter is a view into the vectors: sessions read and write the views, optimizers the whole vectors. Parameters of
 rank two and more come first, so that the penalized ones are one slice. Running statistics, which training updates
-without a gradient, follow the parameters, so that one copy holds everything that training changes.
+without a gradient, follow the parameters, so that a single copy holds everything that training changes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..exceptions import nearest
 
 
 def owned(array: np.ndarray) -> np.ndarray:
-    """Return ``array`` where it may be bound and trained in place, else a copy that may.
+    """Return ``array``, or a copy if it must not be bound and trained in place.
 
-    What was unpickled may be mapped from a file (``mmap_mode``, the workers of joblib), read only or not: sessions
-    would write through it, and end the process or change the file.
+    An unpickled array may be mapped from a file (``mmap_mode``, the workers of joblib), read-only or not: a session
+    that writes to it would crash the process or change the file.
     """
     if type(array) is np.ndarray and array.flags.owndata and array.flags.carray:
         return array
@@ -43,7 +43,7 @@ class FlatParameters:
     Attributes
     ----------
     buffer : ndarray of shape (P + M,)
-        The parameters and behind them the running statistics.
+        The parameters, followed by the running statistics.
     vector, gradient : ndarray of shape (P,)
         The parameters, a view into ``buffer``, and their gradients.
     names : tuple of str
@@ -86,7 +86,7 @@ class FlatParameters:
         self._divide(cast("int", state["vector"]))
 
     def span(self, name: str) -> slice:
-        """Return where the parameter or statistic ``name`` stands in ``buffer``."""
+        """Return the slice of ``buffer`` that holds the parameter or statistic ``name``."""
         return self._spans[name]
 
     def view(self, name: str) -> np.ndarray:

@@ -19,10 +19,10 @@ _UNREAD = np.empty(0)
 def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
     """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters.
 
-    A constant that was not taken for a weight is one where it is named in full.
+    A constant that was not recognized as a weight becomes one if it is named in full.
     """
     source = _with_named_constants(source, trainable)
-    weights = source.weights() if callable(trainable) else {}  # nothing else looks at the numbers, which may be many
+    weights = source.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
     names = select_trainable({name: weights.get(name, _UNREAD) for name in source.parameters}, trainable)
     everything = isinstance(trainable, str) and trainable == "all"
     if source.quantized:
@@ -61,10 +61,10 @@ def _refuse_narrow_floats(source: TrainableModel) -> None:
 
 
 def _require_floats(source: TrainableModel, names: list[str], *, everything: bool) -> None:
-    """Raise where weights would be left out, or get no gradient, as the graph rounds to integers."""
+    """Raise if quantization would leave weights out, or give them no gradient."""
     initializers = source.model.graph.initializers
     free = [name for name in source.parameters if not rounded(initializers[name])]
-    holds_weights = any("QuantizeLinear" not in node for node in source.quantized)  # integers in products
+    holds_weights = any("QuantizeLinear" not in node for node in source.quantized)  # integer products
     if set(names) <= set(free) and not (everything and holds_weights):
         return
     behind = ", ".join(map(repr, free))

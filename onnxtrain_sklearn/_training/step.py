@@ -1,7 +1,7 @@
-"""The interface of a training step, as the loop sees it, and the optimizer's state.
+"""The interface of a training step that the loop uses, and the optimizer's state.
 
-A step owns sessions and the arrays bound to them; the loop knows neither. There are two: one for the host's memory and
-one for devices with memory of their own.
+A step owns sessions and the arrays bound to them; the loop does not depend on either. There are two implementations:
+one for host memory, and one for devices with memory of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .parameters import FlatParameters, owned
 
 @dataclass
 class OptimizerState:
-    """Steps taken, the optimizer's vectors by slot name, and how many times dropout masks were drawn."""
+    """The number of steps, the optimizer's vectors by slot name, and the number of draws of dropout masks."""
 
     t: int = 0
     slots: dict[str, np.ndarray] = field(default_factory=dict)
@@ -32,22 +32,22 @@ class OptimizerState:
         """Create these slots at their initial values, shaped as ``like``, unless they exist already."""
         if {name: v.shape for name, v in self.slots.items()} != dict.fromkeys(slots, like.shape):
             fresh = {name: np.full_like(like, initial) for name, initial in slots.items()}
-            vars(self).update(t=0, slots=fresh)  # at once: an interrupt finds the old state or the new one
+            vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
 
     def reset(self, slots: Mapping[str, float]) -> None:
-        """Return to the state before the first step: slots at these initial values."""
+        """Reset to the state before the first step: slots at these initial values."""
         self.t = 0
         for name, initial in slots.items():
             self.slots[name].fill(initial)
 
 
 class TrainingStep(Protocol):
-    """What the loop sees of a training step.
+    """The part of a training step that the loop uses.
 
     Attributes
     ----------
     parameters : FlatParameters
-        What is trained: the host's copy.
+        The trained parameters: the host's copy.
     state : OptimizerState
         The host's copy.
     batch : int
