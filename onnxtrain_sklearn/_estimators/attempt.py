@@ -1,8 +1,8 @@
-"""A call that trains. It succeeds, or leaves the estimator unchanged: weights, optimizer and random numbers included.
+"""A call that trains. It succeeds, or leaves the estimator unchanged, including weights, optimizer and random state.
 
 Two other outcomes leave the estimator fitted: training diverges, which raises an error, or it is interrupted, which
 raises if the interrupt is meant for a caller. An interrupt may come between any two lines: the fitted attributes
-change in one step, and objects that a run shares with the last one are published with it.
+change atomically, and objects that a run shares with the last one are published with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Attempt(TrainingRecord):
-    """An estimator that trains what it has prepared."""
+    """An estimator that prepares a run and trains it."""
 
     random_state: Any
     n_outputs_: int
@@ -34,7 +34,7 @@ class Attempt(TrainingRecord):
 
     @abstractmethod
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
-        """Check everything and put together what trains; nothing has been trained yet."""
+        """Validate the call and return the run and its trainer; nothing is trained yet."""
 
     def _train(self, call: Call) -> Self:
         before, run, trainer = dict(vars(self)), None, None
@@ -80,7 +80,7 @@ class Attempt(TrainingRecord):
             del self.__dict__[name]
 
     def _publish(self, run: Run) -> None:
-        """Set the fitted attributes, all at once; those of the history are properties."""
+        """Set the fitted attributes atomically; those of the history are properties."""
         attributes = {
             "_run": run, "n_outputs_": run.head.n_outputs, "engine_": run.engine, "device_": run.device.name
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The methods that an estimator has, which depend on its parameters and on what was trained."""
+"""Conditional methods of the estimators: which exist depends on the parameters and on the fitted run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_one_pass(estimator: Parameters) -> None:
 
 
 def is_on(switch: object) -> bool:
-    """Whether a switch is on; other values are refused when all parameters are checked."""
+    """Whether a boolean parameter is true; invalid values are refused when all parameters are validated."""
     return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
@@ -35,7 +35,7 @@ def gives_probabilities(estimator: Parameters) -> bool:
 
 
 def _links_classes(loss: object) -> bool:
-    """Whether ``loss`` gives probabilities; of what is no loss, ``fit`` will tell what is wrong with it."""
+    """Whether ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
 

@@ -1,8 +1,8 @@
-"""What the two estimators share: scikit-learn's conventions around a training run.
+"""Base class of the two estimators: scikit-learn's interface to a training run.
 
-Constructors store their arguments and do nothing else. ``fit`` resolves and checks everything before it changes the
-estimator: an error leaves it as it was, weights, optimizer state and random numbers included. Targets and predictions,
-in which classification and regression differ, are left to the public classes.
+Constructors only store their arguments. ``fit`` resolves and validates everything before it changes the estimator: an
+error leaves it unchanged, including weights, optimizer state and random state. Targets and predictions, in which
+classification and regression differ, are left to the public classes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTraining, Parameters, BaseEstimator, ABC):
-    """What the classifier and the regressor share."""
+    """Base class of the classifier and the regressor."""
 
     _run: Run
 
@@ -65,9 +65,9 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets.
         sample_weight : array-like of shape (n_samples,), default=None
-            Weight of every row in the mean that the loss is, >= 0; None: one.
+            Weight of each row in the mean loss, >= 0; None: one.
         X_val, y_val, sample_weight_val : like the ones above, default=None
-            Validation data, scored after each epoch; with ``early_stopping`` they take the place of a split.
+            Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
 
         Returns
         -------
@@ -76,9 +76,9 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         Raises
         ------
         ValueError, TypeError
-            A parameter or the data are wrong; the estimator is left as it was.
+            A parameter or the data are invalid; the estimator is unchanged.
         ModelError
-            The graph cannot be read, or not be trained on these data.
+            The graph cannot be read, or cannot be trained on these data.
         DivergenceError
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
@@ -111,22 +111,22 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         Parameters
         ----------
         X : data as for :meth:`fit`, default=None
-            Rows to compare the predictions of both models on. None: some of those of the last fit. A copy that was
-            pickled holds no data and needs them.
+            Rows on which the predictions of both models are compared. None: some rows of the last fit. An unpickled
+            estimator holds no data and needs ``X``.
 
         Returns
         -------
         estimator
-            A deep copy of ``model``, which itself is left as it is. It predicts what this estimator predicts, within
-            1e-5 where scikit-learn computes in float64.
+            A deep copy of ``model``, which is unchanged. Its predictions are those of this estimator, within 1e-5 if
+            scikit-learn computes in float64.
 
         Raises
         ------
         ModelError
-            ``model`` is no fitted scikit-learn model, or a number was trained that scikit-learn does not hold; the
-            message names it.
+            ``model`` is not a fitted scikit-learn model, or a trained number has no counterpart in it; the message
+            names the number.
         ValueError
-            There are no rows to compare on.
+            There are no rows for the comparison.
 
         Examples
         --------
@@ -146,10 +146,10 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         return trained_estimator(self, self._run, X)
 
     def set_params(self, **params: Any) -> BaseOrtGradient:
-        """Set parameters of this estimator, or of a builder or an object within it by ``NAME__PARAMETER``.
+        """Set parameters of this estimator, or of a nested builder or component by ``NAME__PARAMETER``.
 
-        Where a name stands for an object (``optimizer="sgd"``, or ``model=None`` for ``MLP()``), setting a parameter
-        within it puts the object in the name's place.
+        If a component is given by name (``optimizer="sgd"``, or ``model=None`` for ``MLP()``), setting a parameter
+        within it replaces the name by the object.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         Raises
         ------
         ValueError
-            A name is unknown, or is one of a fitted model's: its parameters are what it was fitted with.
+            A name is unknown, or belongs to a fitted model: its parameters are those it was fitted with.
         """
         within = [name for name in params if name.startswith("model__")]
         if within and is_estimator(params.get("model", self.model)):
@@ -187,11 +187,11 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
 
     @abstractmethod
     def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        """Return the targets as numbers; ``classes`` are those already known."""
+        """Return the targets as numbers; ``classes`` are the classes already known."""
 
     @abstractmethod
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        """Return the validation score of what a live predictor predicts."""
+        """Return the validation score of the predictions."""
 
     _default_loss: str
     """The loss for which that of a fitted model is taken."""

@@ -1,7 +1,7 @@
-"""The graph that a builder makes for the data of a call.
+"""The graph that a builder builds for the data of a call.
 
-The data are prepared before the graph exists, as float32 in the shape that they come in. Where the graph takes another
-type, or flat rows in another shape, they are prepared once more for it.
+The data are prepared before the graph exists, as float32 in their own shape. If the graph expects another type, or flat
+rows in another shape, they are prepared again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NEEDS_ROWS = {"X", "y", "sample_weight"}
 
 
 def needs_rows(builder: Builder) -> bool:
-    """Whether the builder looks at the rows that it is trained on."""
+    """Whether the builder uses the training rows."""
     return not NEEDS_ROWS.isdisjoint(keywords_of(builder))
 
 
 def built_source(
     builder: Builder, examples: Examples, rows: np.ndarray | None, rng: np.random.RandomState
 ) -> TrainableModel:
-    """Return the trainable form of the graph that a builder makes for ``rows`` of the data; None: for all."""
+    """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows."""
     (column,) = examples.columns.values()
     keywords = _keywords(builder, column, examples, rows)
     whole = load(builder.build(math.prod(column.shape[1:]), examples.targets.n_outputs, rng, **keywords))
@@ -42,7 +42,7 @@ def built_source(
 
 
 def _require_one_input(source: TrainableModel, column: Column, name: str) -> None:
-    """Raise where the graph does not take the rows; ``name`` is that of the method which made it."""
+    """Raise if the graph does not accept the rows; ``name`` is the method that built it."""
     if len(source.inputs) != 1:
         raise ModelError(f"{name} made a graph with {len(source.inputs)} inputs, not 1.")
     spec, row = source.inputs[0], column.shape[1:]
@@ -55,7 +55,7 @@ def _require_one_input(source: TrainableModel, column: Column, name: str) -> Non
 
 
 def _keywords(builder: Builder, column: Column, examples: Examples, rows: np.ndarray | None) -> dict[str, Any]:
-    """Return what the builder declares."""
+    """Return the arguments that the builder declares."""
     every = np.arange(len(examples)) if rows is None else np.sort(rows)
     targets, weights = examples.targets.values, examples.weights
     makers: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""The classifier: what it adds to the base estimator, labels, probabilities and decisions."""
+"""The classifier: labels, probabilities and decision function."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray:
-    """Return the scores of one label; those of two classes as one."""
+    """Return the scores of one label; a single column for two classes."""
     if scores.shape[1] == 1:
         return scores.ravel()
     return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
@@ -140,8 +140,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         X, y, sample_weight, X_val, y_val, sample_weight_val
             As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels.
         classes : array-like of shape (n_classes,), or list of them, default=None
-            All labels that there are, where ``y`` lacks some: a graph with ten scores is trained on rows of four of its
-            classes. The scores are those of the labels in sorted order. None: the labels in ``y``.
+            All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
+            The scores belong to the labels in sorted order. None: the labels in ``y``.
 
         Returns
         -------
@@ -171,15 +171,15 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     def partial_fit(
         self, X: MatrixLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Train for one pass over the data, going on from where the last call ended.
+        """Train for one pass over the data, continuing from the last call.
 
         Parameters
         ----------
         X, y, sample_weight
             As in :meth:`fit`.
         classes : array-like of shape (n_classes,), or list of them, default=None
-            All labels that any call will bring; needed at the first call, may be left out later. A fitted model knows
-            its own. A list for several labels a row: the classes of each.
+            All labels of all calls; needed at the first call, optional later. A fitted model knows its classes. With
+            several labels per row, a list with the classes of each label.
 
         Returns
         -------
@@ -222,14 +222,14 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Returns
         -------
         ndarray of shape (n_samples, n_classes), or a list of them
-            In the order of ``classes_``. Of several labels a row that are 0 or 1 the probability that each is 1, a
-            column a label, for every model; of other labels a list with an array for each.
+            In the order of ``classes_``. For several binary labels per row, one column per label: the probability
+            that it is 1. For several labels of other kinds, a list with one array per label.
 
         Notes
         -----
-        For float32 ``X`` these are the numbers that the graph of :meth:`to_onnx` gives. For other ``X`` the last
-        activation is computed in float64 from the same scores: rows are ranked as by :meth:`decision_function`, where
-        float32 has no numbers between 1 and 1 - 6e-8 to tell them apart.
+        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`. For other ``X`` the last activation is
+        computed in float64 from the same scores: rows then rank as by :meth:`decision_function`, also where float32
+        cannot distinguish probabilities close to 1 (it has no numbers between 1 - 6e-8 and 1).
         """
         number_type = prediction_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
@@ -245,7 +245,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Returns
         -------
         ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
-            A list where a row has several labels that are not 0 or 1.
+            A list if a row has several labels that are not binary.
         """
         scores = self._by_label(self._predict(X, output=-1, with_scores=True))
         if isinstance(scores, list):
@@ -264,7 +264,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Returns
         -------
         float
-            The share of rows whose label is right; of several labels a row, all of them.
+            The fraction of rows whose label is right; with several labels per row, all of them must be.
         """
         check_is_fitted(self)
         if self._run.head.task != "multioutput":
@@ -274,41 +274,41 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return float(np.average(right, weights=weights))
 
     def _by_label(self, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
-        """Return the columns of each of several labels apart."""
+        """Return the columns of each label separately, if there are several."""
         groups = self._run.head.groups
         return np.split(numbers, np.cumsum(groups)[:-1], axis=1) if groups else numbers
 
     def to_onnx(self, *, zipmap: bool | str = False, raw_scores: bool = False) -> onnx.ModelProto:
         """Return the trained inference graph.
 
-        The options and the names of the outputs are those of skl2onnx; its default, though, is ``zipmap=True``.
+        The options and the names of the outputs are those of skl2onnx, except that its default is ``zipmap=True``.
 
         Parameters
         ----------
         zipmap : bool or "columns", default=False
-            How the probabilities are given. False: ``label``, and ``probabilities`` of shape (n_samples, n_classes).
-            True: ``output_label``, and ``output_probability``, a list of dicts from label to probability, one a row.
+            Form of the probabilities. False: ``label``, and ``probabilities`` of shape (n_samples, n_classes).
+            True: ``output_label``, and ``output_probability``, a list of one dict per row from label to probability.
             "columns": ``output_label``, and for every class an output of shape (n_samples,): ``i0``, ``i1``, ... for
             integer labels, ``sno``, ``syes``, ... for strings.
         raw_scores : bool, default=False
-            Whether the values of :meth:`decision_function` stand in place of the probabilities, a column per class;
-            for two classes these are its negative and itself.
+            Whether the values of :meth:`decision_function` replace the probabilities, one column per class; for two
+            classes the columns are the negated and the original value.
 
         Returns
         -------
         onnx.ModelProto
-            Without training-only operators, with the opset domains that it uses. Labels are strings, int64 (booleans
-            too), or doubles where they are floats. A loss without probabilities (hinge) gives ``scores`` in their
-            place, of shape (n_samples, 1) for two classes unless an option asks for a column per class. The
-            predictions are those of :meth:`predict`, :meth:`decision_function` and, for float32 ``X``,
-            :meth:`predict_proba`; of other ``X`` its probabilities are rounded to float32.
+            A graph without training-only operators; it imports only the opset domains that it uses. Labels are
+            strings, int64 (also for booleans), or double for floats. A loss without probabilities (hinge) gives
+            ``scores`` instead, of shape (n_samples, 1) for two classes unless an option asks for one column per class.
+            The predictions are those of :meth:`predict`, :meth:`decision_function` and, for float32 ``X``,
+            :meth:`predict_proba`; for other ``X`` the probabilities are those of ``predict_proba`` in float32.
 
         Raises
         ------
         ValueError
-            An option has a value that it does not take.
+            An option has an invalid value.
         ModelError
-            The labels cannot be what an option makes of them: dicts have no keys such as 0.5.
+            The labels do not suit an option: the dicts cannot have keys such as 0.5.
 
         Examples
         --------
@@ -332,7 +332,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return tags
 
     def _known_classes(self, classes: ArrayLike | None, *, fitted: bool) -> Classes:
-        """Return the classes that the user names, sorted; None where a fitted estimator knows them already."""
+        """Return the user's classes, sorted; None if a fitted estimator already knows them."""
         given = None if classes is None else sorted_classes(classes)
         if fitted and given is not None and listed(given) != listed(self.classes_):
             raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}.")

@@ -1,8 +1,8 @@
 """Coefficients of graphs that are one linear layer, under scikit-learn's names.
 
-The scores are traced back to the input. Between them are one product with weights, additions of biases, and operators
-that negate, join or select columns. With any other operator, such as a scaler, there is no ``coef_``: numbers that are
-not in the units of ``X`` would rank features wrongly.
+The scores are traced back to the input. The graph may have one product with weights, additions of biases, and operators
+that negate, join or select columns. With any other operator, such as a scaler, there is no ``coef_``: coefficients that
+are not in the units of ``X`` would rank features wrongly.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class LinearCoefficients:
 
     @property
     def coef_(self) -> np.ndarray:
-        """Weights of the features in the decision function or the prediction, where the graph is one linear layer."""
+        """Weights of the features in the decision function or the prediction, if the graph is one linear layer."""
         weight = np.ascontiguousarray(self._affine("coef_").weight.T)
         return weight[0] if self._run.head.task == "regression" and len(weight) == 1 else weight
 
     @property
     def intercept_(self) -> np.ndarray | float:
-        """What is added to the weighted features, where the graph is one linear layer."""
+        """The bias that is added to the weighted features, if the graph is one linear layer."""
         bias = self._affine("intercept_").bias
         return float(bias[0]) if self._run.head.task == "regression" and len(bias) == 1 else bias
 
@@ -56,7 +56,7 @@ class LinearCoefficients:
 
 
 def affine_scores(run: Run) -> Affine | None:
-    """Return the linear layer that a run has trained, as the decision function sees it; None where there is none."""
+    """Return the trained linear layer of the decision function; None if the graph is not one."""
     source, head = run.source, run.head
     if len(source.inputs) != 1 or source.link == "votes" or head.groups or run.deployed is not source:
         return None
@@ -70,7 +70,7 @@ def affine_scores(run: Run) -> Affine | None:
 
 
 def _in_units(found: Affine, link: str, scale: TargetScale) -> Affine:
-    """Return the linear layer of targets that were scaled, for targets in their own units."""
+    """Convert the linear layer of scaled targets to the units of the targets."""
     if link == "exp":  # scale · exp(s) = exp(s + log scale)
         return Affine(found.weight, (found.bias + np.log(scale.scale)).astype(found.bias.dtype))
     bias = found.bias * scale.scale + scale.center
@@ -82,7 +82,7 @@ Found: TypeAlias = "np.ndarray | Affine | str | None"
 
 
 class _Trace:
-    """Values of a graph as constants, the input ("X"), affine functions of it, or None for all others."""
+    """Classifies the values of a graph: a constant, the input ("X"), an affine function of it, or None."""
 
     def __init__(self, name: str, weights: Mapping[str, np.ndarray]) -> None:
         self._name, self._weights = name, weights

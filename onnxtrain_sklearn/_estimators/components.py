@@ -1,8 +1,8 @@
-"""Nested parameters: a name such as ``optimizer="sgd"`` becomes an object where parameters within it are set.
+"""Nested parameters: a name such as ``optimizer="sgd"`` becomes an object when parameters within it are set.
 
-``set_params(optimizer__momentum=0.9)`` needs something that has a momentum. The constructor keeps the name, as
-scikit-learn requires; the object takes its place when a parameter within it is set, so that ``get_params``, ``clone``
-and a search see it from then on.
+``set_params(optimizer__momentum=0.9)`` needs an object that has a momentum. The constructor keeps the name, as
+scikit-learn requires. The object replaces the name when a parameter within it is set; from then on ``get_params``,
+``clone`` and a search see the object.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
 
 
 def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str, Any]:
-    """Return ``params`` with objects for the names of components whose own parameters are among them.
+    """Return ``params`` with objects in place of names for components whose own parameters are set.
 
-    The order of the parameters does not matter: ``optimizer__momentum`` is set on ``optimizer`` of the same call.
+    The order of the parameters does not matter: ``optimizer__momentum`` applies to the ``optimizer`` of the same call.
     """
     result = dict(params)
     for name, resolve in _RESOLVERS.items():
@@ -40,7 +40,7 @@ def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str
             raise ValueError(
                 f"{next(iter(nested))} sets a parameter of {name}, which has none; {instead_of(component)}."
             )
-        if component is not given:  # set here, so that a wrong name leaves the estimator as it was
+        if component is not given:  # set on a new object, so that an invalid name leaves the estimator unchanged
             own = {key.removeprefix(f"{name}__"): value for key, value in nested.items()}
             result = {key: value for key, value in result.items() if key not in nested}
             result[name] = component.set_params(**own)

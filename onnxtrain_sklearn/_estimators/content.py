@@ -1,7 +1,7 @@
-"""The content of an object as a value that can be compared: arrays by their bytes, objects by class and state.
+"""The content of an object as a comparable value: arrays by their bytes, objects by class and state.
 
 A ``repr`` does not suffice: numpy abbreviates arrays of more than 1000 numbers, and rounds. Two objects of equal
-content are interchangeable. Objects of different content may still behave alike; then something is rebuilt needlessly.
+content are interchangeable. If objects of different content behave alike, something is rebuilt needlessly.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 _LONG = 4096
-"""Bytes from which on a digest stands for an array."""
+"""Size in bytes from which on an array is represented by its digest."""
 
 _ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
 
 Seen = dict[int, tuple[int, Any]]
-"""Objects already met, by address, with their number; holding them keeps the addresses theirs."""
+"""Objects already visited, by address, with their number; the references keep the addresses valid."""
 
 
 @dataclass(frozen=True)
 class _Identity:
-    """An object that is only equal to itself."""
+    """An object that is equal only to itself."""
 
     value: Any
 
@@ -38,9 +38,9 @@ class _Identity:
 
 
 def content(value: object) -> object:
-    """Return what ``value`` holds, all the way down; compare two of them with ``==``.
+    """Return the nested content of ``value``; compare two contents with ``==``.
 
-    Functions are equal to themselves only, and only while what they close over stays as it is.
+    A function is equal only to itself, as long as the values in its closure do not change.
     """
     try:
         return _content(value, {})
@@ -52,7 +52,7 @@ def _content(value: object, seen: Seen) -> object:
     if isinstance(value, _ATOMS):
         return type(value), value
     if isinstance(value, float | complex):
-        return type(value), repr(value)  # here NaN is equal to itself, and -0.0 is not 0.0
+        return type(value), repr(value)  # NaN equals itself, and -0.0 differs from 0.0
     if id(value) in seen:
         return "seen", seen[id(value)][0]
     seen[id(value)] = len(seen), value
@@ -66,7 +66,7 @@ def _frozen(part: object, seen: Seen) -> object:
 
 
 def _parts_of_value(value: object, seen: Seen) -> Iterator[Any]:
-    """Yield what ``value`` consists of."""
+    """Yield the parts of ``value``."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
         array = np.asarray(value)
         data = array.tobytes()
@@ -97,12 +97,12 @@ def _each(values: Iterable[object], seen: Seen) -> tuple[object, ...]:
 def _is_filled(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not cell
-    except ValueError:  # a name that the function around has not set yet
+    except ValueError:  # an empty cell: the outer function has not set the name yet
         return False
 
 
 def _pickled(value: object) -> Iterator[Any]:
-    """Yield what an object holds beside its ``__dict__``: its slots, or what a pickle would hold; else itself."""
+    """Yield the state of an object beside its ``__dict__``: its slots, or its pickled state; else the object itself."""
     kind: Any = type(value)
     slots, own_reduction = _class_layout(kind)
     if slots:
@@ -111,7 +111,7 @@ def _pickled(value: object) -> Iterator[Any]:
         try:
             reduced: Any = value.__reduce_ex__(2)
             whole, *items = reduced[:5]
-        except Exception:  # whatever a class raises that cannot be pickled
+        except Exception:  # any error of a class that cannot be pickled
             yield _Identity(value)
         else:
             yield [whole, *(list(part) if isinstance(part, Iterator) else part for part in items)]
@@ -121,7 +121,7 @@ def _pickled(value: object) -> Iterator[Any]:
 
 @lru_cache(maxsize=256)
 def _class_layout(kind: type) -> tuple[list[str], bool]:
-    """Return the slots of a class, and whether it says itself how its objects are pickled."""
+    """Return the slots of a class, and whether it defines its own pickling."""
     declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
     own_reduction = any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))

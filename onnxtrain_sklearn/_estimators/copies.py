@@ -1,4 +1,4 @@
-"""Copies of an estimator: clones, deep copies, and pickles, which load where their device or engine is missing too."""
+"""Copies of an estimator: clones, deep copies, and pickles, which load even if their device or engine is missing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Copied(BaseEstimator):
-    """An estimator that is cloned with a fitted model as it is, and pickled with its run as plain data."""
+    """An estimator whose clones keep a given fitted model, and whose pickles hold the run as plain data."""
 
     engine: str
     device_: str
 
     def __sklearn_clone__(self) -> Self:
-        """Return an unfitted copy; a fitted model among the parameters stays what it is."""
+        """Return an unfitted copy; a fitted model among the parameters stays fitted."""
         parameters = self.get_params(deep=False)
         copies: dict[str, Any] = {
             n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()
@@ -37,14 +37,14 @@ class Copied(BaseEstimator):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy holds: parameters, and what was fitted as plain data."""
+        """Return the state of a copy: parameters, and the fitted state as plain data."""
         state: dict[str, Any] = super().__getstate__()
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; it continues on the CPU and with engine="auto" where its device or engine is missing.
+        """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto".
 
-        Parameters that came later than a pickle get their defaults.
+        Parameters that are newer than a pickle get their defaults.
         """
         given = inspect.signature(type(self)).parameters.items()
         super().__setstate__({name: p.default for name, p in given if p.default is not p.empty} | state)

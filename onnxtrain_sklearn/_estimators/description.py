@@ -31,9 +31,9 @@ class Entry:
     shape : tuple of int
     dtype : numpy.dtype
     status : {"trained", "frozen", "statistic", "constant"}
-        Constants are numbers that were not taken for weights; they are not in ``weights_``.
+        Constants are numbers that were not recognized as weights; they are not in ``weights_``.
     reason : str
-        What makes a weight of it, or why it stays as it is.
+        Why it is a weight, or why it is not trained.
     """
 
     name: str
@@ -50,21 +50,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Description:
-    """What an estimator trains; ``print`` it, or read its parts.
+    """A summary of what an estimator trains; ``print`` it, or read its attributes.
 
     Attributes
     ----------
     model : str
-        What is trained.
+        The model that is trained.
     entries : tuple of Entry
-        The float constants that the trained output depends on; none where the graph is built by ``fit``.
+        The float constants on which the trained output depends; empty if ``fit`` builds the graph.
     engine : str
-        The gradient engine; "auto" where ``fit`` will choose it.
+        The gradient engine; "auto" if ``fit`` will choose it.
     opset : int or None
     output : str or None
-        The output that is trained.
+        The trained output.
     loss : str
-        Where the loss is taken.
+        The position of the loss in the graph.
     """
 
     model: str
@@ -75,12 +75,12 @@ class Description:
     loss: str = ""
 
     def of(self, status: str) -> tuple[Entry, ...]:
-        """Return the entries of a status."""
+        """Return the entries with a status."""
         return tuple(entry for entry in self.entries if entry.status == status)
 
     @property
     def n_trained(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained numbers."""
         return sum(entry.size for entry in self.of("trained"))
 
     def __str__(self) -> str:
@@ -109,19 +109,19 @@ def _line(entry: Entry, width: int) -> str:
 
 
 class Describable(Parameters):
-    """An estimator that says what it trains."""
+    """An estimator with a method ``describe``."""
 
     def describe(self) -> Description:
-        """Say what is trained, what stays unchanged, and why.
+        """Describe what is trained, what stays unchanged, and why.
 
-        Before ``fit`` it describes what would be trained of a given graph or fitted model; after ``fit`` what was.
-        ``fit`` prints it with ``verbose=1``.
+        Before ``fit``, the description says what would be trained of a given graph or fitted model; after ``fit``, what
+        was trained. ``fit`` prints it with ``verbose=1``.
 
         Returns
         -------
         Description
             ``print`` it, or read its ``entries``: name, shape, dtype, status ("trained", "frozen", "statistic",
-            "constant") and reason of every float constant that the trained output depends on. It also holds
+            "constant") and reason of every float constant on which the trained output depends. It also holds
             ``n_trained``, ``engine``, ``opset``, ``output`` and ``loss``.
 
         Examples
@@ -137,14 +137,14 @@ class Describable(Parameters):
         return _describe(self)
 
     def _announced(self, run: Run, old: Run | None) -> Run:
-        """Return a run, having printed what it trains where it is a new one and the estimator is verbose."""
+        """Return ``run``; print its description if it is new and the estimator is verbose."""
         if self.verbose and old is None:
             print(_of_run(run, self.model))
         return run
 
 
 def _describe(estimator: Describable) -> Description:
-    """Return what an estimator trains, or would train."""
+    """Return the description of an estimator, fitted or not."""
     model, run = estimator.model, vars(estimator).get("_run")
     if run is not None:
         return _of_run(run, model)
@@ -158,7 +158,7 @@ def _describe(estimator: Describable) -> Description:
 
 
 def _of_run(run: Run, model: ModelSource) -> Description:
-    """Return what a run trains, which began from ``model``."""
+    """Return the description of a run that began from ``model``."""
     described = _described(run.source, _title(model), run.parameters.names, run.parameters.running_statistics)
     return replace(described, engine=run.engine)
 

@@ -1,7 +1,7 @@
-"""The way to devices and back: files that onnxruntime-training trains from, and the checkpoints that it returns.
+"""On-device training: exports files for onnxruntime-training, and loads the checkpoints that it saves.
 
-What is trained there is what is trained here: the same graph, loss, parameters and optimizer. Settings that these files
-cannot express are refused by name.
+The device trains the same graph, loss, parameters and optimizer as the estimator. Settings that these files cannot
+express are refused by name.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ SLOTS = ("first_moment", "second_moment")
 
 
 class DeviceTraining:
-    """An estimator whose training goes on on devices."""
+    """An estimator whose training can continue on a device."""
 
     _run: Run
 
     def export_artifacts(self, folder: str | os.PathLike[str], prefix: str = "") -> None:
-        """Write the files that onnxruntime-training goes on training from, on a device.
+        """Write the files from which onnxruntime-training continues training on a device.
 
         Parameters
         ----------
         folder : str or path
-            Where ``training_model.onnx``, ``eval_model.onnx``, ``optimizer_model.onnx`` and ``checkpoint`` go.
+            Folder for ``training_model.onnx``, ``eval_model.onnx``, ``optimizer_model.onnx`` and ``checkpoint``.
         prefix : str, default=""
-            Start of their names.
+            Prefix of the file names.
 
         Raises
         ------
         ModelError
-            The files cannot express a setting: a penalty, an optimizer other than SGD, Adam and AdamW, statistics of
-            batches.
+            The files cannot express a setting: a penalty, an optimizer other than SGD, Adam and AdamW, or batch
+            statistics.
 
         Notes
         -----
         The inputs of the training model are those of the graph, and the target: ``labels`` (indices into ``classes_``)
-        for several classes, else ``target`` in the units of ``y``. Its outputs are the loss, the mean over the rows,
-        and the scores, before they are scaled to the units of ``y``. The optimizer begins anew.
+        for several classes, else ``target`` in the units of ``y``. Its outputs are the mean loss over the rows, and the
+        scores before they are scaled to the units of ``y``. The optimizer starts from its initial state.
 
         Examples
         --------
@@ -77,12 +77,12 @@ class DeviceTraining:
         _write_artifacts(self, self._run, folder, prefix)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> Self:
-        """Take the weights that onnxruntime-training saved in a checkpoint, and its optimizer's state if it is there.
+        """Load the weights from a checkpoint of onnxruntime-training, and the optimizer's state if it is included.
 
         Parameters
         ----------
         path : str or path
-            A checkpoint of the files that :meth:`export_artifacts` wrote.
+            A checkpoint that was trained from the files of :meth:`export_artifacts`.
 
         Returns
         -------
@@ -91,7 +91,7 @@ class DeviceTraining:
         Raises
         ------
         ModelError
-            The file is no checkpoint, or one of another model; the estimator is left as it was.
+            The file is not a checkpoint, or belongs to another model; the estimator is unchanged.
         """
         check_is_fitted(self)
         _read_checkpoint(self._run, path)
@@ -99,7 +99,7 @@ class DeviceTraining:
 
 
 def _write_artifacts(estimator: Any, run: Run, folder: str | os.PathLike[str], prefix: str) -> None:
-    from ..classic.artifacts import generate_artifacts  # importing the package does not import what few need
+    from ..classic.artifacts import generate_artifacts  # imported late: few users need it
 
     optimizer = _block_of_optimizer(estimator)
     _require_expressible(estimator, run)
@@ -128,7 +128,7 @@ def _require_expressible(estimator: Any, run: Run) -> None:
 
 
 def _block_of_optimizer(estimator: Any) -> Any:
-    """Return the block that computes what the optimizer does."""
+    """Return the block that is equivalent to the optimizer."""
     from ..classic.onnxblock import optim
 
     optimizer, limit = resolve_optimizer(estimator.optimizer), estimator.max_grad_norm
@@ -167,7 +167,7 @@ def _with_loss(run: Run, loss: Loss) -> ir.Model:
 
 
 def _scaled_outputs(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) -> ir.Value:
-    """Return the target as it is trained; on the device it is given in its own units."""
+    """Return the scaled target; on the device the target is given in its own units."""
     if scale is None:
         return y
     return op.Div(op.Sub(y, np.asarray(scale.center, op.dtype.numpy())), np.asarray(scale.scale, op.dtype.numpy()))
@@ -200,7 +200,7 @@ def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
 
 
 def _slots(run: Run, moments: Any) -> dict[str, np.ndarray]:
-    """Return the vectors of the optimizer; SGD's file holds one of zeros, which ours has not."""
+    """Return the vectors of the optimizer; the file for SGD has an extra vector of zeros."""
     if any(len(moments.get(name, ())) != len(SLOTS) for name in run.parameters.names):
         return {}
     slots = {slot: np.zeros_like(run.parameters.vector) for slot in SLOTS}

@@ -1,4 +1,4 @@
-"""The documentation of the estimators: sections on parameters and attributes, made from what is declared."""
+"""Generates the docstring sections on parameters and attributes of the estimators from the declarations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def documented(*, score: str, classes: str = "") -> Callable[[E], E]:
     Parameters
     ----------
     score : str
-        What the validation scores are.
+        Description of the validation scores.
     classes : str
         The entry of ``classes_``, for a classifier.
     """
@@ -33,7 +33,7 @@ def documented(*, score: str, classes: str = "") -> Callable[[E], E]:
 
 
 def _parameter_section(cls: type[Parameters]) -> str:
-    """Return the section on parameters, in the order of the constructor, with the defaults that it has."""
+    """Return the section on parameters, in the order and with the defaults of the constructor."""
     signature = inspect.signature(cls).parameters
     entries = (cls.declared[name].documented(name, given.default) for name, given in signature.items())
     return f"Parameters\n----------\n{''.join(entries)}\n"

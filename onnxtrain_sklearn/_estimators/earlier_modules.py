@@ -1,7 +1,7 @@
-"""Names of modules that earlier versions had, for pickles and files of skops and joblib that name them.
+"""Module names of earlier versions, for pickles and files of skops and joblib that contain them.
 
-An import of such a name gives a module with the classes that pickles of that time hold. Python asks for it here only
-where it has found no module of that name.
+Importing such a name gives a module with the classes that pickles of that version contain. The finder is asked last,
+only if Python has found no module of that name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EARLIER: dict[str, tuple[str, ...]] = {
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Makes modules for the names of earlier ones."""
+    """Imports stand-ins for earlier modules."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
@@ -49,7 +49,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def know_earlier_modules() -> None:
-    """Let the names of earlier modules be imported; where a package has such a name, it gets the classes."""
+    """Make the names of earlier modules importable; a package of that name gets the classes instead."""
     sys.meta_path.append(_Finder())
     for name in EARLIER:
         if (module := sys.modules.get(f"{PACKAGE}.{name}")) is not None:
@@ -64,11 +64,11 @@ def _add_classes(module: ModuleType) -> None:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         return _class(name)
 
-    vars(module)["__getattr__"] = find  # asked for what the module does not have
+    vars(module)["__getattr__"] = find  # called for missing attributes only
 
 
 @cache
 def _class(name: str) -> type:
-    """Return the public class of this name, or a stand-in for a private one."""
+    """Return the public class of this name, or a stand-in for a private class."""
     public: type | None = getattr(importlib.import_module(PACKAGE), name, None)
     return type(name, (Earlier,), {}) if public is None else public

@@ -1,4 +1,4 @@
-"""Examples: rows in the form of the graph's inputs, with their targets and weights, checked against each other."""
+"""Training and validation examples: rows as graph inputs, with targets and weights, checked for consistency."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .run import Columns, Run
 
 @dataclass(frozen=True)
 class Call:
-    """What ``fit`` or ``partial_fit`` is called with.
+    """The arguments of a call of ``fit`` or ``partial_fit``.
 
     Attributes
     ----------
     X, y, sample_weight : data
     classes : ndarray, list of ndarray or None
-        All labels, where the user names them.
+        All labels, if the user gives them.
     validation : tuple or None
         X, y and sample_weight of the validation data.
     resume : bool
-        Whether training goes on from the last call.
+        Whether training continues from the last call.
     one_pass : bool
-        Whether it makes one pass over the rows.
+        Whether to make only one pass over the rows.
     """
 
     X: MatrixLike
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows with their targets and weights; weights are None where all are one."""
+    """Rows with their targets and weights; weights are None if all are one."""
 
     columns: Columns
     targets: Targets
@@ -65,7 +65,7 @@ class Examples:
 def training_examples(
     estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: Run | None
 ) -> Examples:
-    """Return what a call brings; ``source`` is None where the graph is yet to be built for it."""
+    """Return the examples of a call; ``source`` is None if the graph is not built yet."""
     specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
     columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
@@ -79,7 +79,7 @@ def training_examples(
 def validation_examples(
     estimator: Any, run: Run, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
 ) -> Examples:
-    """Return validation data, checked like those of training."""
+    """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, run.source.inputs, run.fitted, reset=False)
     columns = as_trained(columns, run.fitted, run.source.inputs)
     return _checked(estimator, columns, y, sample_weight, run.head.classes, run.head)
@@ -88,7 +88,7 @@ def validation_examples(
 def _checked(
     estimator: Any, columns: Columns, y: ArrayLike, sample_weight: ArrayLike | None, classes: Classes, head: Head | None
 ) -> Examples:
-    """``head`` is that of the first call, which later targets must be like."""
+    """Return checked examples; targets must match ``head``, the head of the first call."""
     targets = estimator._encode(y, classes)
     _require_rows(columns, targets)
     if head is not None:
@@ -97,19 +97,19 @@ def _checked(
 
 
 def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool) -> Batches:
-    """Return the minibatches of some rows, the target among their columns."""
+    """Return the minibatches of these rows; the target is one of their columns."""
     examples = scaled(examples, run.head.target_scale)
     values, weights = examples.targets.values, examples.weights
     shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.parameters.buffer.dtype)
     every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
-    n_rows = len(rows)  # equal rows are merged, save where each counts in the statistics of a batch
+    n_rows = len(rows)  # equal rows are merged unless batch statistics count each of them
     fits = n_rows <= min(size, MERGE_LIMIT) and not run.parameters.running_statistics
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
-    """Return the examples with their targets as they are trained on."""
+    """Return the examples with scaled targets."""
     if scale is None:
         return examples
     targets = examples.targets
@@ -117,7 +117,7 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
 
 
 def _require_rows(columns: Columns, targets: Targets) -> None:
-    """Raise where there are more targets than rows, or fewer."""
+    """Raise if the number of targets differs from the number of rows."""
     n_rows, n_targets = len(next(iter(columns.values()))), len(targets.values)
     if n_rows != n_targets:
         raise ValueError(
@@ -126,7 +126,7 @@ def _require_rows(columns: Columns, targets: Targets) -> None:
 
 
 def _require_like(targets: Targets, head: Head) -> None:
-    """Raise where targets that come later are not like the first: in number, and one label a row or several."""
+    """Raise if later targets differ from the first ones in number, or in having one or several labels per row."""
     if targets.task == "regression" and targets.n_outputs != head.n_outputs:
         raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
     if (targets.task == "multilabel") != (head.task == "multilabel"):

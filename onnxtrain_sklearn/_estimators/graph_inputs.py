@@ -1,4 +1,4 @@
-"""Data as the inputs of the graph, checked by scikit-learn's conventions: features, their names, missing values."""
+"""Converts data to graph inputs, with scikit-learn's checks: features, feature names, missing values."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .run import Run
 def graph_inputs(
     estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool
 ) -> InputColumns:
-    """Return the data as the graph's inputs; ``specs`` None stands for a graph that is yet to be built.
+    """Return the data as the graph's inputs; ``specs`` is None if the graph is not built yet.
 
-    ``reset`` says whether the features of these data become those of the estimator, or are checked against them.
+    ``reset`` says whether the estimator takes over the features of these data, or checks the data against its own.
     """
     if fitted is not None and fitted.table is not None:
         return table_columns(estimator, X, fitted.table)
@@ -35,7 +35,7 @@ def graph_inputs(
 
 
 def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
-    """Return the input of a graph that is yet to be built, where rows of several axes are given and wanted."""
+    """Return the input of a graph that is not built yet, if rows have several axes and the builder accepts them."""
     builder = resolve_builder(model)
     if builder is None or "row_shape" not in keywords_of(builder) or dimensions(X) <= 2:
         return None
@@ -43,7 +43,7 @@ def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
 
 
 def take_features(estimator: Any, fitted: FittedModel) -> None:
-    """Hold the data to the features that the fitted model knows."""
+    """Copy the features of the fitted model to the estimator, so that data are checked against them."""
     _forget_features(estimator)
     vars(estimator).update(fitted.features)
 
@@ -59,7 +59,7 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
 
 
 def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> None:
-    """Raise where a fitted model returns NaN for missing values: one of its steps takes them, the next does not."""
+    """Raise if a fitted model returns NaN for missing values: one step accepts them, the next one does not."""
     if run.fitted is None or run.fitted.table is not None or not _allows_missing(estimator, run.fitted):
         return
     rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
@@ -71,5 +71,5 @@ def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> 
 
 
 def predictions_on(estimator: Any, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
-    """Return what the graph predicts for some rows, by the method of scikit-learn."""
+    """Return the predictions of the graph for some rows, by scikit-learn method."""
     return run.predictions(graph_inputs(estimator, rows, run.source.inputs, run.fitted, reset=False))

@@ -1,6 +1,7 @@
-"""The head, that is, what follows the scores (task, link, labels), and the settings of the step that trains it.
+"""Chooses the head, that is, what follows the scores (task, link, labels), and the settings of the training step.
 
-The loss, the targets and the number of scores decide on the head; given graphs are asked what their output holds.
+The loss, the targets and the number of scores determine the head. For a given graph, the content of its output is
+determined first.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from .run import Columns, Run
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """The head of a run and what was decided with it.
+    """The head of a run and related decisions.
 
     Attributes
     ----------
     source : TrainableModel
-        The graph, its output read as what it holds.
+        The graph, with the kind of its output resolved.
     seen : TrainableModel
-        The same with the loss placed before or behind its final activation.
+        The graph with the loss placed before or after its final activation.
     head : Head
     settings : StepSettings
     own : OwnOutput or None
-        What a given graph computes itself on some rows of the data.
+        The output of a given graph on some rows of the data.
     """
 
     source: TrainableModel
@@ -93,13 +94,13 @@ def choose_head(
 
 
 def loss_of(estimator: Any, fitted: FittedModel | None, source: TrainableModel) -> Loss:
-    """Return the loss; for a fitted model the default stands for the loss that the model minimizes."""
+    """Return the loss; the default for a fitted model is the loss that the model minimizes."""
     follows = isinstance(estimator.loss, str) and estimator.loss == estimator._default_loss
     return resolve_loss(fitted.loss if follows and fitted is not None else estimator.loss, source.joined)
 
 
 def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> int:
-    """Return the number of scores a row, found by running the graph on three rows of the data."""
+    """Return the number of scores per row, determined by running the graph on three rows of the data."""
     graph = source.model.clone()
     keep = next(v for v in graph.graph.outputs if v.name == source.scores)
     graph.graph.outputs.clear()
@@ -109,7 +110,7 @@ def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> 
 
 
 def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
-    """Return what comes after the scores, and the model with the loss placed before or behind its final activation."""
+    """Return the head, and the model with the loss placed before or after its final activation."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
     of_label: Task = "multiclass" if task == "multioutput" else task
@@ -138,7 +139,7 @@ def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: i
 
 
 def _task(targets: Targets, n_columns: int) -> Task:
-    """Return the task of ``n_columns`` scores; two classes on two scores are trained like several."""
+    """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
     if targets.task == "binary" and n_columns == 2:
         return "multiclass"
     if n_columns != targets.n_outputs:

@@ -19,8 +19,8 @@ CALLERS = ("sklearn", "joblib")
 def belongs_to_caller(estimator: object) -> bool:
     """Whether an interrupt of the ``fit`` of ``estimator``, which is running, is meant for what called it.
 
-    So it is in a worker, be it a process or a thread, and below a function of scikit-learn or joblib or a method of
-    any other object that has a ``fit`` (a search, a pipeline, an ensemble, of whatever package).
+    True in a worker process or thread. Also true if the call stack contains a function of scikit-learn or joblib, or a
+    method of another object that has a ``fit`` (a search, a pipeline, an ensemble of any package).
     """
     if threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None:
         return True

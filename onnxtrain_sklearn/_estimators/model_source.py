@@ -1,4 +1,4 @@
-"""The graph that is trained, where no data are needed to know it: given, of a fitted estimator, of an earlier call."""
+"""The trained graph, if it is known without data: a given graph, a fitted estimator's, or that of an earlier call."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LONGEST_NAME = 40
 def source_of(
     model: ModelSource, output: str | None, *, has_text: bool = False, joined: bool = False
 ) -> tuple[TrainableModel, FittedModel | None]:
-    """Return the trainable form of what the user gave as ``model``; for a fitted one, what else is known of it.
+    """Return the trainable form of the user's ``model``, and for a fitted model its description.
 
-    ``has_text`` says whether the data have columns that are no numbers, ``joined`` whether the loss is taken on all
-    outputs of the graph side by side.
+    ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
+    concatenation of all outputs of the graph.
     """
     if is_estimator(model):
         if output is not None:
@@ -64,7 +64,7 @@ def source_of(
 def known_source(
     estimator: Parameters, old: Run | None, X: MatrixLike
 ) -> tuple[TrainableModel | None, FittedModel | None]:
-    """Return the graph where it is known before the data are: given, or trained before."""
+    """Return the graph if it is known before the data: given, or trained by an earlier call."""
     if old is not None:
         if old.began is not None:
             old.began.require_same(estimator.model, estimator.output, estimator.output_kind)

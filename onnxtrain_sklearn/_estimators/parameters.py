@@ -1,8 +1,8 @@
-"""The parameters of the estimators: what each may be and what it means, declared once.
+"""The parameters of the estimators: valid values and documentation, declared once.
 
-The constructors repeat the names, types and defaults, because scikit-learn reads them from their signatures. All else
-follows from the declarations here: the check before training, and the documentation. A parameter without rules is
-checked where it is looked up, as names of losses, engines and devices are.
+The constructors repeat names, types and defaults, because scikit-learn reads their signatures. Validation and
+documentation are derived from the declarations here. A parameter without rules is checked where it is looked up, like
+the names of losses, engines and devices.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from ..schedules import SCHEDULES, Schedule
 
 @dataclass(frozen=True)
 class Parameter:
-    """A declaration.
+    """The declaration of a parameter.
 
     Attributes
     ----------
     kind : str
-        What it may be, in the words of the documentation.
+        Its type and valid values, as in the documentation.
     text : str
-        What it means.
+        Its meaning.
     rules : tuple
-        The values that it may have; none where they are checked elsewhere.
+        The constraints on its values; empty if they are checked elsewhere.
     """
 
     kind: str
@@ -194,7 +194,7 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``, fo
 
 
 class Parameters:
-    """An estimator with declared parameters: the constructor stores them, training begins with their check."""
+    """An estimator with declared parameters: the constructor stores them, training first validates them."""
 
     declared: ClassVar[Mapping[str, Parameter]] = {}
 
@@ -228,9 +228,9 @@ class Parameters:
     session_options: Mapping[str, object] | None
 
     def _store(self, arguments: Mapping[str, object]) -> None:
-        """Store the arguments of the constructor as they are; ``self`` is among what ``vars()`` gives there."""
+        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
         vars(self).update({name: value for name, value in arguments.items() if name != "self"})
 
     def check_declared(self) -> None:
-        """Raise InvalidParameterError where a parameter breaks the rules that are declared for it."""
+        """Raise InvalidParameterError if a parameter violates its declared rules."""
         check_parameters(self, {name: parameter.rules for name, parameter in self.declared.items()})

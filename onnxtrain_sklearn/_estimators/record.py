@@ -1,6 +1,6 @@
-"""The fitted attributes that tell what happened in training: read from the run's history when they are asked for.
+"""The fitted attributes on the course of training: properties that read the history of the run.
 
-They are properties, so that they can never disagree with each other or with the weights, whenever training ended.
+So they cannot disagree with each other or with the weights, whenever training ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .._training.history import History
 
 
 class TrainingRecord:
-    """Attributes of an estimator with a run; before the first one they do not exist."""
+    """Attributes of an estimator with a run; before the first run they do not exist."""
 
     @property
     def n_iter_(self) -> int:

@@ -1,4 +1,4 @@
-"""The regressor: what it adds to the base estimator, targets and predictions."""
+"""The regressor: numeric targets and predictions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     @available_if(trains_in_minibatches)
     def partial_fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train for one pass over the data, going on from where the last call ended.
+        """Train for one pass over the data, continuing from the last call.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Returns
         -------
         ndarray of shape (n_samples,) or (n_samples, n_outputs)
-            float32 where ``X`` is float32, else float64; the numbers are those that the graph gives.
+            float32 if ``X`` is float32, else float64; the numbers are those of the graph.
         """
         prediction = self._predict(X).astype(prediction_type(X), copy=False)
         return prediction.ravel() if self.n_outputs_ == 1 else prediction.reshape(len(prediction), -1)
@@ -137,10 +137,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Returns
         -------
         onnx.ModelProto
-            Without training-only operators, with the opset domains that it uses. The output is named ``variable``, as
-            skl2onnx names it, where the unit of the targets or the link of the loss (poisson, gamma, tweedie) comes
-            after what the graph computes; elsewhere it keeps its name. Its predictions are those of
-            :meth:`predict`.
+            A graph without training-only operators; it imports only the opset domains that it uses. If the scale of
+            the targets or the link of the loss (poisson, gamma, tweedie) follows the graph, the output is named
+            ``variable``, as skl2onnx names it; else it keeps its name. The predictions are those of :meth:`predict`.
 
         Examples
         --------

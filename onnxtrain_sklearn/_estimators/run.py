@@ -1,8 +1,7 @@
-"""A training run: the graph, its weights and everything that a later call needs to predict or to go on.
+"""A training run: the graph, its weights and everything that a later call needs to predict or to continue.
 
-The functions here put the layers below together: which graph, which parameters, which scores, which step. Sessions and
-derived graphs are caches of a run; they are left out of pickles and rebuilt on first use. Nothing here knows
-scikit-learn's interface.
+Sessions and derived graphs are caches of a run; pickles omit them, and they are rebuilt on first use. Nothing here
+depends on scikit-learn's interface.
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ class Run:
     Attributes
     ----------
     source : TrainableModel
-        The graph with the loss placed before or behind its final activation. All other forms of it are derived.
+        The graph with the loss placed before or after its final activation. All other forms are derived from it.
     activation : dict
-        How the output of the graph comes from its scores: another loss may want its final activation back.
+        How the graph computes its output from the scores: another loss may need the final activation again.
     shapes : dict of str to tuple
-        The shape of a row by input, as in the data of the last call.
+        The shape of a row of each input, as in the data of the last call.
     frozen : dict of str to ndarray
-        Parameters that are not trained, and running statistics that stay.
+        Parameters that are not trained, and fixed running statistics.
     parameters : FlatParameters
-        The trained ones, and running statistics that move.
+        The trained parameters, and the updated running statistics.
     rng : numpy.random.RandomState
-        Draws the order of the epochs and the validation split.
+        Draws the order of the rows in each epoch and the validation split.
     seed : int
-        Of dropout.
+        Seed of dropout.
     fitted : FittedModel or None
-        What is known of a fitted model that the graph was made from.
+        Description of the fitted model from which the graph was made.
     sample : data or None
-        Some rows as scikit-learn takes them, to compare predictions on. Pickles do not hold it: they hold no data.
+        Some rows as scikit-learn takes them, to compare predictions. Pickles omit it: they hold no data.
     began : Start or None
-        The model that was given, and the output of it.
+        The given model and its selected output.
     """
 
     source: TrainableModel
@@ -87,7 +86,7 @@ class Run:
         return {**self.__dict__, "sample": None, "form": None, "step": None, "step_key": None, "predictors": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a run; one of an earlier version held the form that is trained instead of the shapes."""
+        """Restore a run; earlier versions stored the trained form instead of the shapes."""
         if "model" in state:
             form = state["model"]
             kept = {name: value for name, value in state.items() if name != "model"}
@@ -96,7 +95,7 @@ class Run:
 
     @property
     def model(self) -> TrainableModel:
-        """The form of the graph that is trained; it is made on first use, and pickles do not hold it."""
+        """The trained form of the graph; it is made on first use, and pickles omit it."""
         if self.form is None:
             dtype = self.parameters.buffer.dtype
             self.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
@@ -109,7 +108,7 @@ class Run:
 
     @property
     def deployed(self) -> TrainableModel:
-        """The graph that predicts and is given away: of a table it takes each column."""
+        """The graph for prediction and export: for a table it has one input per column."""
         if self.fitted is None or self.fitted.parts is None:
             return self.source
         whole = self.fitted.parts.whole
@@ -121,7 +120,7 @@ class Run:
         return {name: current[name].astype(array.dtype) for name, array in self.source.weights().items()}
 
     def predictor(self, *, with_scores: bool = False) -> Predictor:
-        """Return the session that predicts with the current weights; the scores can be its last output."""
+        """Return a predictor with the current weights; the scores can be its last output."""
         key = ("scores" if with_scores else "predict", sessions.forks())
         if key not in self.predictors:
             graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
@@ -130,7 +129,7 @@ class Run:
         return self.predictors[key]
 
     def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
-        """Return what the graph predicts, by the method of scikit-learn."""
+        """Return the predictions of the graph, by scikit-learn method."""
         results = {"predict": self.predictor().run(columns)}
         if self.head.has_probabilities:
             results["predict_proba"] = self.predictor().run(columns, output=1)
@@ -139,17 +138,17 @@ class Run:
         return results
 
     def plain_predictor(self) -> Predictor:
-        """Return a session that gives the numbers of the graph itself, and the scores last."""
+        """Return a predictor for the outputs of the graph itself; the scores are last."""
         head = replace(self.head, target_scale=None)
         graph = inference_model(self.deployed, self.weights(), head, with_scores=True, in_double=False)
         return Predictor(graph, self.device, self.session_options)
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
-        """Return the graph that predicts, with the current weights."""
+        """Return the inference graph with the current weights."""
         return to_proto(inference_model(self.deployed, self.weights(), self.head, form=options))
 
     def live_predictor(self, *, with_scores: bool = False) -> Predictor:
-        """Return a session that reads the parameters while they are trained."""
+        """Return a predictor that reads the parameters while they are trained."""
         graph = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
         return Predictor(graph, self.device, self.session_options, live=self.parameters)
 
@@ -157,9 +156,9 @@ class Run:
 def trained_form(
     source: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
 ) -> TrainableModel:
-    """Return the form of a graph that is trained: rows of ``shapes``, and statistics that nothing trained moves.
+    """Return the trained form of a graph: rows have ``shapes``, and statistics that training does not affect are fixed.
 
-    A graph in float64 becomes one in float32 where ``dtype`` says so; None leaves its type.
+    ``dtype`` float32 converts a float64 graph; None keeps its type.
     """
     fixed = source.with_shapes(shapes).with_frozen_statistics(trained)
     return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)

@@ -1,4 +1,4 @@
-"""New training runs, and earlier ones with the parameters of now: which numbers are trained, which are frozen."""
+"""Sets up runs, new or resumed with the current parameters: selects trained and frozen numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def new_run(
     rng: np.random.RandomState,
     fitted: FittedModel | None,
 ) -> Run:
-    """Return a new run from the weights of ``source``, which is ``given`` as the loss sees it."""
+    """Return a new run from the weights of ``source``, the form of ``given`` with the loss placed."""
     source, names = selected(replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
     model = in_trainable_type(trained_form(source, shapes, names), settings, names)
@@ -54,7 +54,7 @@ def new_run(
 def resume_run(
     old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
 ) -> Run:
-    """Return the run that goes on from the weights of ``old`` with settings that may have changed since."""
+    """Return the run that continues from the weights of ``old`` with the current settings."""
     source, names = selected(source, trainable)
     shapes, others = _shapes(source, columns), set(names) != set(old.parameters.names)
     same = not others and shapes == old.shapes and source == old.source

@@ -1,4 +1,4 @@
-"""Validation scores by scikit-learn's scorers, of the parameters while they are trained."""
+"""Validation scores by scikit-learn's scorers during training."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .run import Columns, Run
 def scorer_of(
     estimator: Any, run: Run, data: tuple[MatrixLike, Any, np.ndarray | None], live: Columns, rows: np.ndarray
 ) -> Callable[[], float]:
-    """Return the function that scores the parameters as they are by ``scoring`` of the estimator.
+    """Return the function that scores the current parameters with the estimator's ``scoring``.
 
     Parameters
     ----------
     estimator : BaseOrtGradient
     run : Run
     data : tuple of X, y and weights
-        The validation data as the user gives them.
+        The validation data as given by the user.
     live : mapping of str to Column
-        The data that the rows come from, as inputs of the graph that is trained.
+        The data that contain the rows, as inputs of the trained graph.
     rows : ndarray of int
         The validation rows among them.
     """
@@ -64,14 +64,14 @@ def _scorer(estimator: Any) -> Callable[..., float]:
 
 
 def rows_of(data: Any, rows: np.ndarray) -> Any:
-    """Return some rows of data in the form that they have."""
+    """Return some rows of the data, in the same container type."""
     if isinstance(data, Mapping):
         return {name: sklearn_private._safe_indexing(part, rows) for name, part in data.items()}
     return sklearn_private._safe_indexing(data, rows)
 
 
 class LivePredictions:
-    """What the parameters predict for the validation rows, computed once a score."""
+    """The predictions for the validation rows, computed once per score."""
 
     def __init__(self, run: Run, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
         self._run, self._X, self._live, self._rows = run, X, live, rows
@@ -79,16 +79,16 @@ class LivePredictions:
         self._found: dict[tuple[int, bool], np.ndarray] = {}
 
     def forget(self) -> None:
-        """Compute anew, as the parameters have changed."""
+        """Discard the predictions: the parameters have changed."""
         self._found.clear()
 
     def finite(self) -> bool:
-        """Whether the model predicts numbers."""
+        """Whether all scores are finite."""
         scores = self(self._X, -1, with_scores=True)
         return bool(np.isfinite(scores).all())
 
     def __call__(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
-        """Return an output of the graph; takes the place of the estimator's own method while it is trained."""
+        """Return an output of the graph; replaces the estimator's own method during training."""
         if X is not self._X:
             raise ValueError("A scorer can predict the validation data only, as they are given to it.")
         if (output, with_scores) not in self._found:
@@ -100,7 +100,7 @@ class LivePredictions:
 
 
 def _twin(estimator: Any, run: Run, predictions: LivePredictions) -> Any:
-    """Return the estimator as it would be were it fitted now, predicting from the parameters that are trained."""
+    """Return a fitted copy of the estimator that predicts with the parameters in training."""
     twin = object.__new__(type(estimator))
     vars(twin).update(vars(estimator))
     twin._publish(run)

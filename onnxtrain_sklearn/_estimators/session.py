@@ -1,6 +1,6 @@
-"""What one call of ``fit`` or ``partial_fit`` prepares, in steps: the model, the examples, the run, the loop.
+"""The preparation of a call of ``fit`` or ``partial_fit``, in steps: model, examples, run, loop.
 
-Nothing is trained here. The training step comes last: nothing before it changes what a run shares with an earlier one.
+Nothing is trained here. The training step comes last: nothing before it changes objects shared with an earlier run.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from .validation import validation_score
 
 
 class Session:
-    """The steps from a call to what trains.
+    """The steps that prepare a run and its trainer for a call.
 
     Parameters
     ----------
     estimator : BaseOrtGradient
-        Its parameters are read; the features of the data are set on it.
+        Its parameters are read, and its feature attributes are set.
     call : Call
     """
 
@@ -57,7 +57,7 @@ class Session:
         self.split: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def prepared(self) -> tuple[Run, Trainer]:
-        """Check everything and return the run and the loop that will train it."""
+        """Validate everything; return the run and the loop that will train it."""
         estimator, call, old = self.estimator, self.call, self.old
         if call.y is None:
             raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
@@ -73,11 +73,11 @@ class Session:
         run, settings = self._run(source, fitted, examples)
         self._require_equal_start(run, examples)
         self._require_fit(run, examples)
-        run.predictors.clear()  # they hold the weights of now
+        run.predictors.clear()  # they hold the current weights
         return run, self._trainer(loop, run, settings, examples)
 
     def _built(self, examples: Examples) -> tuple[TrainableModel, Examples]:
-        """Return the graph that the builder makes for the data, and the data as its input."""
+        """Return the graph that the builder builds for the data, and the data as its input."""
         estimator = self.estimator
         builder = resolve_builder(estimator.model)
         assert builder is not None
@@ -90,7 +90,7 @@ class Session:
         return source, replace(examples, columns=columns)
 
     def _target_scale(self, examples: Examples) -> TargetScale | None:
-        """Return the scale of the targets, which a graph that is built for them is trained in."""
+        """Return the scale in which a graph that is built for these targets is trained."""
         estimator, builder = self.estimator, resolve_builder(self.estimator.model)
         if getattr(estimator, "target_scaling", None) is None or not getattr(builder, "scales_targets", False):
             return None
@@ -100,7 +100,7 @@ class Session:
         return target_scale(loss.target_scaling, examples.targets, rows, examples.weights, centered=centered)
 
     def _require_same_units(self, loss: Loss) -> None:
-        """Raise where an earlier call scaled the targets in a way that a loss set since is not for."""
+        """Raise if an earlier call scaled the targets in a way that the current loss does not support."""
         if self.scale is not None and loss.target_scaling != self.scale.method:
             raise ModelError(
                 f"The targets were scaled for another loss when training began, and {type(loss).__name__} cannot take "
@@ -108,7 +108,7 @@ class Session:
             )
 
     def _run(self, source: TrainableModel, fitted: FittedModel | None, examples: Examples) -> tuple[Run, StepSettings]:
-        """Return a new run, or the old one brought in line with parameters that were changed since."""
+        """Return a new run, or the old one updated to the current parameters."""
         estimator, columns = self.estimator, examples.columns
         chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng)
         seen, settings = chosen.seen, chosen.settings
@@ -123,7 +123,7 @@ class Session:
         return run, settings
 
     def _require_equal_start(self, run: Run, examples: Examples) -> None:
-        """Raise where the graph of a fitted model does not predict what the model predicts."""
+        """Raise if the graph of a fitted model does not reproduce its predictions."""
         fitted = run.fitted
         if self.old is not None or fitted is None:
             return
@@ -138,7 +138,7 @@ class Session:
         run.sample = sample_rows(X)
 
     def _require_fit(self, run: Run, examples: Examples) -> None:
-        """Raise where the data hold what the model cannot take; warn where its type rounds them."""
+        """Raise if the data contain values that the model cannot take; warn if its type rounds them."""
         require_numbers(self.estimator, run, examples.columns)
         if examples.targets.task == "regression":
             warn_of_rounding(self.call.y, run.model.dtype, "y")
@@ -146,7 +146,7 @@ class Session:
                 require_in_range(self.scale, examples.targets.values, run.model.dtype)
 
     def _trainer(self, loop: TrainerSettings, run: Run, settings: StepSettings, examples: Examples) -> Trainer:
-        """Return the loop over the rows to train on, which scores those to validate on."""
+        """Return the loop over the training rows, with the score of the validation rows."""
         estimator, one_pass = self.estimator, self.call.one_pass
         rows, held_out = self._split(examples)
         limit = batch_limit(estimator.batch_size, settings.optimizer)
@@ -158,13 +158,13 @@ class Session:
         return new_trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)
 
     def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the rows to train on, and those held out for early stopping; the first call draws them."""
+        """Return the training rows and the rows held out for early stopping; the first call draws them."""
         if self.split is None:
             self.split = self._new_split(examples)
         return self.split
 
     def _new_split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
-        """Draw the rows of both parts; rows of weight zero are in neither."""
+        """Draw both parts; rows of weight zero are in neither."""
         weights, estimator = examples.weights, self.estimator
         rows = np.arange(len(examples)) if weights is None else np.flatnonzero(weights)
         if not estimator.early_stopping or self.call.validation is not None or self.call.one_pass:

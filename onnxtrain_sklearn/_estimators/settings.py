@@ -1,4 +1,4 @@
-"""The parameters of an estimator, checked; those that concern the loop, resolved."""
+"""Validates the parameters of an estimator, and resolves those of the loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LBFGS_PIECE = 4096
 
 
 def check_estimator_parameters(estimator: Parameters) -> None:
-    """Raise TypeError or ValueError, naming the parameter, where one is wrong whatever the data are.
+    """Raise TypeError or ValueError, naming the parameter, if one is invalid for any data.
 
     Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
     """
@@ -55,7 +55,7 @@ def _check_output_kind(estimator: Parameters) -> None:
 
 
 def require_own_kind(estimator: Parameters) -> None:
-    """Raise ModelError where an estimator is not of the kind of the fitted model that it is to train."""
+    """Raise ModelError if the estimator and its fitted model are of different kinds, e.g. regressor and classifier."""
     model, name = estimator.model, type(estimator.model).__name__
     if is_classifier(model) and not is_classifier(estimator):
         raise ModelError(f"{name} is a classifier: take OrtGradientClassifier to train it.")
@@ -75,7 +75,7 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
 
 
 def trainer_settings(estimator: Parameters) -> TrainerSettings:
-    """Return the settings of the loop; TypeError or ValueError says which parameter is wrong."""
+    """Return the settings of the loop; TypeError or ValueError names an invalid parameter."""
     check_estimator_parameters(estimator)
     return TrainerSettings(
         learning_rate_init=float(estimator.learning_rate_init),
@@ -90,7 +90,7 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
 
 
 def batch_limit(batch_size: int | str, optimizer: BaseOptimizer) -> int:
-    """Return the rows of a batch that the data may still be too few for."""
+    """Return the largest number of rows per batch; the data may have fewer."""
     if isinstance(optimizer, LBFGS):
         return LBFGS_PIECE
     return AUTO_BATCH if isinstance(batch_size, str) else int(batch_size)

@@ -1,9 +1,9 @@
-"""Converters of skl2onnx for both estimators, so that pipelines and ensembles that contain them convert.
+"""skl2onnx converters for both estimators, so that pipelines and ensembles that contain them convert.
 
-A converter brings the graph that ``predict`` runs to the opset that is asked for, and adds its nodes and weights under
-names that are free in the whole graph. So several of the estimators fit into one graph, whose outputs are those of
-``predict``. The numbers have the type of the input, as with all converters of skl2onnx; inside, the graph keeps its
-own type. Only public names of skl2onnx are used here.
+A converter converts the inference graph to the requested opset, and adds its nodes and weights under names that are
+unique in the whole graph. So one graph can contain several of the estimators, and its outputs are those of ``predict``.
+Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps its own type.
+Only public names of skl2onnx are used here.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _VARIABLE_TYPES = {
 def register_converters() -> bool:
     """Register the converters of both estimators with skl2onnx; importing the package does it.
 
-    skl2onnx has no entry points. Its ensembles look a class up in a table when they convert what is nested in them, so
-    the table must have the classes before any conversion begins.
+    skl2onnx has no entry points. Its ensembles look up the class of a nested estimator in a table, so the classes must
+    be in the table before any conversion begins.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def register_converters() -> bool:
     except ImportError:
         return False
     register = skl2onnx.update_registered_converter
-    name = "OnnxtrainSklearnClassifier"  # options that name zipmap make skl2onnx expect a label and probabilities
+    name = "OnnxtrainSklearnClassifier"  # with a zipmap option skl2onnx expects a label and probabilities
     register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, options=CLASSIFIER_OPTIONS)
     register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
     return True
@@ -89,7 +89,7 @@ def _regressor_types(operator: Operator) -> None:
 
 
 def _number_type(operator: Operator) -> Any:
-    """Return skl2onnx's type of the numbers that come out; what goes in is checked before."""
+    """Return skl2onnx's type of the numeric outputs; inputs are checked before."""
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType, guess_tensor_type
 
     name = type(operator.raw_operator).__name__
@@ -126,7 +126,7 @@ def _convert_regressor(scope: Scope, operator: Operator, container: Container) -
 
 
 def _head(estimator: OrtGradientClassifier, scope: Scope) -> Head:
-    """Return the head with labels of a type that skl2onnx has: strings or int64."""
+    """Return the head with labels of a type that skl2onnx supports: strings or int64."""
     head: Head = estimator._run.head
     classes = _declared_classes(head)
     if scope.get_options(estimator, {"nocl": False})["nocl"]:
@@ -150,7 +150,7 @@ def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Contain
     proto = to_proto(model)
     ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
     names = {value.name: variable.full_name for value, variable in ends}
-    for tensor in proto.graph.initializer:  # not by the container's method: it ties equal weights to each other
+    for tensor in proto.graph.initializer:  # not by the container's method, which merges equal weights
         names[tensor.name] = scope.get_unique_variable_name(tensor.name)
         tensor.name = names[tensor.name]
         container.initializers.append(tensor)
@@ -168,9 +168,9 @@ def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Contain
 
 
 def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
-    """Exchange the graph's inputs and outputs for such as the operator declares, by casts and reshapes.
+    """Cast and reshape the graph's inputs and outputs to those that the operator declares.
 
-    Returns the variables that the inputs are.
+    Returns the variables of the inputs.
     """
     estimator = operator.raw_operator
     _refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
@@ -199,7 +199,7 @@ def _accepted_table(estimator: BaseOrtGradient) -> Table | None:
 
 
 def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
-    """Return the variables that are the columns of a table that the graph reads, in its order."""
+    """Return the variables of the table columns that the graph reads, in its order."""
     name, given = type(operator.raw_operator).__name__, operator.inputs
     shapes = ([1], []) if table.documents else ([1],)
     if len(given) != len(table.columns) or any(list(variable.type.shape[1:]) not in shapes for variable in given):
@@ -219,7 +219,7 @@ def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[
 
 
 def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
-    """Return the shape of a row of the graph's input; rows of more dimensions are given flat."""
+    """Return the shape of a row of the graph's input; rows of several axes are given flat."""
     shapes = estimator._run.shapes
     if len(shapes) != 1:
         raise ModelError(
@@ -233,7 +233,7 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
 
 
 def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
-    """Refuse nodes that skl2onnx cannot put into order: it looks neither into subgraphs nor past omitted inputs."""
+    """Refuse nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
     subgraphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     for node in graph:
         has_subgraph = any(attribute.type in subgraphs for attribute in node.attributes.values())
@@ -246,7 +246,7 @@ def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
 
 
 def _in_opset(model: ir.Model, opset: int) -> ir.Model:
-    """Return ``model`` in another opset of the default domain; raises ModelError where ONNX's converter cannot."""
+    """Return ``model`` in another opset of the default domain; raise ModelError if ONNX's converter cannot."""
     own = model.opset_imports[""]
     if own == opset:
         return model

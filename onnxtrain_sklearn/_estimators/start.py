@@ -1,4 +1,4 @@
-"""The ``model`` that a run was started from. Later calls continue with its graph and are refused for another one."""
+"""The ``model`` from which a run was started. Later calls continue with its graph; another model is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .content import content
 
 @dataclass(frozen=True)
 class Start:
-    """The parameters ``model``, ``output`` and ``output_kind`` of a first call: a builder is a copy."""
+    """The parameters ``model``, ``output`` and ``output_kind`` of the first call; a builder is copied."""
 
     model: ModelSource
     output: str | None
@@ -24,12 +24,12 @@ class Start:
 
     @classmethod
     def of(cls, model: ModelSource, output: str | None, output_kind: str = "auto") -> Start:
-        """Return the start that these parameters make."""
+        """Return the start for these parameters."""
         builder = hasattr(model, "build")
         return cls(clone(model, safe=False) if builder else model, output, output_kind)
 
     def require_same(self, model: ModelSource, output: str | None, output_kind: str = "auto") -> None:
-        """Raise ModelError where a later call comes with another model, or another output of it."""
+        """Raise ModelError if a later call has another model, or another output of it."""
         if output != self.output:
             raise ModelError(_message("output", self.output, output))
         if output_kind != self.output_kind:

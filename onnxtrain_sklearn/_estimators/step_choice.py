@@ -1,4 +1,4 @@
-"""The training step of a run: on the host or on a device, kept while settings and shapes are equal."""
+"""The training step of a run, on the host or on a device; it is reused while settings and shapes are equal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .run import Run
 
 @refusing("The graph cannot be trained")
 def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep:
-    """Return the step of a run, a new one only where the one at hand does not fit.
+    """Return the step of a run; make a new one only if the existing one does not fit.
 
-    It fits for these settings and with room for ``batch`` rows, but not for more than ``limit``: rows that are there
-    to fill up cost as much as others.
+    It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
+    rows.
     """
     shapes = tuple(spec.shape for spec in run.model.inputs)
     key = (sessions.forks(), _key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
@@ -28,6 +28,6 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
 
 
 def _key(settings: StepSettings) -> tuple[object, ...]:
-    """Objects of one class and equal content stand for the same step."""
+    """Return a key that is equal for settings of equal content."""
     objects = content([settings.loss, settings.optimizer, settings.session_options])
     return (objects, settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.engine, settings.device)

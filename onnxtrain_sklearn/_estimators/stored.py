@@ -1,7 +1,7 @@
-"""The pickled form of a training run: plain data, in which classes are named.
+"""The pickled form of a training run: plain data that name classes.
 
-A pickle contains no path of a private module, so that modules may move and earlier pickles still load. When a class or
-an attribute is renamed, its earlier name is entered here.
+A pickle contains no path of a private module, so earlier pickles still load after modules have moved. When a class or
+an attribute is renamed, its earlier name is added here.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _KIND, _STATE = f"{PACKAGE} class", "state"
 
 
 class Earlier:
-    """Stands for a private class of an earlier version, by a subclass of its name: it holds the state of an object."""
+    """Base of stand-ins for private classes of an earlier version; an instance holds the state of an object."""
 
 
 def plain(value: object) -> Any:
-    """Return ``value`` with dicts in place of the objects of private classes; :func:`restored` is the inverse."""
+    """Return ``value`` with objects of private classes replaced by dicts; :func:`restored` is the inverse."""
     return _plain(value, {})
 
 
 def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
-    """``seen`` holds what was met before: what is shared stays shared."""
+    """Convert recursively; ``seen`` holds visited objects, so that shared objects stay shared."""
     if id(value) in seen:
         return seen[id(value)][1]
     kind = type(value)
@@ -70,7 +70,7 @@ def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
 
 
 def restored(value: object) -> Any:
-    """Return ``value`` with the objects that dicts stand for, or the stand-ins of an earlier version."""
+    """Return ``value`` with the objects that dicts, or stand-ins of an earlier version, represent."""
     return _restored(value, {})
 
 
@@ -88,7 +88,7 @@ def _restored(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _object(value: Any, name: str, state: Mapping[str, Any], seen: dict[int, Any]) -> Any:
-    """Return the object that ``value`` stands for; its class has the name of now or an earlier one."""
+    """Return the object that ``value`` represents; ``name`` is the current or an earlier name of its class."""
     name = EARLIER_CLASSES.get(name, name)
     cls = getattr(importlib.import_module(f"{PACKAGE}.{CLASSES[name]}"), name)
     result = cls.__new__(cls)

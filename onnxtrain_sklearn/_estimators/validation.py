@@ -1,4 +1,4 @@
-"""The score on validation data, split off or given, of the parameters while they are trained."""
+"""The score on validation data, split off or given, during training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def validation_score(
     held_out: np.ndarray | None,
     call: Call,
 ) -> Callable[[], float] | None:
-    """Return the function that scores the parameters as they are; None where there are no validation data.
+    """Return the function that scores the current parameters; None without validation data.
 
-    Validation data of the call are scored; else the rows ``held_out`` of ``examples``.
+    It scores the validation data of the call, else the rows ``held_out`` of ``examples``.
     """
     given = call.validation
     if given is not None:
@@ -54,7 +54,7 @@ def validation_score(
 
 
 def _require_no_scoring(estimator: Any, call: Call) -> None:
-    """Raise where a scorer is set that nothing would be scored by."""
+    """Raise if ``scoring`` is set but there are no validation data."""
     if estimator.scoring is not None and not call.one_pass:
         raise ValueError(
             f"scoring={estimator.scoring!r} needs validation data: set early_stopping=True, or give X_val and y_val."
