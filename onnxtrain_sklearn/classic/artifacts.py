@@ -1,7 +1,7 @@
-"""The four files that onnxruntime-training's on-device interface trains from, and the way back from its checkpoints.
+"""Writes the four files for on-device training with onnxruntime-training, and reads its checkpoints.
 
-The graphs are those of ``onnxruntime.training.artifacts``, node for node, wherever its gradient builder is installed
-and proven right; elsewhere the gradients are in plain operators, which a device runs as well.
+The graphs equal those of ``onnxruntime.training.artifacts``, node for node, if its gradient builder is installed and
+proven right for the graph; else the gradients are standard operators, which a device runs as well.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OptimType(Enum):
 
 
 class UnknownBlockError(OnnxTrainError, RuntimeError, TypeError):
-    """What was given for a loss or an optimizer is none."""
+    """The argument for the loss or the optimizer is not one."""
 
 
 LOSS_BLOCKS: dict[LossType, type[Block]] = {
@@ -68,7 +68,7 @@ OPTIMIZER_BLOCKS: dict[OptimType, type[ForwardBlock]] = {OptimType.AdamW: AdamW,
 
 
 class _WithLoss(TrainingBlock):
-    """The training block that a loss and further outputs make."""
+    """The training block made of a loss and additional outputs."""
 
     def __init__(self, loss: Block, names: Sequence[str] | None, further: Sequence[str], engine: str) -> None:
         super().__init__()
@@ -96,41 +96,41 @@ def generate_artifacts(
     *,
     engine: str = "auto",
 ) -> None:
-    """Write training model, evaluation model, checkpoint and optimizer model for onnxruntime-training's devices.
+    """Write training model, evaluation model, checkpoint and optimizer model for on-device training.
 
     Parameters
     ----------
     model : onnx.ModelProto, bytes or path
         The graph that computes the outputs.
     requires_grad : list of str, default=None
-        Parameters to train; None: all weights that ``frozen_params`` leaves.
+        Parameters to train; None: all weights except ``frozen_params``.
     frozen_params : list of str, default=None
-        Parameters that are in the checkpoint and stay as they are. Others are constants of the graphs.
+        Parameters that are in the checkpoint and are not trained. All others are constants of the graphs.
     loss : LossType or Block, default=None
         None: the first output of the graph is the loss.
     optimizer : OptimType or Block, default=None
         None: no optimizer model is written.
     artifact_directory : str or path, default=None
-        Where the files go, made where it is missing; None: the working directory.
+        Folder of the files, created if it is missing; None: the working directory.
     prefix : str, default=""
-        Start of the names of the files.
+        Prefix of the file names.
     ort_format : bool, default=False
-        Whether to write the graphs in onnxruntime's own format too; needs onnxruntime-training.
+        Whether to write the graphs also in onnxruntime's own format; needs onnxruntime-training.
     custom_op_library : str or path, default=None
-        Library of custom operators that the graph has.
+        Library of the graph's custom operators.
     additional_output_names : list of str, default=None
-        Values that the training and the evaluation model return behind the loss.
+        Values that the training and the evaluation model return after the loss.
     nominal_checkpoint : bool, default=False
-        Whether to write a second checkpoint without the numbers.
+        Whether to write a second checkpoint without values.
     loss_input_names : list of str, default=None
-        Outputs that the loss is taken on; None: all.
+        Outputs from which the loss is computed; None: all.
     engine : {"auto", "ort-training", "portable"}, default="auto"
         The gradient engine.
 
     Raises
     ------
     RuntimeError, TypeError
-        Loss or optimizer are neither of their type nor blocks.
+        The loss or the optimizer is neither a member of its enumeration nor a block.
     ValueError
         A name is not in the graph, or an operator has no proven gradient.
 
@@ -204,7 +204,7 @@ def _optimizer_block(optimizer: object) -> ForwardBlock | None:
 
 
 def optimizer_model(optimizer: ForwardBlock, block: TrainingBlock, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph that updates the trained parameters of a block, in the opset of ``model``."""
+    """Return the update graph of the trained parameters of a block, in the opset of ``model``."""
     opset = next(one.version for one in model.opset_import if not one.domain)
     with empty_base(opset):
         optimizer(block.parameters())
@@ -218,7 +218,7 @@ def _knowing(library: PathLike | None) -> AbstractContextManager[object]:
 def _required_parameters(
     model: ir.Model, requires_grad: Sequence[str] | None, frozen_params: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Return the names of trained and of frozen parameters."""
+    """Return the names of the trained and of the frozen parameters."""
     held = model.graph.initializers
     frozen = list(frozen_params or ())
     if requires_grad is None:

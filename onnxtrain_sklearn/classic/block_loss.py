@@ -1,8 +1,8 @@
-"""Blocks as losses of the estimators, which weight rows and pad minibatches, of which blocks know nothing.
+"""Adapter from blocks to losses of the estimators, which weight rows and pad minibatches.
 
-A loss of an estimator gives a number for each row; the estimator takes the weighted mean. So a block is built with
-reductions that keep the rows. Whether the mean of these over the rows is what the block itself computes is tried on
-random numbers first: a block that is no mean over rows is refused.
+A loss of an estimator returns one number per row; the estimator computes the weighted mean. So a block is built with
+reductions that keep the rows. A trial on random numbers checks that the mean of these equals the result of the original
+block: a block that is not a mean over rows is refused.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ROWS = 5
 
 
 class BlockLoss(Loss):
-    """The loss that a block computes of the outputs of a graph.
+    """The loss that a block computes from the outputs of a graph.
 
     Parameters
     ----------
     block : Block
-        Its ``build`` takes the names of the outputs and returns the name of a scalar, a mean over rows.
+        Its ``build`` takes the names of the outputs and returns the name of a scalar that is a mean over rows.
     widths : tuple of int
-        Columns of each output, where the scores are several outputs side by side; empty: one output.
+        Columns of each output, if the scores are several concatenated outputs; empty: one output.
     """
 
     def __init__(self, block: Block, widths: tuple[int, ...] = ()) -> None:
@@ -83,7 +83,7 @@ class BlockLoss(Loss):
         return model, name
 
     def _require_mean(self, opset: int, widths: Sequence[int]) -> None:
-        """Raise where the block is not the mean over the rows of what it computes of each row."""
+        """Raise if the block is not a mean over rows."""
         found = []
         for by_rows in (True, False):
             model, name = self._built(opset, widths, by_rows=by_rows)
@@ -103,7 +103,7 @@ class BlockLoss(Loss):
 
 
 def _random_block_inputs(value: onnx.ValueInfoProto, widths: Sequence[int]) -> np.ndarray:
-    """Return numbers for an input of the trial: labels, or probabilities, which suit scores and targets of any loss."""
+    """Return numbers for an input of the trial: labels, or probabilities, which are valid scores and targets."""
     rng = np.random.default_rng(len(value.name))
     tensor = value.type.tensor_type
     shape = [_ROWS, *(d.dim_value or 1 for d in tensor.shape.dim[1:])]
@@ -121,7 +121,7 @@ def _block_columns(op: GraphBuilder, value: ir.Value, start: int, end: int, widt
 def _block_targets(
     op: GraphBuilder, inputs: Sequence[onnx.ValueInfoProto], y: ir.Value, widths: Sequence[int]
 ) -> dict[str, ir.Value]:
-    """Return the targets by name: the columns of ``y`` in the order in which the block asked for them."""
+    """Return the targets by name: the columns of ``y`` in the order in which the block declared them."""
     shape = op.shape(y)
     total = int(str(shape[1])) if shape is not None else 0
     floats = [value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for value in inputs]
@@ -140,14 +140,14 @@ def _block_targets(
 
 
 def _block_labels(op: GraphBuilder, part: ir.Value, width: int) -> ir.Value:
-    """Return indices of classes, of one-hot rows or of a column of them."""
+    """Return class indices, from one-hot rows or from a column of indices."""
     if width > 1:
         return op.ArgMax(part, axis=1, keepdims=False)
     return op.Squeeze(op.Cast(part, to=ir.DataType.INT64), axes=[1])
 
 
 def _inlined_block(op: GraphBuilder, model: onnx.ModelProto, values: Mapping[str, ir.Value], result: str) -> ir.Value:
-    """Emit the nodes of the block; its float constants take the type of the estimator's weights."""
+    """Emit the nodes of the block; its float constants are cast to the type of the estimator's weights."""
     graph = ir.from_proto(model).graph
     known: dict[str | None, ir.Value] = dict(values.items())
     for name, value in graph.initializers.items():

@@ -1,7 +1,7 @@
-r"""Updates of onnxruntime's training sessions as plain operators: SGD, Adam, AdamW and Lamb, with attributes by weight.
+r"""Updates of onnxruntime's training sessions as standard operators: SGD, Adam, AdamW, Lamb; attributes per weight.
 
 With the averages :math:`m ← α m + (1 - α) g` and :math:`v ← β v + (1 - β) g^2`, divided by :math:`1 - α^t` and
-:math:`1 - β^t` where the bias is corrected, the direction is :math:`d = m / (\sqrt v + ε)`.
+:math:`1 - β^t` if the bias is corrected, the direction is :math:`d = m / (\sqrt v + ε)`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INTEGERS = {"do_bias_correction", "weight_decay_mode", "correct_bias", "adam_mod
 
 
 def attributes_of(parameters: TrainingParameters, name: str) -> dict[str, float]:
-    """Return the attributes of the optimizer for the weight ``name``; ValueError where one is unknown."""
+    """Return the attributes of the optimizer for the weight ``name``; raise ValueError for an unknown one."""
     default = DEFAULT_ATTRIBUTES[parameters.training_optimizer_name]
     floats = parameters.optimizer_attributes_map.get(name, {})
     integers = parameters.optimizer_int_attributes_map.get(name, {})
@@ -52,7 +52,7 @@ def attributes_of(parameters: TrainingParameters, name: str) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Update:
-    """The values that an update of one weight reads; all but the first three are scalars of a run."""
+    """The inputs of the update of one weight; all but the first three are scalars of a run."""
 
     weight: ir.Value
     gradient: ir.Value
@@ -64,7 +64,7 @@ class Update:
 def emit_updates(
     op: GraphBuilder, parameters: TrainingParameters, updates: Mapping[str, Update]
 ) -> dict[str, list[ir.Value]]:
-    """Emit the new weight, and behind it the new moments, of each weight."""
+    """Emit the new value of each weight, followed by its new moments."""
     kind = parameters.training_optimizer_name
     settings = {name: attributes_of(parameters, name) for name in updates}
     scale = None
@@ -84,7 +84,7 @@ def emit_updates(
 
 
 def _scale(op: GraphBuilder, gradients: Sequence[ir.Value], limit: float) -> ir.Value:
-    """Emit the factor that limits the norm of all gradients, computed in float64."""
+    """Emit the factor that clips the global gradient norm, computed in float64."""
     op.dtype = ir.DataType.DOUBLE
     squares = [op.ReduceSumSquare(op.Cast(g, to=ir.DataType.DOUBLE), keepdims=False) for g in gradients]
     norm = op.Sqrt(reduce(op.Add, squares))
@@ -107,7 +107,7 @@ def _adam(
     corrected = bool(settings.get("do_bias_correction", settings.get("correct_bias")))
     m, v = (_corrected(op, x, b, count) if corrected else x for x, b in ((first, alpha), (second, beta)))
     late = settings.get("weight_decay_mode", settings.get("adam_mode", 0))
-    if late:  # epsilon is added before the bias is corrected, the decay applied behind the step
+    if late:  # epsilon is added before the bias correction; the decay is applied after the step
         root = _corrected_root(op, beta, count) if corrected else None
         direction = op.Div(m, op.Add(op.Sqrt(second), settings["epsilon"]))
         direction = direction if root is None else op.Mul(direction, root)
@@ -133,7 +133,7 @@ def _corrected_root(op: GraphBuilder, share: float, count: ir.Value) -> ir.Value
 
 
 def _trust_ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: Mapping[str, float]) -> ir.Value:
-    """Emit the norm of the weight by that of the step, 1 where one of them is zero."""
+    """Emit the norm of the weight divided by that of the step, 1 if one of them is zero."""
     norms = [op.Sqrt(op.ReduceSumSquare(x, keepdims=False)) for x in (w, direction)]
     nonzero = [op.Cast(op.Cast(x, to=ir.DataType.BOOL), to=op.dtype) for x in norms]
     both = op.Mul(*nonzero)

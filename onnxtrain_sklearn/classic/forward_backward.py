@@ -1,6 +1,6 @@
-"""The classes of functions that :class:`~.ortgradient.OrtGradientForwardBackward` makes: one forward and backward pass.
+"""Base of the classes that :class:`~.ortgradient.OrtGradientForwardBackward` creates: forward and backward passes.
 
-A class holds the sessions and the names; an instance the passes that wait for their backward pass.
+The class holds the sessions and the names; an instance holds the forward passes that await their backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensors: TypeAlias = "Sequence[np.ndarray | runtime.OrtValue]"
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """Names and positions in the gradient graph, as onnxruntime-training's graph builder tells them."""
+    """Names and positions in the gradient graph, as onnxruntime-training's graph builder reports them."""
 
     user_input_names: list[str]
     user_output_names: list[str]
@@ -45,10 +45,10 @@ class Pending:
 
 
 class OrtGradientForwardBackwardFunction:
-    """Ancestor of the classes that :class:`OrtGradientForwardBackward` makes; they run forward and backward passes.
+    """Base of the classes that :class:`OrtGradientForwardBackward` creates; they run forward and backward passes.
 
-    Each forward pass with ``training=True`` waits for its backward pass. :meth:`backward` runs that of the last one,
-    or of the one that ``pending`` says; passes of several instances are independent.
+    Each forward pass with ``training=True`` awaits its backward pass. :meth:`backward` runs that of the last one, or of
+    the one that ``pending`` selects; passes of several instances are independent.
     """
 
     _run_options: ClassVar[Any]
@@ -92,9 +92,9 @@ class OrtGradientForwardBackwardFunction:
         Parameters
         ----------
         tensors : list of ndarray, OrtValue, or OrtValueVector
-            Arrays are copied to their device; values are taken as they are.
+            Arrays are copied to their device; values are used without a copy.
         devices : list of OrtDevice
-            Where each tensor goes.
+            Device of each tensor.
         debug : bool
             Whether to check that every value holds a tensor.
 
@@ -119,7 +119,7 @@ class OrtGradientForwardBackwardFunction:
         return self.saved_tensors_
 
     def save_for_backward(self, inputs: Sequence[runtime.OrtValue]) -> None:
-        """Save the list of inputs, a shallow copy of it; :meth:`forward` calls this when it trains."""
+        """Save a shallow copy of the list of inputs; :meth:`forward` calls this in training mode."""
         self.saved_tensors_ = list(inputs)
 
     def forward(
@@ -134,11 +134,11 @@ class OrtGradientForwardBackwardFunction:
         ----------
         inputs : list of ndarray or OrtValue, or OrtValueVector
             The inputs of the graph in the order of ``_input_names``, then the weights in that of ``_weights_to_train``.
-            Values lend their memory until the backward pass; arrays are copied.
+            The memory of values is used until the backward pass; arrays are copied.
         training : bool, default=False
             Whether a backward pass will follow.
         forward_outputs_cache : OrtValueVector, default=None
-            Where the outputs go: an empty vector, or the outputs of an earlier pass, whose memory is written again.
+            Vector for the outputs: empty, or the outputs of an earlier pass, whose memory is overwritten.
 
         Returns
         -------
@@ -176,12 +176,12 @@ class OrtGradientForwardBackwardFunction:
         Parameters
         ----------
         grad_outputs : list of ndarray or OrtValue, OrtValueVector, or the only one of them
-            The gradient of each float output, in the order of ``_output_names``. One of another shape than its output
-            is reshaped where the number of elements is the same.
+            The gradient of each float output, in the order of ``_output_names``. If its shape differs from that of the
+            output, but not the number of elements, it is reshaped.
         backward_outputs_cache : OrtValueVector, default=None
-            Where the gradients go: an empty vector, or the gradients of an earlier pass, whose memory is written again.
+            Vector for the gradients: empty, or the gradients of an earlier pass, whose memory is overwritten.
         pending : int, default=-1
-            Which of the forward passes that wait for their backward pass, in their order; -1: the last.
+            Position among the forward passes that await their backward pass; -1: the last.
 
         Returns
         -------
@@ -208,19 +208,19 @@ class OrtGradientForwardBackwardFunction:
     def save_onnx_graph(
         cls, folder: str | os.PathLike[str] | type[bytes], prefix: str | None = None, suffix: str | None = None
     ) -> dict[str, Any]:
-        """Save the graphs: the one with gradients and the one that takes the weights as inputs.
+        """Save the graph with gradients and the graph with the weights as inputs.
 
         Parameters
         ----------
         folder : str, path, or the type ``bytes``
             An existing folder; ``bytes`` returns the graphs instead.
         prefix, suffix : str, default=None
-            Put before and behind the name of each file.
+            Prefix and suffix of the file names.
 
         Returns
         -------
         dict of str to str or bytes
-            Path or content by name of the graph, ``_trained_onnx`` and ``_optimized_pre_grad_model``.
+            Path or content of the graphs ``_trained_onnx`` and ``_optimized_pre_grad_model``, by name.
         """
         graphs = {name: getattr(cls, name) for name in ("_trained_onnx", "_optimized_pre_grad_model")}
         contents = {name: graph.SerializeToString() for name, graph in graphs.items()}
@@ -260,7 +260,7 @@ class OrtGradientForwardBackwardFunction:
         return self.input_to_ort(fitted, [device] * len(fitted), cls._debug)
 
     def _log(self, step: str, values: runtime.OrtValueVector) -> None:
-        """Log a pass, and look for numbers that are not finite, where the class was made to."""
+        """Log a pass and check that its values are finite, if the class was created with these options."""
         cls = type(self)
         names = cls._output_names if step == "forward" else cls._bw_fetches_names
         if cls._logger is not None:
@@ -284,7 +284,7 @@ def _value(tensor: Any, device: runtime.OrtDevice) -> runtime.OrtValue:
 
 
 def _of_type(tensor: Any, dtype: np.dtype[Any], name: str) -> Any:
-    """Return the tensor; a float array in the float type of the graph. Other types are an error."""
+    """Return the tensor, float arrays cast to the float type of the graph; raise for other types."""
     value = runtime.unwrapped_value(tensor)
     found = runtime.dtype_of(value.data_type()) if value is not None else np.asarray(tensor).dtype
     if found == dtype:
@@ -295,7 +295,7 @@ def _of_type(tensor: Any, dtype: np.dtype[Any], name: str) -> Any:
 
 
 def _of_shape(tensor: Any, shape: Sequence[int], name: str, device: runtime.OrtDevice) -> Any:
-    """Return the gradient of an output in the shape of that output."""
+    """Return the gradient of an output, reshaped to that output."""
     value = runtime.unwrapped_value(tensor)
     found = list(np.shape(tensor) if value is None else value.shape())
     if found == list(shape):
@@ -307,7 +307,7 @@ def _of_shape(tensor: Any, shape: Sequence[int], name: str, device: runtime.OrtD
 
 
 def _fetches(cache: Any, count: int, role: str) -> runtime.OrtValueVector:
-    """Return the vector that results go into."""
+    """Return the vector for the results."""
     if cache is None:
         return runtime.vector()
     if not runtime.is_vector(cache):

@@ -1,7 +1,7 @@
 """Gradients of an ONNX graph as another ONNX graph, as in onnxcustom and experimental_experiment.
 
-:func:`onnx_derivative` differentiates all outputs of a graph at once, each from a gradient that is an input of the new
-graph, or one. Where a loss is among the outputs, :func:`onnxtrain_sklearn.gradient_graph` does the same more directly.
+:func:`onnx_derivative` differentiates all outputs of a graph at once; the gradient of each output is an input of the
+new graph, or one. If the graph computes a loss, :func:`onnxtrain_sklearn.gradient_graph` is more direct.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .vjp import float_names, require_names, vjp_graph, with_yield
 
 
 class DerivativeOptions(IntFlag):
-    """What :func:`onnx_derivative` returns; options combine with ``|``.
+    """Options of :func:`onnx_derivative`; they combine with ``|``.
 
     Attributes
     ----------
     Zero
         The gradients; the gradient of each output is an input ``OUTPUT_grad``.
     KeepYieldOp
-        The graph that onnxruntime-training's agent runs: its operator YieldOp takes the outputs and gives their
-        gradients. It combines with no other option and needs onnxruntime-training.
+        The graph that onnxruntime-training's agent runs: its operator YieldOp takes the outputs and returns their
+        gradients. It excludes all other options and needs onnxruntime-training.
     KeepOutputs
-        The outputs of the graph too, before the gradients.
+        Also the outputs of the graph, before the gradients.
     FillGrad
-        The gradient of each output is one in every element: there are no inputs for them.
+        The gradient of each output is one in every element instead of an input.
     Loss
-        The graph has a loss among its outputs, whose gradients are computed. It is the first output of the result.
+        Gradients of a loss, which is an output of the graph and the first output of the result.
     """
 
     Zero = 0
@@ -62,22 +62,22 @@ def onnx_derivative(
     *,
     engine: str = "auto",
 ) -> onnx.ModelProto:
-    """Return the graph that computes gradients with respect to weights and inputs.
+    """Return a graph that computes the gradients with respect to weights and inputs.
 
     Parameters
     ----------
     onx : onnx.ModelProto, bytes or path
     weights : list of str, default=None
-        Initializers that gradients are computed of; None: all of floating-point type.
+        Initializers with respect to which gradients are computed; None: all of floating-point type.
     inputs : list of str, default=None
-        Inputs that gradients are computed of; None: all of floating-point type, without ``label``.
+        Inputs with respect to which gradients are computed; None: all of floating-point type except ``label``.
     options : DerivativeOptions, default=DerivativeOptions.Zero
     loss : str, default=None
-        With the option Loss, the output that is the loss, a scalar.
+        With the option Loss, the name of the loss, a scalar output.
     label : str or list of str, default=None
         With the option Loss, the inputs that hold the targets.
     path_name : str or path, default=None
-        With the option Loss, the file that the result is written to as well.
+        With the option Loss, a file to which the result is written too.
     verbose : int, default=0
         Whether to print what is differentiated.
     engine : {"auto", "ort-training", "portable"}, default="auto"
@@ -92,9 +92,9 @@ def onnx_derivative(
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong, or has no meaning with these options.
+        An argument is invalid, or does not apply to these options.
     UnsupportedOperatorError
-        An operator on the way has no proven gradient.
+        An operator on the path has no proven gradient.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def onnx_derivative(
 
 
 def _check_options(options: object, loss: object, label: object, path_name: object) -> None:
-    """Raise where an argument is wrong, or has no meaning with these options."""
+    """Raise if an argument is invalid, or does not apply to these options."""
     if not isinstance(options, DerivativeOptions):
         raise TypeError(f"options must be DerivativeOptions, got {type(options).__name__} ({options!r}).")
     if DerivativeOptions.KeepYieldOp in options and options != DerivativeOptions.KeepYieldOp:
@@ -189,7 +189,7 @@ def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1
     Parameters
     ----------
     inputs : list
-        What ``session.get_inputs()`` returns, or ``model.graph.input``.
+        The inputs as ``session.get_inputs()`` or ``model.graph.input`` return them.
     batch : int, default=10
         Size of a first axis that is not fixed.
     empty_dimension : int, default=1
@@ -198,7 +198,7 @@ def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1
     Returns
     -------
     dict of str to ndarray
-        Normally distributed floats, integers 0 and 1, booleans; ``numpy.random.seed`` fixes them.
+        Normally distributed floats, integers 0 and 1, booleans; seeded by ``numpy.random.seed``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Inputs and outputs that are bound to memory for training sessions, with the methods of onnxruntime's IOBinding."""
+"""Binds inputs and outputs of training sessions to memory, with the methods of onnxruntime's IOBinding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..exceptions import ModelError, nearest
 
 
 class IOBinding:
-    """What :meth:`~.TrainingSession.io_binding` returns: inputs and outputs in the host's memory.
+    """The result of :meth:`~.TrainingSession.io_binding`: inputs and outputs in host memory.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class IOBinding:
 
     @property
     def output_names(self) -> list[str]:
-        """The outputs that are bound, in their order."""
+        """The names of the bound outputs, in order."""
         return list(self._outputs)
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
-        """Bind an input to an array, which is read at each run."""
+        """Bind an input to an array; each run reads it."""
         self._inputs[self._checked(name, "input")] = np.asarray(arr_on_cpu)
 
     def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
@@ -52,11 +52,11 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Bind an input to the host's memory at an address."""
+        """Bind an input to host memory at an address."""
         self._inputs[self._checked(name, "input")] = _array_at(device_type, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
-        """Bind an output to an OrtValue, which each run writes."""
+        """Bind an output to an OrtValue; each run writes to it."""
         self._outputs[self._checked(name, "output")] = self._view(ortvalue)
 
     def bind_output(
@@ -68,7 +68,7 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to new memory, or to the host's memory at an address."""
+        """Bind an output to new memory, or to host memory at an address."""
         _require_host(device_type)
         if buffer_ptr is not None and (element_type is None or shape is None):
             raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
@@ -84,19 +84,19 @@ class IOBinding:
         return [array.copy() for array in self._results]
 
     def clear_binding_inputs(self) -> None:
-        """Bind no input any more."""
+        """Remove all bindings of inputs."""
         self._inputs = {}
 
     def clear_binding_outputs(self) -> None:
-        """Bind no output any more."""
+        """Remove all bindings of outputs."""
         self._outputs, self._results = {}, []
 
     def feed(self) -> dict[str, np.ndarray]:
-        """Return the inputs by name, as they are now."""
+        """Return the current inputs by name."""
         return dict(self._inputs)
 
     def take(self, results: Sequence[np.ndarray]) -> None:
-        """Write the outputs of a run where they are bound to."""
+        """Write the outputs of a run to the memory they are bound to."""
         for (name, place), array in zip(self._outputs.items(), results, strict=True):
             if place is not None:
                 if place.shape != array.shape or place.dtype != array.dtype:
@@ -127,7 +127,7 @@ def _require_host(device_type: str) -> None:
 
 
 def _array_at(device_type: str, element_type: DTypeLike | None, shape: Sequence[int], address: int) -> np.ndarray:
-    """Return the array at an address of the host."""
+    """Return the array at an address in host memory."""
     _require_host(device_type)
     dtype: DType = np.dtype(element_type)
     size = int(np.prod(shape)) * dtype.itemsize

@@ -1,8 +1,8 @@
 """Forward and backward passes of an ONNX graph under the caller's control, as in onnxcustom.
 
-:class:`OrtGradientForwardBackward` prepares a graph once and makes a class of functions of it; an instance of that
-class runs the graph forward on inputs and weights, and backward from gradients of its outputs. With the training build
-of onnxruntime both are halves of one session (its TrainingAgent), elsewhere two sessions. The gradients are those of
+:class:`OrtGradientForwardBackward` prepares a graph once and creates a class for it; an instance of that class runs the
+graph forward on inputs and weights, and backward from gradients of its outputs. With the training build of onnxruntime
+both passes are halves of one session (its TrainingAgent), else there are two sessions. The gradients are those of
 :func:`onnxtrain_sklearn.gradient_graph`: an operator without a proven gradient is refused.
 """
 
@@ -43,38 +43,38 @@ class OrtGradientForwardBackward:
     onnx_model : onnx.ModelProto, bytes or path
         The graph that computes the outputs; no loss is needed.
     weights_to_train : list of str, default=None
-        Initializers that gradients are computed of, in the order in which :meth:`~.forward` takes them; None: all of
-        floating-point type.
+        Initializers with respect to which gradients are computed, in the order in which :meth:`~.forward` takes them;
+        None: all of floating-point type.
     input_names, output_names : list of str, default=None
         The order of all inputs, and the outputs to compute; None: those of the graph.
     class_name : str, default=None
-        Name of the class that is made.
+        Name of the created class.
     sess_options : onnxruntime.SessionOptions, default=None
-        Of all sessions; None: one thread.
+        Options of all sessions; None: one thread.
     providers, provider_options : list, default=None
         As onnxruntime's InferenceSession takes them; None: the CPU.
     run_options : onnxruntime.RunOptions, default=None
-        Of the runs of sessions; onnxruntime-training's agent takes none for its passes.
+        Options of the runs of sessions; onnxruntime-training's agent takes none for its passes.
     graph_builder_config : OrtModuleGraphBuilderConfiguration, default=None
-        Its ``initializer_names_to_train`` and ``input_names_require_grad`` are used; a setting that has no meaning
-        here raises ValueError.
+        Its ``initializer_names_to_train`` and ``input_names_require_grad`` are used; a setting that does not apply
+        raises ValueError.
     device_index : int, default=0
-        Which GPU.
+        Index of the GPU.
     enable_logging : bool, default=False
         Whether to log to the logger "onnxtrain_sklearn", at level INFO.
     debug : bool, default=False
         Whether each pass checks its values: dense tensors, finite numbers.
     engine : {"auto", "ort-training", "portable"}, default="auto"
-        The gradient engine. "portable" runs on two sessions wherever it is.
+        The gradient engine. "portable" always uses two sessions.
 
     Attributes
     ----------
     cls_type_ : type
-        The class, derived from :class:`OrtGradientForwardBackwardFunction`; :meth:`new_instance` makes instances.
+        The created subclass of :class:`OrtGradientForwardBackwardFunction`; :meth:`new_instance` makes instances.
 
     Notes
     -----
-    Weights may be in any order, outputs may be several and integers may be among inputs and outputs, which then have no
+    Weights may be in any order, and there may be several outputs. Inputs and outputs may be integers, which have no
     gradient. Pickles keep the attributes of session and run options, not their configuration entries.
 
     Examples
@@ -140,7 +140,7 @@ class OrtGradientForwardBackward:
         self.cls_type_ = self._create_onnx_graphs()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Remove what cannot be pickled: the class, its sessions, and options of onnxruntime, whose values are kept."""
+        """Return the state without the class and its sessions; options of onnxruntime are stored by their values."""
         state = {k: v for k, v in vars(self).items() if k not in ("cls_type_", "_logger")}
         options = {name: runtime.option_values(state[name]) for name in ("sess_options", "run_options")}
         return {**state, **options, "onnx_model": self.onnx_model.SerializeToString()}
@@ -159,7 +159,7 @@ class OrtGradientForwardBackward:
 
     @staticmethod
     def _repr_helper_(obj: Any, indent: int = 0) -> str:
-        """Return a short text of a model, a list or a dict for logs, ``indent`` spaces before each further line."""
+        """Return a short text for a model, a list or a dict for logs; further lines are indented by ``indent``."""
         if isinstance(obj, onnx.ModelProto):
             return f"<graph {obj.graph.name!r} of {len(obj.graph.node)} nodes>"
         if isinstance(obj, dict):
@@ -171,7 +171,7 @@ class OrtGradientForwardBackward:
 
     @staticmethod
     def _provider_name_to_device_type(provider_name: str) -> str:
-        """Return the kind of memory that a provider computes in: "cpu" or "cuda"."""
+        """Return the device type of a provider: "cpu" or "cuda"."""
         known = {"CPUExecutionProvider": "cpu", **OWN_MEMORY}
         if provider_name not in known:
             raise ValueError(f"Unknown execution provider {provider_name!r}.{nearest(provider_name, known)}")
@@ -190,7 +190,7 @@ class OrtGradientForwardBackward:
         ----------
         name : str
         exc : bool, default=True
-            Whether an unknown name raises; else it gives None.
+            Whether an unknown name raises; else None is returned.
 
         Returns
         -------
@@ -250,7 +250,7 @@ class OrtGradientForwardBackward:
         return type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
 
     def _with_weights_as_inputs(self, model: ir.Model) -> ir.Model:
-        """Return the graph of the outputs that takes the weights as inputs."""
+        """Return the forward graph with the weights as inputs."""
         result = model.clone()
         initializers_to_inputs(result.graph, self.weights_to_train)
         by_name = {v.name: v for v in result.graph.outputs}
@@ -258,7 +258,7 @@ class OrtGradientForwardBackward:
         return result
 
     def _agent(self, trained: ir.Model, names: list[str], gradients: list[str]) -> dict[str, Any]:
-        """Return what runs the passes: onnxruntime-training's agent, or two sessions."""
+        """Return the agent that runs the passes: onnxruntime-training's, or two sessions."""
         device = runtime.ort_device(self._device)
         devices: dict[str, Any] = {
             "_fw_outputs_device_info": [device] * len(self.output_names),
@@ -295,7 +295,7 @@ class OrtGradientForwardBackward:
 
 
 class _ConfigNames:
-    """What an OrtModuleGraphBuilderConfiguration says here: the names that gradients are computed of."""
+    """The names with respect to which gradients are computed, from an OrtModuleGraphBuilderConfiguration."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -317,6 +317,6 @@ class _ConfigNames:
         return named if given is None and named else given
 
     def inputs(self, names: Sequence[str]) -> list[str]:
-        """Return the inputs that gradients are computed of, where they are floats."""
+        """Return the float inputs with respect to which gradients are computed."""
         named = list(getattr(self._config, "input_names_require_grad", ()))
         return require_names(named, names, "graph_builder_config.input_names_require_grad") if named else list(names)

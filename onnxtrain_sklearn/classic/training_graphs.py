@@ -1,4 +1,4 @@
-"""The graphs of a training session: which weights are trained, their gradients, the update, the whole step."""
+"""The graphs of a training session: trained weights, gradients, the update, the whole step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .vjp import float_names, require_names
 
 
 def loss_output(graph: ir.Graph, name: str) -> str:
-    """Return the name of the loss; ValueError where it is no scalar output."""
+    """Return the name of the loss; raise ValueError if it is not a scalar output."""
     outputs = {v.name or "": v for v in graph.outputs}
     if name not in outputs:
         raise ModelError(f"loss_output_name={name!r} is no output of the graph.{nearest(name, outputs)}")
@@ -50,7 +50,7 @@ def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> list[str
 
 
 def _immutable(graph: ir.Graph, rules: Mapping[str, Mapping[int, float]]) -> Collection[str]:
-    """Return the initializers of one element that stand where the rules say, and hold what they say."""
+    """Return the initializers of one element whose position and value match the rules."""
     found = set()
     for node in graph:
         for position, expected in rules.get(node.op_type, {}).items():
@@ -64,7 +64,7 @@ def _immutable(graph: ir.Graph, rules: Mapping[str, Mapping[int, float]]) -> Col
 def session_graphs(
     model: ir.Model, loss: str, parameters: TrainingParameters, state: TrainingState, engine: str
 ) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
-    """Return the graph of outputs and gradients and that of the update, and write those that the parameters ask for."""
+    """Return the gradient graph and the update graph; write the files that the parameters name."""
     names = list(state.weights)
     gradient = differentiate(model, names, loss, engine).model
     initializers_to_inputs(gradient.graph, names)
@@ -83,7 +83,7 @@ def session_graphs(
 
 
 def _with_update(model: ir.Model, parameters: TrainingParameters, state: TrainingState) -> ir.Model:
-    """Emit the update into a graph, in place; weights and gradients are values of it, or become inputs."""
+    """Emit the update into a graph, in place; weights and gradients that it does not have become inputs."""
     graph = model.graph
     rate = ir.val(parameters.lr_params_feed_name, ir.DataType.FLOAT, (1,))
     graph.inputs.append(rate)

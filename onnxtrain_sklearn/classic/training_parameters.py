@@ -23,38 +23,38 @@ _MEANINGLESS = (
 
 @dataclass
 class TrainingParameters:
-    """What is trained and how; attributes are set after construction, as in onnxruntime.
+    """The settings of a training session; attributes are set after construction, as in onnxruntime.
 
     Attributes
     ----------
     loss_output_name : str
-        The output that is minimized, a scalar.
+        The minimized output, a scalar.
     training_optimizer_name : str, default=""
         "SGDOptimizer", "AdamOptimizer", "AdamWOptimizer" or "LambOptimizer"; "": gradients only.
     weights_to_train, weights_not_to_train : set of str
-        Initializers to train, by default all of floating-point type, and those to leave out.
+        Initializers to train, by default all of floating-point type, and those to exclude.
     immutable_weights : dict of str to dict of int to float
         Initializers of one element that are not trained: by operator, position among its inputs, and value.
     lr_params_feed_name : str, default="Learning_Rate"
-        The input that holds the learning rate; a run that is fed it takes a step.
+        The input for the learning rate; a run that is fed it takes a step.
     optimizer_attributes_map, optimizer_int_attributes_map : dict of str to dict
-        Attributes of the optimizer by weight: ``alpha``, ``beta``, ``epsilon``, ``lambda`` (of AdamW ``weight_decay``),
-        of Lamb ``ratio_min`` and ``ratio_max``, of all but SGD ``max_norm_clip``; integers ``do_bias_correction`` and
-        ``weight_decay_mode``, of AdamW ``correct_bias`` and ``adam_mode``.
+        Attributes of the optimizer by weight: ``alpha``, ``beta``, ``epsilon``, ``lambda`` (AdamW: ``weight_decay``),
+        for Lamb ``ratio_min`` and ``ratio_max``, for all but SGD ``max_norm_clip``; integers ``do_bias_correction`` and
+        ``weight_decay_mode``, for AdamW ``correct_bias`` and ``adam_mode``.
     enable_grad_norm_clip : bool, default=True
-        Whether Adam, AdamW and Lamb limit the norm of all gradients to the largest ``max_norm_clip`` (1 by default);
+        Whether Adam, AdamW and Lamb clip the global gradient norm to the largest ``max_norm_clip`` (1 by default);
         SGDOptimizer never does.
     gradient_accumulation_steps : int, default=1
-        Runs whose mean gradient makes one step.
+        Number of runs whose mean gradient makes one step.
     set_gradients_as_graph_outputs : bool, default=False
         Whether a session has outputs ``NAME_grad``.
     model_after_graph_transforms_path, model_with_gradient_graph_path, model_with_training_graph_path : str, default=""
-        Files that the graph is written to: as it is differentiated, with gradients, with the whole step.
+        Files for the graph: before differentiation, with gradients, with the whole step.
 
     Notes
     -----
-    The other attributes of the original have no meaning on one machine in single precision: a session raises ValueError
-    where they are not left at their defaults.
+    The other attributes of the original do not apply to one machine in single precision: a session raises ValueError
+    unless they have their defaults.
 
     Examples
     --------
@@ -110,16 +110,16 @@ class TrainingParameters:
         object.__setattr__(self, name, value)
 
     def set_optimizer_initial_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Let the optimizer begin from a state, as :meth:`~.TrainingSession.get_optimizer_state` returns it."""
+        """Set the initial state of the optimizer, as :meth:`~.TrainingSession.get_optimizer_state` returns it."""
         self._initial_state = {name: {k: _array(v) for k, v in slots.items()} for name, slots in state.items()}
 
     @property
     def initial_state(self) -> Mapping[str, Mapping[str, np.ndarray]]:
-        """The state that :meth:`set_optimizer_initial_state` was given."""
+        """The state set by :meth:`set_optimizer_initial_state`."""
         return self._initial_state
 
     def validate(self) -> None:
-        """Raise ValueError where an attribute is wrong, or has no meaning here."""
+        """Raise ValueError if an attribute is invalid or does not apply."""
         default = TrainingParameters()
         for name in _MEANINGLESS:
             value, expected = getattr(self, name), getattr(default, name)

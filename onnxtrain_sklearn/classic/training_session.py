@@ -1,6 +1,6 @@
 """Training sessions as onnxruntime had them until 1.16: a graph with its loss, gradients and optimizer in one object.
 
-A session runs two graphs: outputs and gradients of the minibatch, then the update. It holds the weights as arrays.
+A session runs two graphs: the gradient graph of the minibatch, then the update. It holds the weights as arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["GradientGraphBuilder", "IOBinding", "TrainingParameters", "TrainingS
 
 @dataclass(frozen=True)
 class NodeArg:
-    """Name, type and shape of an input or output, as onnxruntime tells them."""
+    """Name, type and shape of an input or output, as onnxruntime reports them."""
 
     name: str
     type: str
@@ -97,20 +97,20 @@ class TrainingSession(StatefulSession):
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, np.ndarray], run_options: object = None
     ) -> list[np.ndarray]:
-        """Run the graph; where the learning rate is fed, take a step.
+        """Run the graph; take a step if the learning rate is fed.
 
         Parameters
         ----------
         output_names : list of str or None
             None: all outputs.
         input_feed : dict of str to ndarray
-            The inputs, and under ``lr_params_feed_name`` the learning rate, an array of one element.
+            The inputs, and the learning rate as ``lr_params_feed_name``, an array of one element.
         run_options : onnxruntime.RunOptions, default=None
 
         Returns
         -------
         list of ndarray
-            The outputs, from before the step.
+            The outputs, computed before the step.
         """
         runtime.require_options(run_options, "RunOptions")
         valid = [value.name for value in self.get_outputs()]
@@ -134,7 +134,7 @@ class TrainingSession(StatefulSession):
         return [found[name] for name in names]
 
     def _accumulate(self, gradients: Mapping[str, np.ndarray], rate: np.ndarray) -> None:
-        """Add gradients up, and take a step from their mean when there are enough."""
+        """Accumulate gradients; take a step with their mean when there are enough."""
         steps = self._parameters.gradient_accumulation_steps
         self._runs += 1
         if steps > 1:
@@ -153,16 +153,16 @@ class TrainingSession(StatefulSession):
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: object = None
     ) -> list[Any]:
-        """As :meth:`run`, on ``onnxruntime.OrtValue``, which the outputs are too."""
+        """Run as :meth:`run` does, with ``onnxruntime.OrtValue`` inputs and outputs."""
         feed = {name: to_array(value) for name, value in input_dict_ort_values.items()}
         return [runtime.on_host(array) for array in self.run(output_names, feed, run_options)]
 
     def io_binding(self) -> IOBinding:
-        """Return an object that inputs and outputs are bound to, for :meth:`run_with_iobinding`."""
+        """Return an object for binding inputs and outputs, for :meth:`run_with_iobinding`."""
         return IOBinding({value.name for value in self.get_inputs()}, {value.name for value in self.get_outputs()})
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: object = None) -> None:
-        """As :meth:`run`, on what is bound; the outputs are written where they are bound to."""
+        """Run as :meth:`run` does, on bound inputs; outputs are written to the memory they are bound to."""
         if not isinstance(iobinding, IOBinding):
             raise TypeError(f"expected what io_binding() returns, got {type(iobinding).__name__}.")
         names = iobinding.output_names
@@ -179,7 +179,7 @@ class TrainingSession(StatefulSession):
         providers: Sequence[runtime.Provider] | None = None,
         provider_options: Sequence[Mapping[str, object]] | None = None,
     ) -> None:
-        """Create the sessions again, on these execution providers; weights and optimizer stay as they are."""
+        """Recreate the sessions with these execution providers; weights and optimizer state are kept."""
         self._device = runtime.resolve_providers(providers, provider_options)
         gradient, update = self._models
         self._session = self._new_session(gradient)
@@ -198,7 +198,7 @@ class TrainingSession(StatefulSession):
         return [*self._inputs, *([rate] if self._update is not None else [])]
 
     def get_outputs(self) -> list[Any]:
-        """Return name, type and shape of each output; gradients are among them where the parameters say so."""
+        """Return name, type and shape of each output, including gradients if the parameters ask for them."""
         shown = self._parameters.set_gradients_as_graph_outputs
         gradients = {f"{name}_grad" for name in self._state.weights}
         return [value for value in self._session.get_outputs() if shown or value.name not in gradients]
@@ -241,9 +241,9 @@ class GradientGraphBuilder:
     ----------
     model_bytes : bytes or onnx.ModelProto
     y_names : set of str
-        The output that is differentiated: the loss.
+        The differentiated output: the loss.
     x_names : set of str
-        Inputs or initializers that gradients are computed of.
+        Inputs or initializers with respect to which gradients are computed.
     loss : str
         Name of the loss, a scalar output.
     engine : {"auto", "ort-training", "portable"}, default="auto"
@@ -283,7 +283,7 @@ class GradientGraphBuilder:
         self._model = gradient_graph(proto, wrt=names, of=loss, engine=engine)
 
     def get_model(self) -> bytes:
-        """Return the graph with its gradients, serialized; RuntimeError before :meth:`build`."""
+        """Return the serialized graph with its gradients; raise RuntimeError before :meth:`build`."""
         if self._model is None:
             raise RuntimeError("The gradient graph has not been built: call build() first.")
         return bytes(self._model.SerializeToString())

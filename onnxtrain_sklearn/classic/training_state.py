@@ -1,4 +1,4 @@
-"""What a training session changes: weights, the optimizer's moments and counts, and their way in and out."""
+"""The state of a training session: weights, moments and counts of the optimizer; saving and loading them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class TrainingState:
         }
 
     def everything(self) -> dict[str, np.ndarray]:
-        """Return copies of weights, moments and counts by one name each."""
+        """Return copies of weights, moments and counts in one dict."""
         state = self.model_state()
         for weight, slots in self.optimizer_state().items():
             state |= {f"{slot}_{weight}": array for slot, array in slots.items()}
         return state
 
     def load(self, given: Mapping[str, Any], *, strict: bool) -> None:
-        """Set what :meth:`everything` returned; ``strict`` raises for names that are missing or unknown."""
+        """Load a state of :meth:`everything`; ``strict`` raises for missing or unknown names."""
         current = self.everything()
         missing, unknown = current.keys() - given.keys(), given.keys() - current.keys()
         if strict and (missing or unknown):
@@ -71,7 +71,7 @@ class TrainingState:
             self.counts = {name: int(current[f"{UPDATE_COUNT}_{name}"][0]) for name in self.weights}
 
     def load_optimizer(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Set what :meth:`optimizer_state` returned, or a part of it."""
+        """Load a state of :meth:`optimizer_state`, or a part of it."""
         known = self.optimizer_state()
         flat = {}
         for name, slots in state.items():
@@ -82,7 +82,7 @@ class TrainingState:
         self.load(flat, strict=False)
 
     def feed(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return what the update graph reads, its counts those behind the update."""
+        """Return the inputs of the update graph; the counts include this update."""
         feed: dict[str, np.ndarray] = {}
         for name, weight in self.weights.items():
             moments = {f"{m}_{name}": array for m, array in self.moments.get(name, {}).items()}
@@ -91,7 +91,7 @@ class TrainingState:
         return feed
 
     def take(self, found: Mapping[str, np.ndarray]) -> None:
-        """Take over what the update graph returned."""
+        """Store the outputs of the update graph."""
         self.weights = {name: found[f"New_{name}"] for name in self.weights}
         self.moments = {n: {m: found[f"New_{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
         self.counts = {name: count + 1 for name, count in self.counts.items()}
@@ -115,7 +115,7 @@ class StatefulSession:
         ----------
         dict : dict of str to ndarray
         strict : bool, default=False
-            Whether names that are missing or unknown raise ValueError; else they are passed over.
+            Whether missing or unknown names raise ValueError; else they are ignored.
         """
         self._state.load(dict, strict=strict)
         self._sums, self._runs = {}, 0
@@ -131,7 +131,7 @@ class StatefulSession:
         return self._state.optimizer_state()
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
-        """Return how weights are divided among processes: none is."""
+        """Return how weights are partitioned among processes: they are not."""
         return {}
 
 

@@ -1,7 +1,7 @@
-"""The training agent of an onnxruntime that has none: a session for the forward pass and one for the backward pass.
+"""Training agent for an onnxruntime without one: a session for the forward pass and one for the backward pass.
 
-The forward session returns the outputs and the activations that the backward pass reads; a state keeps these and the
-inputs in between. So passes are independent of each other, and their backward passes run in any order.
+The forward session returns the outputs and the activations that the backward pass reads; a state object keeps these and
+the inputs. So passes are independent of each other, and their backward passes may run in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .vjp import split
 
 @dataclass
 class PassState:
-    """What a forward pass leaves to its backward pass: values by name; empty before the one and after the other."""
+    """Values by name that a backward pass reads; filled by the forward pass, cleared by the backward pass."""
 
     values: dict[str, runtime.OrtValue] = field(default_factory=dict)
 
@@ -61,14 +61,14 @@ class TwoSessions:
     def run_forward(
         self, feeds: runtime.OrtValueVector, fetches: runtime.OrtValueVector, state: PassState, cache: object = None
     ) -> None:
-        """Put the outputs into ``fetches`` and what the backward pass needs into ``state``."""
+        """Store the outputs in ``fetches`` and the values that the backward pass needs in ``state``."""
         given = dict(zip(self._inputs, feeds, strict=True))
         found = self._run(self._forward, self._read[0], given, self._forward_outputs, fetches)
         runtime.fill(fetches, found[: self._count])
         state.values = {**given, **dict(zip(self._forward_outputs, found, strict=True))}
 
     def run_backward(self, grads: runtime.OrtValueVector, fetches: runtime.OrtValueVector, state: PassState) -> None:
-        """Put the gradients into ``fetches``; the state is used up."""
+        """Store the gradients in ``fetches`` and clear the state."""
         given = {**state.values, **dict(zip(self._seeds, grads, strict=True))}
         runtime.fill(fetches, self._run(self._backward, self._read[1], given, self._gradients, fetches))
         state.values = {}

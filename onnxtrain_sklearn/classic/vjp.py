@@ -1,4 +1,4 @@
-r"""Graphs of vector-Jacobian products: gradients of any number of outputs, each from the gradient that it is given.
+r"""Graphs of vector-Jacobian products: gradients of any number of outputs, from given gradients of these outputs.
 
 The engines differentiate a scalar. The scalar here is :math:`\sum_k \langle y_k, \bar y_k \rangle` over the outputs
 :math:`y_k`, whose gradients :math:`\bar y_k` are inputs of the graph named ``OUTPUT_grad``.
@@ -27,7 +27,7 @@ def float_names(values: Sequence[ir.Value]) -> list[str]:
 
 
 def require_names(names: Sequence[str], valid: Sequence[str], role: str) -> list[str]:
-    """Return the names, each once; ValueError for one that is not valid, TypeError where they are not names."""
+    """Return the unique names; raise ValueError for an invalid name, TypeError for other types."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{role} holds names, got {names!r}.")
     for name in names:
@@ -47,10 +47,10 @@ def vjp_graph(
     ones: bool = False,
     of: Sequence[str] | None = None,
 ) -> ir.Model:
-    """Return a graph of ``outputs``, then a ``NAME_grad`` for each name in ``wrt``; ``model`` is left as it is.
+    """Return a graph of ``outputs``, then a ``NAME_grad`` for each name in ``wrt``; ``model`` is not modified.
 
-    The gradient of each float output among ``of``, by default of all, is an input ``OUTPUT_grad``, or with ``ones`` one
-    in every element.
+    The gradient of each float output in ``of``, by default of all, is an input ``OUTPUT_grad``, or with ``ones`` it is
+    one in every element.
     """
     source = model.clone()
     graph = source.graph
@@ -68,14 +68,14 @@ def vjp_graph(
 
 
 def _seeds(graph: ir.Graph, outputs: Sequence[ir.Value]) -> list[ir.Value]:
-    """Add an input for the gradient of each output; a gradient builder may use the name that it gets in the end."""
+    """Add an input for the gradient of each output, with a temporary name: the builder may use the final one."""
     seeds = [copy_type(ir.Value(name=f"{_SEED}{v.name}"), v) for v in outputs]
     graph.inputs.extend(seeds)
     return seeds
 
 
 def _name_seeds(graph: ir.Graph) -> None:
-    """Name the seeds as the gradients that they are; other values give their names up, inputs and outputs do not."""
+    """Give the seeds their final names; rename inner values of these names, raise if inputs or outputs have them."""
     seeds = [v for v in graph.inputs if (v.name or "").startswith(_SEED)]
     names = {f"{(v.name or '').removeprefix(_SEED)}_grad": v for v in seeds}
     kept = {v.name for v in [*graph.inputs, *graph.initializers.values(), *graph.outputs]}
@@ -89,7 +89,7 @@ def _name_seeds(graph: ir.Graph) -> None:
 
 
 def _total(graph: ir.Graph, outputs: Sequence[ir.Value], seeds: Sequence[ir.Value]) -> ir.Value:
-    """Emit the sum of all outputs, each times its seed."""
+    """Emit the sum of the inner products of outputs and seeds; without seeds these are ones."""
     if not outputs:
         raise ModelError("No output of the graph is a float tensor, so there is nothing to differentiate.")
     op = GraphBuilder(graph, prefix="vjp")
@@ -105,9 +105,9 @@ def _total(graph: ir.Graph, outputs: Sequence[ir.Value], seeds: Sequence[ir.Valu
 
 
 def with_yield(model: ir.Model, outputs: Sequence[str]) -> ir.Model:
-    """Return the graph with a YieldOp that takes the outputs and gives their gradients; only gradients are its outputs.
+    """Return the graph with a YieldOp that takes the outputs and returns their gradients; its outputs are gradients.
 
-    onnxruntime-training's agent runs such a graph up to the YieldOp, hands the outputs out, and goes on from their
+    onnxruntime-training's agent runs such a graph up to the YieldOp, returns the outputs, and continues from their
     gradients.
     """
     result = model.clone()
@@ -136,9 +136,9 @@ def with_yield(model: ir.Model, outputs: Sequence[str]) -> ir.Model:
 def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, list[str]]:
     """Divide a graph of :func:`vjp_graph` into its forward and backward pass.
 
-    Returns the forward graph, whose further outputs are the activations that the backward pass reads; the backward
-    graph, which takes what it reads of inputs, seeds and activations; and the names of these activations. Nothing is
-    computed twice, so that random numbers are drawn once.
+    Returns the forward graph, whose additional outputs are the activations that the backward pass reads; the backward
+    graph, whose inputs are the inputs, seeds and activations that it reads; and the names of these activations. Nothing
+    is computed twice, so random numbers are drawn once.
     """
     backward, forward = model.clone(), model.clone()
     seeds = {f"{name}_grad" for name in outputs}
@@ -160,7 +160,7 @@ def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, 
 
 
 def _border(graph: ir.Graph, seeds: Collection[str], gradients: Sequence[ir.Value]) -> list[ir.Value]:
-    """Return the computed values of known type that the backward pass reads and that do not depend on the seeds."""
+    """Return the activations: values of known type, independent of the seeds, that the backward pass reads."""
     dependent = {v for v in graph.inputs if v.name in seeds}
     behind = [node for v in gradients if (node := v.producer()) is not None]
     for node in graph:
@@ -177,7 +177,7 @@ def _border(graph: ir.Graph, seeds: Collection[str], gradients: Sequence[ir.Valu
             continue
         seen.add(value)
         producer = value.producer()
-        if value.type is None and producer is not None:  # an input needs a type: the node is computed again
+        if value.type is None and producer is not None:  # an input needs a type: recompute the node
             front += reads(producer)
         else:
             border[value] = None

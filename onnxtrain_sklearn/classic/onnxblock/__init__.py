@@ -1,4 +1,4 @@
-"""Graphs built of blocks: losses, optimizers, models for training, with the interface of onnxruntime-training."""
+"""Graphs built from blocks: losses, optimizers and training models, with the interface of onnxruntime-training."""
 
 from . import blocks, loss, optim
 from .accessor import base, custom_op_library, empty_base

@@ -1,7 +1,7 @@
-"""The model that blocks build on: one for each ``with base(...)``, seen by the thread that entered it alone.
+"""The model that blocks extend: one per ``with base(...)``, visible only to the thread that entered it.
 
-The original keeps one model for the whole process. Here it is a context variable, so threads and tasks build at once,
-and one block may be used by several of them.
+The original keeps one model for the whole process. Here it is a context variable, so threads and tasks can build
+concurrently, and several of them may share a block.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ModelAccessor:
     Attributes
     ----------
     model : onnx.ModelProto
-        What blocks add their nodes to.
+        The model to which blocks add their nodes.
     path : str or None
-        The file that it was read from.
+        The file from which it was read.
     by_rows : bool
-        Whether reductions keep the rows: an estimator weights them itself.
+        Whether reductions keep the rows, because an estimator weights them.
     """
 
     model: onnx.ModelProto
@@ -49,7 +49,7 @@ class ModelAccessor:
         return self.path is not None
 
     def name(self, token: str) -> str:
-        """Return a name that nothing in the graph has yet."""
+        """Return an unused name."""
         graph = self.model.graph
         taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
         taken |= {value.name for value in (*graph.input, *graph.initializer)}
@@ -74,7 +74,7 @@ def current_accessor() -> ModelAccessor:
 
 @contextmanager
 def entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    """Let blocks that are called within build on the model of ``accessor``."""
+    """Let blocks called in this context extend the model of ``accessor``."""
     token = _CURRENT.set(accessor)
     try:
         yield accessor
@@ -84,13 +84,13 @@ def entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks that are called within build on a copy of ``model``.
+    """Let blocks called in this context extend a copy of ``model``.
 
     Parameters
     ----------
     model : onnx.ModelProto
     model_path : str or path, default=None
-        The file that the model comes from, where it keeps weights beside itself: they are read from there.
+        The file of the model, if it has external data: the weights are read from its folder.
 
     Yields
     ------
@@ -125,7 +125,7 @@ def _has_external_data(model: onnx.ModelProto) -> bool:
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks that are called within build on an empty model.
+    """Let blocks called in this context extend an empty model.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     Yields
     ------
     ModelAccessor
-        Its ``model`` is what was built.
+        Its ``model`` is the result.
     """
     model = onnx.ModelProto(ir_version=IR_VERSION, producer_name="onnxtrain_sklearn")
     model.graph.name = "graph"
@@ -147,7 +147,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
-    """Let gradients that are built within know the operators of a library.
+    """Make the operators of a library known to gradients that are built in this context.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Blocks: pieces of a graph that stack on top of each other by the names of their outputs."""
+"""Blocks: subgraphs that are composed by the names of their outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
 
 
 class Block(ABC):
-    """Base class of blocks; derive from it and build on the model with other blocks or nodes of your own.
+    """Base class of blocks; subclasses add nodes to the model, by other blocks or directly.
 
     A block is called with the names of values within ``with base(model)``; it adds nodes to :attr:`base` and returns
     the name of its output, or a tuple of names.
@@ -42,7 +42,7 @@ class Block(ABC):
 
     @property
     def base(self) -> onnx.ModelProto:
-        """The model that the block is built on."""
+        """The model to which the block adds nodes."""
         return current_accessor().model
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Block(ABC):
         """Add nodes to :attr:`base`; return the name of the output, or a tuple of names."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block on the model; the outermost block checks that the result is a valid model."""
+        """Add the block to the model; the outermost block checks that the result is valid."""
         accessor = current_accessor()
         accessor.depth += 1
         try:
@@ -62,18 +62,18 @@ class Block(ABC):
         return output
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
-        """Return a copy of the model with the shapes that ONNX infers."""
+        """Return a copy of the model with inferred shapes."""
         return onnx.shape_inference.infer_shapes(self.base)
 
     def as_loss(self, widths: tuple[int, ...] = ()) -> Any:
-        """Return the loss that an estimator makes of this block, given as its parameter ``loss``.
+        """Return this block as a loss of an estimator, which calls this for its parameter ``loss``.
 
         Parameters
         ----------
         widths : tuple of int
-            Columns of each output of the graph, where it has several.
+            Columns of each output of the graph, if it has several.
         """
-        block_loss = import_module("onnxtrain_sklearn.classic.block_loss")  # which builds blocks: imports this module
+        block_loss = import_module("onnxtrain_sklearn.classic.block_loss")  # late: it imports this module
         return block_loss.BlockLoss(self, widths)
 
 
@@ -128,7 +128,7 @@ def declared(name: str) -> onnx.ValueInfoProto:
 
 
 class _Operator(Block):
-    """A node of one operator, with as many inputs as names are given."""
+    """A node of one operator, with one input per given name."""
 
     op_type: str
     n_inputs = 1
@@ -205,7 +205,7 @@ class _Reduction(_Operator):
         return super().build(*names)
 
     def _of_rows(self, name: str) -> str:
-        """Reduce what a row has: an estimator weights the rows itself."""
+        """Reduce within each row, because an estimator weights the rows."""
         rows = emit("Flatten", [name], axis=1)
         opset = next(o.version for o in self.base.opset_import if not o.domain)
         if opset < (18 if self.op_type == "ReduceMean" else 13):
@@ -253,7 +253,7 @@ class Abs(_Operator):
 
 
 class Constant(Block):
-    """A constant of one float.
+    """A float constant.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """A value held between two bounds.
+    """A value clipped to two bounds.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """The values that are given, unchanged."""
+    """The given values, unchanged."""
 
     def build(self, *input_names: str) -> Any:
         return input_names
@@ -384,7 +384,7 @@ class Cast(Block):
 
 
 class Linear(Block):
-    """A linear layer with new weights, normally distributed; ``numpy.random.seed`` fixes them.
+    """A linear layer with new, normally distributed weights; ``numpy.random.seed`` seeds them.
 
     Parameters
     ----------
@@ -409,21 +409,21 @@ class Linear(Block):
 
 
 def require_reduction(reduction: str) -> str:
-    """Return the reduction; RuntimeError where it is none."""
+    """Return the reduction; raise RuntimeError for an unknown one."""
     if reduction not in ("mean", "sum", "none"):
         raise RuntimeError(f"Unknown reduction {reduction!r}.{nearest(reduction, ['mean', 'sum', 'none'])}")
     return reduction
 
 
 def reducing(reduction: str) -> Block:
-    """Return the block that reduces a loss to a scalar, or leaves it."""
+    """Return the block that reduces a loss to a scalar, or returns it unchanged."""
     if require_reduction(reduction) == "none":
         return _Unchanged()
     return ReduceMean(keepdims=False) if reduction == "mean" else ReduceSum(keepdims=False)
 
 
 class _Unchanged(Block):
-    """The value that is given, unchanged, by its name alone."""
+    """The given value, unchanged: returns its name."""
 
     def build(self, input_name: str) -> str:
         return input_name

@@ -1,7 +1,7 @@
-"""Checkpoint files of onnxruntime-training: parameters, the optimizer's state, and properties that users add.
+"""Checkpoint files of onnxruntime-training: parameters, optimizer state, and user-defined properties.
 
-The format is a FlatBuffer of a schema of onnxruntime, whose slots are numbered here. Reading and writing need neither
-onnxruntime-training nor what it generates from the schema.
+The format is a FlatBuffer with a schema of onnxruntime; its slots are addressed by number here. Reading and writing
+need neither onnxruntime-training nor code generated from the schema.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME, _DIMS, _TYPE, _RAW, _EXTERNAL = 0, 2, 3, 4, 6
 
 @dataclass(frozen=True)
 class OptimizerGroup:
-    """The state of an optimizer: steps taken, its first learning rate, and its vectors by parameter and slot."""
+    """The state of an optimizer: number of steps, initial learning rate, and vectors by parameter and slot."""
 
     name: str
     step: int
@@ -44,13 +44,13 @@ class Checkpoint(dict[str, np.ndarray]):
     Attributes
     ----------
     trained, frozen : tuple of str
-        Which parameters require a gradient and which do not.
+        Names of parameters that require a gradient, and of those that do not.
     nominal : bool
-        Whether the file describes the parameters and does not hold them: then there are no arrays.
+        Whether the file only describes the parameters: then there are no arrays.
     properties : dict of str to int, float or str
-        What users added.
+        User-defined properties.
     optimizer : tuple of OptimizerGroup
-        Empty where the file was saved without the optimizer's state.
+        Empty if the file was saved without the optimizer's state.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ def save_checkpoint(
     Parameters
     ----------
     parameters : tuple of two lists of onnx.TensorProto
-        What :meth:`~.TrainingBlock.parameters` returns.
+        The result of :meth:`~.TrainingBlock.parameters`.
     path_to_checkpoint : str or path
     nominal_checkpoint : bool, default=False
-        Whether to write names, types and shapes only, for a device that gets the numbers elsewhere.
+        Whether to write only names, types and shapes, for a device that gets the values elsewhere.
     """
     if parameters is None:
         raise RuntimeError("There are no parameters to save.")
@@ -91,7 +91,7 @@ def save_checkpoint(
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
     """Write the parameters of a checkpoint into the initializers of a model, in place.
 
-    An input of the model that a parameter is named as becomes an initializer.
+    An input of the model with the name of a parameter becomes an initializer.
     """
     graph, checkpoint = model.graph, read_checkpoint(path_to_checkpoint)
     held = {tensor.name: tensor for tensor in graph.initializer}
@@ -116,22 +116,22 @@ def _require_same_layout(name: str, array: np.ndarray, like: np.ndarray) -> None
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Return the parameters of a checkpoint file, and what else it holds.
+    """Read a checkpoint file.
 
     Parameters
     ----------
     path : str or path
-        A file that onnxruntime-training, or :func:`~.artifacts.generate_artifacts`, wrote.
+        A file written by onnxruntime-training or :func:`~.artifacts.generate_artifacts`.
 
     Returns
     -------
     Checkpoint
-        A dict of arrays by name; see there for the optimizer's state.
+        A dict of arrays by name; its attributes hold the optimizer's state and the properties.
 
     Raises
     ------
     ModelError
-        The file is no checkpoint, or a nominal one, which holds no numbers.
+        The file is not a checkpoint, or is a nominal one, which holds no values.
     """
     content = Path(path).read_bytes()
     if content[4:8] != IDENTIFIER:
@@ -170,7 +170,7 @@ def _checkpoint_array(table: _Table) -> tuple[str, np.ndarray]:
 
 
 class _Table:
-    """A table of a FlatBuffer, read by the number of the slot."""
+    """A table of a FlatBuffer, read by slot number."""
 
     def __init__(self, table: Any) -> None:
         self._table = table

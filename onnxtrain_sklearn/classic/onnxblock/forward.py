@@ -1,4 +1,4 @@
-"""Blocks whose result is a model of its own."""
+"""Blocks that build a complete model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import blocks
 
 
 class ForwardBlock(blocks.Block):
-    """Base class of blocks that make a model to run: the names that ``build`` returns become its outputs.
+    """Base class of blocks that build a model to run: the names that ``build`` returns become its outputs.
 
     Examples
     --------
@@ -33,13 +33,13 @@ class ForwardBlock(blocks.Block):
     _model: onnx.ModelProto | None = None
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """Return the model; RuntimeError where the block has not been called."""
+        """Return the model; raise RuntimeError if the block has not been called."""
         if self._model is None:
             raise RuntimeError("The model has not been built: call the block within `with onnxblock.base(model)`.")
         return self._model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block on the model, with what ``build`` returns for outputs."""
+        """Add the block to the model; the names that ``build`` returns become the outputs."""
         output = self.build(*args, **kwargs)
         self._model = self.infer_shapes_on_base()
         set_outputs(self._model, output)
@@ -48,7 +48,7 @@ class ForwardBlock(blocks.Block):
 
 
 def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> list[str]:
-    """Make the values of these names the outputs of the model, in place; LookupError where one is not known."""
+    """Make the values of these names the outputs of the model, in place; raise LookupError for an unknown name."""
     chosen = [names] if isinstance(names, str) else list(names)
     graph = model.graph
     known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}

@@ -50,7 +50,7 @@ class L1Loss(blocks.Block):
 
 
 class CrossEntropyLoss(blocks.Block):
-    """Cross-entropy of scores, whose classes are on the last axis, and labels, which are indices of classes.
+    """Cross-entropy of scores, with classes on the last axis, and labels, which are class indices.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class CrossEntropyLoss(blocks.Block):
         Weight of each class.
     reduction : {"mean", "sum", "none"}, default="mean"
     ignore_index : int, default=None
-        A label whose rows count nothing.
+        A label whose rows are ignored.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class CrossEntropyLoss(blocks.Block):
 
 
 class BCEWithLogitsLoss(blocks.Block):
-    """Binary cross-entropy of the logistic function of scores, and targets of 0 and 1 like them.
+    """Binary cross-entropy of the logistic function of scores, for targets 0 and 1 of the same shape.
 
-    The operators are those of the original: the loss is infinite or NaN for scores beyond about 17. The loss "log_loss"
+    The operators are those of the original: the loss is infinite or NaN for scores above about 17. The loss "log_loss"
     of the estimators is finite for all scores.
 
     Parameters
@@ -126,7 +126,7 @@ class BCEWithLogitsLoss(blocks.Block):
 
 
 def _target_input(like: str, name: str) -> str:
-    """Return the name of the target, a new input like the graph's output ``like`` unless there is one already."""
+    """Return the name of the target; add an input like the graph's output ``like`` if there is none."""
     return name if blocks.has_value(name) else str(blocks.InputLike(like)(name))
 
 

@@ -17,7 +17,7 @@ ParameterLists = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 
 
 class ClipGradNorm(blocks.Block):
-    """Limit the Euclidean norm of all gradients.
+    """Clip the Euclidean norm of all gradients.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class AdamWOptimizer(blocks.Block):
     eps : float, default=1e-6
     weight_decay : float, default=0.0
     adam_mode : {0, 1}, default=1
-        Where the bias is corrected: 1 is the original's form, in which ``eps`` is added before, 0 that of PyTorch.
+        Form of the bias correction. 1: the original's, which adds ``eps`` before the correction; 0: PyTorch's.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class _Optimizer(ForwardBlock):
     Parameters
     ----------
     clip_grad : Block, default=None
-        Such as :class:`ClipGradNorm`.
+        A block such as :class:`ClipGradNorm`.
     """
 
     sequences: Sequence[str] = ("params", "gradients", "first_order_moments")
@@ -108,7 +108,7 @@ class _Optimizer(ForwardBlock):
         self._clip_grad = clip_grad
 
     def build(self, parameters: ParameterLists) -> str:
-        """Return the name of the flag; ``parameters`` are what TrainingBlock.parameters() returns."""
+        """Return the name of the flag; ``parameters`` is the result of TrainingBlock.parameters()."""
         trainable, _ = parameters
         if not trainable:
             raise ModelError("There is no parameter to update: name those that require a gradient.")
@@ -124,7 +124,7 @@ class _Optimizer(ForwardBlock):
 
     @abstractmethod
     def update(self, gradients_name: str) -> str:
-        """Add the node of the update; return the name of its flag."""
+        """Add the update node; return the name of its flag."""
 
 
 class AdamW(_Optimizer):

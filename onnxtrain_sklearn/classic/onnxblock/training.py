@@ -1,8 +1,8 @@
-"""Blocks whose result is a model with gradients, and the form of it that onnxruntime-training's Module runs.
+"""Blocks that build a model with gradients, in the form that onnxruntime-training's Module runs.
 
 Trained and frozen parameters are inputs of both models, so that a module shares them between training and evaluation.
-The training model adds its gradients to buffers, ``NAME_grad.accumulation.buffer``, which it resets first where
-``lazy_reset_grad`` says so; its outputs are those of the block, then a flag ``NAME_grad.accumulation.out`` a gradient.
+The training model accumulates its gradients in buffers, ``NAME_grad.accumulation.buffer``; ``lazy_reset_grad`` resets
+them first. Its outputs are those of the block, then one flag ``NAME_grad.accumulation.out`` per gradient.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ RESET = "lazy_reset_grad"
 
 
 class TrainingBlock(blocks.Block):
-    """Base class of blocks that make a model to train: gradients of the first name that ``build`` returns.
+    """Base class of blocks that build a training model: gradients of the first name that ``build`` returns.
 
     Attributes
     ----------
     engine : {"auto", "ort-training", "portable"}
-        The gradient engine. "auto": onnxruntime-training's where it is installed and proven right, else the portable.
+        The gradient engine. "auto": "ort-training" if it is installed and proven right for the graph, else "portable".
 
     Examples
     --------
@@ -70,23 +70,23 @@ class TrainingBlock(blocks.Block):
         return found
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Say whether gradients are computed of a parameter; without a word it stays a constant of the graph."""
+        """Set whether a parameter is trained or frozen; without this call it stays a constant of the graph."""
         self._choices[argument_name] = bool(value)
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-        """Return trained and frozen parameters; RuntimeError where the block has not been called."""
+        """Return trained and frozen parameters; raise RuntimeError if the block has not been called."""
         if self._parameters is None:
             raise RuntimeError("The parameters are not known: call the block within `with onnxblock.base(model)`.")
         return self._parameters
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-        """Return the models for training and evaluation; RuntimeError where the block has not been called."""
+        """Return the models for training and evaluation; raise RuntimeError if the block has not been called."""
         if self._models is None:
             raise RuntimeError("The models have not been built: call the block within `with onnxblock.base(model)`.")
         return self._models
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block on the model, and the gradients of its first output."""
+        """Add the block and the gradients of its first output to the model."""
         output = self.build(*args, **kwargs)
         model = self.infer_shapes_on_base()
         names = set_outputs(model, output)
@@ -123,7 +123,7 @@ def _initializers_to_inputs(model: onnx.ModelProto, names: Collection[str]) -> N
 
 
 def _stop_training_mode(model: onnx.ModelProto) -> None:
-    """Let Dropout and BatchNormalization compute what they do in inference, in place."""
+    """Switch Dropout and BatchNormalization to inference mode, in place."""
     for node in model.graph.node:
         if node.op_type == "Dropout" and len(node.input) > 2:
             node.input[2] = ""
@@ -135,7 +135,7 @@ def _stop_training_mode(model: onnx.ModelProto) -> None:
 def gradient_model(
     model: onnx.ModelProto, wanted: Collection[str], outputs: Sequence[str], engine: str
 ) -> onnx.ModelProto:
-    """Return the model with a ``NAME_grad`` for each wanted input behind its outputs, gradients of the first output."""
+    """Return the model with additional outputs ``NAME_grad``: gradients of its first output for each wanted input."""
     with refusing("The gradients of the graph cannot be built"):
         source = infer_shapes(ir.from_proto(model))
         _require_one_element(source.graph, outputs[0])
@@ -158,7 +158,7 @@ def _require_one_element(graph: ir.Graph, name: str) -> None:
 
 
 def _scalar(graph: ir.Graph, name: str) -> str:
-    """Return the name of the loss as a scalar, an output of the graph: blocks may give a vector of one element."""
+    """Return the name of an output with the loss as a scalar: blocks may return a vector of one element."""
     loss = next(v for v in graph.outputs if v.name == name)
     if dims(loss) == []:
         return name
@@ -169,7 +169,7 @@ def _scalar(graph: ir.Graph, name: str) -> str:
 
 
 def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> ir.Model | None:
-    """Return the graph with the nodes of onnxruntime-training's builder, None where these are not proven right."""
+    """Return the graph with the nodes of onnxruntime-training's builder, None if these are not proven right."""
     if engine == "portable" or "ort-training" not in available_engines():
         return None
     try:
@@ -186,7 +186,7 @@ def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> i
 
 
 def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:
-    """Let the model add its gradients to buffers, in place; its outputs are flags in their place."""
+    """Accumulate the gradients in buffers, in place; flags replace the gradients among the outputs."""
     graph, gradients = model.graph, {f"{name}_grad" for name in wanted}
     outputs = []
     for i, output in enumerate(graph.output):
