@@ -194,7 +194,7 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         """Return the validation score of the predictions."""
 
     _default_loss: str
-    """The loss for which that of a fitted model is taken."""
+    """The default loss: with a fitted model, the loss of that model replaces it."""
 
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
         run, trainer = Session(self, call).prepared()

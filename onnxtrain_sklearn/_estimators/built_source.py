@@ -21,7 +21,7 @@ from ..models import Builder, keywords_of
 from .examples import Examples
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}
-"""The keywords of a builder that need the split into rows to train on and to validate on."""
+"""The keywords of a builder that depend on the split into training and validation rows."""
 
 
 def needs_rows(builder: Builder) -> bool:

@@ -18,7 +18,7 @@ from .._data.target_scale import TargetScale
 from .run import Run
 
 _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
-"""Operators that change the layout alone; of several columns the order might change."""
+"""Operators that only change the layout; with several columns they might change the order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def _in_units(found: Affine, link: str, scale: TargetScale) -> Affine:
 
 
 Found: TypeAlias = "np.ndarray | Affine | str | None"
-"""What a value is known to be: a constant, affine in the input, the input ("X"), or none of these."""
+"""What is known of a value: a constant, affine in the input, the input ("X"), or None."""
 
 
 class _Trace:

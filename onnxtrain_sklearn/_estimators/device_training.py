@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SLOTS = ("first_moment", "second_moment")
-"""Our names of the vectors of Adam, in the order of onnxruntime-training's."""
+"""The names of Adam's vectors in this package, in the order of onnxruntime-training."""
 
 
 class DeviceTraining:

@@ -34,7 +34,7 @@ EARLIER: dict[str, tuple[str, ...]] = {
     "_step": ("OptimizerState",),
     "_tables": ("Table", "TableColumn"),
 }
-"""Modules of earlier versions with the classes in them whose objects are in pickles; some are packages now."""
+"""Modules of earlier versions, with their classes whose objects are in pickles; some modules are packages now."""
 
 
 class _Finder(MetaPathFinder, Loader):

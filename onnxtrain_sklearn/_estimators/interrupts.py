@@ -13,7 +13,7 @@ import threading
 from types import FrameType
 
 CALLERS = ("sklearn", "joblib")
-"""Packages whose functions fit estimators that they were given."""
+"""Packages whose functions fit given estimators."""
 
 
 def belongs_to_caller(estimator: object) -> bool:

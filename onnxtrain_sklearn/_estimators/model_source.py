@@ -26,7 +26,7 @@ from .run import Run
 from .settings import require_own_kind
 
 LONGEST_NAME = 40
-"""Characters of what may be the misspelt name of a builder; longer strings are paths."""
+"""Largest length of a string that may be a misspelled builder name; longer strings are paths."""
 
 
 def source_of(

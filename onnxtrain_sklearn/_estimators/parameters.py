@@ -152,7 +152,7 @@ Execution providers of onnxruntime, in place of the device's."""),
 Options of onnxruntime's sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries.
 By default small graphs get one thread, large ones all cores.""", (Instance(Mapping, "a dict"), None)),
 }  # fmt: skip
-"""What both estimators have."""
+"""The parameters of both estimators."""
 
 _CHECKED_ON_DATA = """
 ``fit`` runs the graph as it was given on some rows of ``X``, and raises ModelError where the untrained estimator would

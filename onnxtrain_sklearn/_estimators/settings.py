@@ -18,10 +18,10 @@ from ..schedules import resolve_schedule
 from .parameters import Parameters
 
 AUTO_BATCH = 200
-"""Rows of a minibatch where ``batch_size="auto"``, as in scikit-learn's MLP."""
+"""Rows of a minibatch with ``batch_size="auto"``, as in scikit-learn's MLP."""
 
 LBFGS_PIECE = 4096
-"""Rows of the pieces that the full batch of L-BFGS is accumulated from."""
+"""Rows of the pieces from which L-BFGS accumulates the full batch."""
 
 
 def check_estimator_parameters(estimator: Parameters) -> None:

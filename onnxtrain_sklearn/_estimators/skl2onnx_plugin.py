@@ -37,7 +37,7 @@ CLASSIFIER_OPTIONS = {
     "nocl": [True, False],
     "output_class_labels": [False, True],
 }
-"""The options of the classifier's converter; skl2onnx itself sees to the first and the last."""
+"""The options of the classifier's converter; skl2onnx itself implements the first and the last."""
 
 _VARIABLE_TYPES = {
     "FloatTensorType": ir.DataType.FLOAT,

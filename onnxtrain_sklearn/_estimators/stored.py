@@ -31,7 +31,7 @@ CLASSES: Mapping[str, str] = {
     "TensorSpec": "_graph.trainable",
     "TrainableModel": "_graph.trainable",
 }
-"""The private classes whose objects a run holds, and the modules that they are in now."""
+"""The private classes whose objects a run holds, with their current modules."""
 
 EARLIER_CLASSES: Mapping[str, str] = {"Parts": "TablePipeline"}
 
@@ -39,7 +39,7 @@ EARLIER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "FlatParameters": {"everything": "buffer", "moving": "running_statistics"},
     "History": {"plan_told": "warned_of_end", "proven": "last_finite"},
 }
-"""By class: the earlier names of attributes, and those of now."""
+"""Earlier names of attributes and their current names, by class."""
 
 _KIND, _STATE = f"{PACKAGE} class", "state"
 

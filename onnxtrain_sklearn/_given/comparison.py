@@ -30,7 +30,7 @@ COMPARED_ROWS = 13
 """Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
 
 _ENOUGH = 8
-"""Number of rows in [0, 1] from which on a warning is issued."""
+"""Smallest number of rows in [0, 1] for which a warning is issued."""
 
 _LINKS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.exp,

@@ -23,7 +23,7 @@ from .dropout import UniformNumbers
 from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 
 RESIDENT_LIMIT = 2**31
-"""Largest data, in bytes, that are uploaded as a whole; minibatches of larger data are uploaded one by one."""
+"""Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
 
 DATA, ROW_NUMBERS = "onnxtrain/data/", "onnxtrain/rows"
 

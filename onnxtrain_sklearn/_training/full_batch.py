@@ -33,7 +33,7 @@ class FullBatchTrainer(Trainer):
     def _train(self) -> bool:
         """Search for the minimum; return whether it ended before a limit.
 
-        A line search that finds no lower loss is no reason to warn: in float32 that is how a minimum looks.
+        There is no warning if a line search finds no lower loss: in float32 this happens at a minimum.
         """
         self._reached[...] = self._vector
         try:

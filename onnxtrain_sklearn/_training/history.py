@@ -15,7 +15,7 @@ import numpy as np
 from ..schedules import Progress
 
 KEPT = 100_000
-"""Epochs that a curve keeps; of a longer history it holds the latest."""
+"""Number of epochs that a curve keeps; it drops the earliest of a longer history."""
 
 
 @dataclass(frozen=True, eq=False)

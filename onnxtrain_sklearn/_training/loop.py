@@ -36,7 +36,7 @@ class TrainerSettings:
 
 
 NEGLIGIBLE_FACTOR = 1e-3
-"""Factor of a schedule below which a step changes practically nothing."""
+"""Factor of a schedule below which a step has practically no effect."""
 
 
 class Trainer:

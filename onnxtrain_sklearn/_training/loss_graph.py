@@ -30,7 +30,7 @@ from ..exceptions import ModelError
 from ..losses import Loss
 
 PARALLEL_WORK = 4_000_000
-"""Multiply-adds of one forward pass from which on more than one thread pays; below, a second core would only spin."""
+"""Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
 
 TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
 PENALTY = "penalty"

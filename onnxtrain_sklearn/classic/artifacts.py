@@ -35,7 +35,7 @@ __all__ = ["Checkpoint", "LossType", "OptimType", "UnknownBlockError", "generate
 PathLike: TypeAlias = "str | bytes | os.PathLike[Any]"
 
 DEVICE = Limits("onnxruntime-training 1.19", OPSET, 5, IR_VERSION)
-"""What the last onnxruntime-training reads, whatever is installed here."""
+"""The versions that the last onnxruntime-training reads, whatever is installed here."""
 
 
 class LossType(Enum):

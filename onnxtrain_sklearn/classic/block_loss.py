@@ -25,7 +25,7 @@ from .onnxblock.blocks import Block
 from .onnxblock.loss import BCEWithLogitsLoss, CrossEntropyLoss
 
 _ROWS = 5
-"""Rows that a block is tried on."""
+"""Number of rows of the trial of a block."""
 
 
 class BlockLoss(Loss):

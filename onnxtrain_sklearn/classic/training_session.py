@@ -224,7 +224,7 @@ _DELEGATED = (
     "get_providers",
     "get_session_options",
 )
-"""Methods of the session that computes outputs and gradients."""
+"""Methods of the session for the gradient graph."""
 
 
 def _rate(value: Any) -> np.ndarray:

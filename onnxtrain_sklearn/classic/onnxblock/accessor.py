@@ -20,7 +20,7 @@ from ..._runtime.gradient_builder import CUSTOM_OPERATORS
 from ...exceptions import ModelError
 
 IR_VERSION, OPSET = 10, 21
-"""The newest that onnxruntime-training reads, whose last version is 1.19."""
+"""The newest IR version and opset that onnxruntime-training reads; its last version is 1.19."""
 
 
 @dataclass

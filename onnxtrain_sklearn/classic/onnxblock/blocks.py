@@ -18,7 +18,7 @@ from ...exceptions import nearest
 from .accessor import current_accessor
 
 _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
-"""Further domains of operators, and the version that is imported of each."""
+"""Additional operator domains, and the imported version of each."""
 
 
 class Block(ABC):
