@@ -152,8 +152,10 @@ def test_a_device_trains_as_our_estimator_does(tmp_path, loss, optimizer, engine
     device.save(tmp_path / "trained")
     weights = read_checkpoint(tmp_path / "trained")
     assert np.abs(weights["W"] - WEIGHTS["W"]).max() > 0.01
+    # The derivative of the absolute error jumps where a residual changes its sign; rounding may do so a step earlier.
+    close = 1e-3 if loss is LossType.L1Loss else 1e-4
     for name, array in estimator.weights_.items():
-        np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(weights[name], array, rtol=0, atol=close)
 
 
 @pytest.mark.parametrize("engine", available_engines())
