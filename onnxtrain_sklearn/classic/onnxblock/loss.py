@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -11,7 +13,23 @@ from . import blocks
 from .accessor import current_accessor
 
 
-class MSELoss(blocks.Block):
+class _ResidualLoss(blocks.Block):
+    """The mean of a function of ``output - target``."""
+
+    _function: ClassVar[Callable[[], blocks.Block]]
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self._reduce = blocks.reducing(reduction)
+        self._sub, self._cost = blocks.Sub(), type(self)._function()
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
+        """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
+        target = _target_input(loss_input_name, target_name)
+        return self._reduce(self._cost(self._sub(loss_input_name, target)))
+
+
+class MSELoss(_ResidualLoss):
     """Squared error, the mean of ``(output - target)²``.
 
     Parameters
@@ -19,18 +37,10 @@ class MSELoss(blocks.Block):
     reduction : {"mean", "sum", "none"}, default="mean"
     """
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self._reduce = blocks.reducing(reduction)
-        self._sub, self._square = blocks.Sub(), blocks.Pow(2.0)
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
-        """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
-        target = _target_input(loss_input_name, target_name)
-        return self._reduce(self._square(self._sub(loss_input_name, target)))
+    _function = partial(blocks.Pow, 2.0)
 
 
-class L1Loss(blocks.Block):
+class L1Loss(_ResidualLoss):
     """Absolute error, the mean of ``|output - target|``.
 
     Parameters
@@ -38,15 +48,7 @@ class L1Loss(blocks.Block):
     reduction : {"mean", "sum", "none"}, default="mean"
     """
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self._reduce = blocks.reducing(reduction)
-        self._sub, self._abs = blocks.Sub(), blocks.Abs()
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
-        """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
-        target = _target_input(loss_input_name, target_name)
-        return self._reduce(self._abs(self._sub(loss_input_name, target)))
+    _function = blocks.Abs
 
 
 class CrossEntropyLoss(blocks.Block):
