@@ -106,6 +106,17 @@ def test_rows_are_weighted():
     assert_allclose(fitted.validation_scores_[-1], expected, rtol=1e-5)
 
 
+def test_functions_take_the_weights_of_rows_or_are_refused():
+    def weighted(estimator, X, y, sample_weight=None):
+        return float(np.average(estimator.predict(X) == y, weights=sample_weight))
+
+    settings = {**SETTINGS, "class_weight": "balanced", "early_stopping": True}
+    own, plain = (OrtGradientClassifier(scoring=s, **settings).fit(X, Y) for s in (weighted, None))
+    assert_allclose(own.validation_scores_, plain.validation_scores_, rtol=1e-12)
+    with pytest.raises(ValueError, match="takes no sample_weight"):
+        OrtGradientClassifier(scoring=lambda estimator, X, y: 1.0, **settings).fit(X, Y)
+
+
 def test_a_table_and_a_fitted_model():
     table = pd.DataFrame(X, columns=[f"c{i}" for i in range(30)])
     model = LogisticRegression().fit(table, Y)

@@ -123,9 +123,10 @@ Whether to watch the score on validation data instead of the training loss, and 
 best."""),
     "scoring": Parameter("str, callable or None", """
 Score on the validation data, higher is better, in place of the accuracy or R²: the name of a scorer of scikit-learn
-(``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``. It is
-called after each epoch with an estimator that predicts the validation data ``X`` by the weights of that epoch. It needs
-validation data: ``early_stopping=True``, or ``X_val`` and ``y_val``."""),
+(``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``,
+which takes ``sample_weight`` too where rows are weighted. It is called after each epoch with an estimator that predicts
+the validation data ``X`` by the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val``
+and ``y_val``."""),
     "validation_fraction": Parameter("float", """
 Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),

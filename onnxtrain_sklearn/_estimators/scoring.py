@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -36,6 +37,11 @@ def scorer_of(
     scorer = _scorer(estimator)
     predictions = LivePredictions(run, X, live, rows)
     twin = _twin(estimator, run, predictions)
+    if weights is not None and not _takes_weights(scorer):
+        raise ValueError(
+            f"Rows are weighted, by sample_weight or class_weight, so scoring must be a function "
+            f"(estimator, X, y, sample_weight) -> float, but {scorer!r} takes no sample_weight."
+        )
     more = {} if weights is None else {"sample_weight": weights}
 
     def score() -> float:
@@ -61,6 +67,12 @@ def _scorer(estimator: Any) -> Callable[..., float]:
         )
     scorer: Callable[..., float] = check_scoring(estimator, scoring)
     return scorer
+
+
+def _takes_weights(scorer: Callable[..., float]) -> bool:
+    """Whether a scorer has a parameter ``sample_weight``, or takes any keyword, as those of scikit-learn do."""
+    parameters = inspect.signature(scorer).parameters.values()
+    return any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def rows_of(data: Any, rows: np.ndarray) -> Any:
