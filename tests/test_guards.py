@@ -25,8 +25,8 @@ ROOMS = (
     {"_support"},
     {"_runtime"},
     {"_graph"},
-    {"graph", "losses", "models", "schedules", "_data", "_gradient", "_ml_operators", "_optimizers"},
-    {"optimizers", "_fitted", "_inference"},
+    {"graph", "losses", "schedules", "_data", "_gradient", "_ml_operators", "_models", "_optimizers"},
+    {"models", "optimizers", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
     {"_estimators"},
     {"__main__"},
@@ -53,7 +53,7 @@ PROTOBUF = {
     "_graph.protobuf": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
-    "models": {"ModelProto"},  # builders return one
+    **{f"_models.{name}": {"ModelProto"} for name in ("base", "convnet", "layers", "linear", "mlp")},  # they return one
     "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one

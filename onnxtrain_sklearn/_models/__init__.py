@@ -1,0 +1,1 @@
+"""The graph builders of the package, in modules of their own; `models` is their public module."""

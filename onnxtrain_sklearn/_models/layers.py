@@ -1,0 +1,85 @@
+"""Layers of built graphs, the functions between them, and the distributions of initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .._graph.protobuf import to_proto
+
+ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "identity": lambda op, x: x,
+    "relu": lambda op, x: op.Relu(x),
+    "tanh": lambda op, x: op.Tanh(x),
+    "logistic": lambda op, x: op.Sigmoid(x),
+    "leaky_relu": lambda op, x: op.LeakyRelu(x, alpha=0.01),
+    "softplus": lambda op, x: op.Softplus(x),
+    "silu": lambda op, x: op.Mul(x, op.Sigmoid(x)),
+    "gelu": lambda op, x: op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, 0.5**0.5)), 1.0)),
+}
+"""Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
+
+
+class Draw(Protocol):
+    """Initial weights of a layer that sums ``n_in`` inputs for each of its outputs, and ``n_out`` ones backwards."""
+
+    def __call__(
+        self, rng: np.random.RandomState, n_in: int, n_out: int, shape: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """Return an array of ``shape``, by default (n_in, n_out)."""
+
+
+def _uniform(bound: Callable[[int, int], float]) -> Draw:
+    def draw(rng: np.random.RandomState, n_in: int, n_out: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        limit = bound(n_in, n_out)
+        return rng.uniform(-limit, limit, shape or (n_in, n_out))
+
+    return draw
+
+
+def _normal(scale: Callable[[int, int], float]) -> Draw:
+    def draw(rng: np.random.RandomState, n_in: int, n_out: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        return rng.normal(0.0, scale(n_in, n_out), shape or (n_in, n_out))
+
+    return draw
+
+
+INITIALIZATIONS: dict[str, Draw] = {
+    "glorot_uniform": _uniform(lambda n_in, n_out: float((6.0 / (n_in + n_out)) ** 0.5)),
+    "glorot_normal": _normal(lambda n_in, n_out: float((2.0 / (n_in + n_out)) ** 0.5)),
+    "he_uniform": _uniform(lambda n_in, n_out: float((6.0 / n_in) ** 0.5)),
+    "he_normal": _normal(lambda n_in, n_out: float((2.0 / n_in) ** 0.5)),
+    "zeros": lambda rng, n_in, n_out, shape=None: np.zeros(shape or (n_in, n_out)),
+}
+"""Distributions of the initial weights: Glorot and Bengio (2010), He et al. (2015)."""
+
+
+def layer_sizes(sizes: Any) -> list[int]:
+    """Return sizes, one or several, as a list."""
+    return [int(sizes)] if isinstance(sizes, Integral) else [int(n) for n in sizes]
+
+
+def empty_graph(*row: int) -> tuple[ir.Graph, GraphBuilder, ir.Value]:
+    x = ir.val("X", ir.DataType.FLOAT, ("N", *row))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="model")
+    return graph, GraphBuilder(graph, prefix="model", constant_nodes=True), x
+
+
+def dense(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, *, bias: bool = True) -> ir.Value:
+    stem = f"{name}." if name else ""
+    w = op.parameter(f"{stem}weight", weight.astype(np.float32))
+    b = op.parameter(f"{stem}bias", np.zeros(weight.shape[1], np.float32)) if bias else None
+    return op.Gemm(x, w, b)
+
+
+def finish(graph: ir.Graph, scores: ir.Value, n_outputs: int) -> onnx.ModelProto:
+    scores.name, scores.type = "scores", ir.TensorType(ir.DataType.FLOAT)
+    scores.shape = ir.Shape([ir.SymbolicDim("N"), n_outputs])
+    graph.outputs.append(scores)
+    return to_proto(ir.Model(graph, ir_version=8, producer_name="onnxtrain_sklearn"))

@@ -1,0 +1,52 @@
+"""The linear model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import onnx
+from sklearn.utils import check_random_state
+
+from .._support.rules import OneOf, Rules
+from .base import GraphModel
+from .layers import INITIALIZATIONS, dense, empty_graph, finish
+
+
+class Linear(GraphModel):
+    """Linear model, ``scores = X W + b``: with log_loss logistic regression, with squared_error linear regression.
+
+    Parameters
+    ----------
+    fit_intercept : bool, default=True
+        Whether there is a bias ``b``.
+    initialization : str, default="glorot_uniform"
+        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. The bias starts at zero.
+
+    Notes
+    -----
+    The parameters are named ``weight`` (n_features, n_outputs) and ``bias`` (n_outputs,).
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import Linear
+    >>> model = Linear().build(n_features=4, n_outputs=1, random_state=0)
+    >>> [initializer.name for initializer in model.graph.initializer]
+    ['weight', 'bias']
+    """
+
+    __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
+    scales_targets = True
+    valid: ClassVar[Rules] = {"fit_intercept": (bool,), "initialization": (OneOf(INITIALIZATIONS),)}
+
+    def __init__(self, fit_intercept: bool = True, initialization: str = "glorot_uniform") -> None:
+        self.fit_intercept = fit_intercept
+        self.initialization = initialization
+
+    def build(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
+    ) -> onnx.ModelProto:
+        self.validate()
+        graph, op, x = empty_graph(n_features)
+        weight = INITIALIZATIONS[self.initialization](check_random_state(random_state), n_features, n_outputs)
+        return finish(graph, dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
