@@ -10,7 +10,7 @@ first, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training.p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -36,25 +36,34 @@ Proven: TypeAlias = Supported[tuple[Objection, ...]]
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
-    return _differentiate(model, wrt, of, finish=lambda built: use_faster_forms(_spare_fusion(built)))
+    return _differentiate(model, wrt, of, PROVEN, finish=lambda built: use_faster_forms(_without_fused_sums(built)))
 
 
 def differentiate_as_built(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
-    """As :func:`differentiate`, but keep the nodes that the builder emits, so that they can be compared."""
-    return _differentiate(model, wrt, of, finish=lambda built: built)
+    """As :func:`differentiate`, but keep the nodes that the builder emits, so that they can be compared.
+
+    The graph may have the operators of :data:`FUSED`, which onnxruntime-training's transformers put into it.
+    """
+    return _differentiate(model, wrt, of, {**PROVEN, **FUSED}, finish=lambda built: built)
 
 
-def _differentiate(model: ir.Model, wrt: Sequence[str], of: str, finish: Callable[[ir.Model], ir.Model]) -> ir.Model:
+def _differentiate(
+    model: ir.Model,
+    wrt: Sequence[str],
+    of: str,
+    table: Mapping[str, Proven],
+    finish: Callable[[ir.Model], ir.Model],
+) -> ir.Model:
     prepared = model.clone()
     if not wrt:
         return prepared
     _require_opset(model.graph)
     for passage in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
-        _refuse(passage, _unknown(passage))
+        _refuse(passage, _unknown(passage, table))
     seed = prepare(prepared, wrt, of)
     for passage in path(prepared.graph, wrt, seed):
         with refusing(_refusal(passage), UnsupportedOperatorError):
-            for reason in _objections(passage):
+            for reason in _objections(passage, table):
                 _refuse(passage, reason)
     return _restore(finish(_build(prepared, wrt, seed.name or of)), model, wrt)
 
@@ -77,17 +86,17 @@ def _refusal(passage: Passage) -> str:
     return f"{describe(passage.node)} cannot be differentiated"
 
 
-def _unknown(passage: Passage) -> str | None:
+def _unknown(passage: Passage, table: Mapping[str, Proven]) -> str | None:
     """Return why a node is not supported, checked on the given graph: preparation may drop settings of a node."""
-    known = PROVEN.get(kind(passage.node))
+    known = table.get(kind(passage.node))
     strange = passage.other_type(TYPES)
     missing = refusal(passage.node) or "onnxruntime-training has no gradient for it that is proven right"
     return strange or (missing if known is None else known.unknown(passage.node))
 
 
-def _objections(passage: Passage) -> Iterator[str | None]:
+def _objections(passage: Passage, table: Mapping[str, Proven]) -> Iterator[str | None]:
     """Yield reasons why a node of the prepared graph cannot be differentiated, or None."""
-    known = PROVEN[kind(passage.node)]
+    known = table[kind(passage.node)]
     yield known.missing(passage.node, passage.outputs)
     if any(
         0 in (dims(value) or [])
@@ -288,6 +297,26 @@ PROVEN: dict[str, Proven] = {
     "Where": Supported((_SCALAR,), inputs=3),
 }
 
+FUSED: dict[str, Proven] = {
+    "SimplifiedLayerNormalization": Supported(
+        (_wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),),
+        "axis epsilon stash_type",
+        inputs=2,
+        outputs=2,
+    ),
+    "com.microsoft.BatchNormInternal": Supported(
+        (_wrong("its running statistics have no gradient", lambda p: not p.inputs <= {0, 1, 2}),),
+        "epsilon momentum training_mode",
+        inputs=5,
+        outputs=5,
+    ),
+    "com.microsoft.ConcatTraining": Supported((), "axis", inputs=ANY, outputs=2),
+    "com.microsoft.FastGelu": Supported(()),
+    "com.microsoft.Gelu": Supported(()),
+    "com.microsoft.QuickGelu": Supported((), "alpha"),
+}
+"""Operators into which onnxruntime-training's transformers fuse several, and their proven gradients."""
+
 
 def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     try:
@@ -300,7 +329,7 @@ def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     return ir.from_proto(onnx.load_model_from_string(result))
 
 
-def _spare_fusion(model: ir.Model) -> ir.Model:
+def _without_fused_sums(model: ir.Model) -> ir.Model:
     """Replace a Sum of two gradients by Add: onnxruntime fuses Gemm and Sum, and fails for some operands."""
     for node in model.graph:
         if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:

@@ -19,7 +19,7 @@ from ..._gradient.ort_training.engine import differentiate_as_built
 from ..._gradient.path import path
 from ..._graph.builder import GraphBuilder
 from ..._graph.edits import multiply_by_columns
-from ..._graph.queries import dims
+from ..._graph.queries import attribute, dims
 from ..._graph.shapes import infer_shapes
 from ..._runtime.gradient_builder import optimized_for_training
 from ..._support.refusal import refusing
@@ -128,8 +128,9 @@ def _stop_training_mode(model: onnx.ModelProto) -> None:
         if node.op_type == "Dropout" and len(node.input) > 2:
             node.input[2] = ""
         if node.op_type == "BatchNormalization":
-            for attribute in node.attribute:
-                attribute.i = 0 if attribute.name == "training_mode" else attribute.i
+            for one in node.attribute:
+                one.i = 0 if one.name == "training_mode" else one.i
+            del node.output[1:]  # the running statistics, which inference mode does not update
 
 
 def gradient_model(
@@ -170,7 +171,7 @@ def _scalar(graph: ir.Graph, name: str) -> str:
 
 def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> ir.Model | None:
     """Return the graph with the nodes of onnxruntime-training's builder, None if these are not proven right."""
-    if engine == "portable" or "ort-training" not in available_engines():
+    if engine == "portable" or "ort-training" not in available_engines() or _normalizes_in_inference_mode(source.graph):
         return None
     try:
         prepared = multiply_by_columns(source.clone())
@@ -183,6 +184,11 @@ def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> i
     except UnsupportedOperatorError:
         pass
     return None
+
+
+def _normalizes_in_inference_mode(graph: ir.Graph) -> bool:
+    """Whether a BatchNormalization uses its running statistics: onnxruntime-training's transformers ignore that."""
+    return any(n.op_type == "BatchNormalization" and not attribute(n, "training_mode", 0) for n in graph)
 
 
 def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:

@@ -1,0 +1,37 @@
+"""Each distribution that the package imports is declared in pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RUNTIMES = {"onnxruntime"}
+"""Installed by the extras: several distributions have this import package."""
+
+
+def imported():
+    """Return the top-level packages that the modules of the package import, except optional and standard ones."""
+    found = set()
+    for path in (ROOT / "onnxtrain_sklearn").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level and node.module else []
+            found |= {name.partition(".")[0] for name in names}
+    return found - set(sys.stdlib_module_names) - {"onnxtrain_sklearn"}
+
+
+def declared():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^dependencies = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE).group(1)
+    return {match.lower().replace("_", "-") for match in re.findall(r'^\s*"([\w-]+)', block, re.MULTILINE)}
+
+
+def test_what_is_imported_is_declared():
+    distributions = packages_distributions()
+    for name in imported() - RUNTIMES:
+        owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
+        assert owners & declared(), f"{name} comes with {owners}, which pyproject.toml does not declare"
