@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from ._models.base import KEYWORDS, Builder, GraphModel, ModelSource, is_builder, keywords_of
 from ._models.convnet import ConvNet
+from ._models.embedded import Embedded
+from ._models.embeddings import EMBEDDINGS, Embedding, PeriodicEmbedding, PiecewiseLinearEmbedding
 from ._models.layers import ACTIVATIONS, INITIALIZATIONS
 from ._models.linear import Linear
 from ._models.mlp import MLP
 
 __all__ = [
-    "ACTIVATIONS", "INITIALIZATIONS", "KEYWORDS", "MLP", "MODELS", "Builder", "ConvNet", "GraphModel", "Linear",
-    "ModelSource", "is_builder", "keywords_of", "resolve_builder",
+    "ACTIVATIONS", "EMBEDDINGS", "INITIALIZATIONS", "KEYWORDS", "MLP", "MODELS", "Builder", "ConvNet", "Embedded",
+    "Embedding", "GraphModel", "Linear", "ModelSource", "PeriodicEmbedding", "PiecewiseLinearEmbedding", "is_builder",
+    "keywords_of", "resolve_builder",
 ]  # fmt: skip
 
 MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear, "convnet": ConvNet}

@@ -1,0 +1,285 @@
+"""Embeddings of numeric columns: each column becomes several, by a function of it alone that is trained.
+
+An embedding emits nodes behind a table (N, n_features), from its parameters and, where it asks for it, the training
+data. It knows neither the builder behind it nor the loss.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from numbers import Integral
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .._support.components import Component, resolve
+from .._support.rules import COUNT, POSITIVE, OneOf, Range, Rules
+
+
+class Embedding(Component, ABC):
+    """Base class of the embeddings: a table (N, n_features) becomes a wider one, column by column.
+
+    An embedding of your own derives from it and writes :meth:`emit`. :class:`Embedded` puts it before any builder.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnxtrain_sklearn import OrtGradientRegressor
+    >>> from onnxtrain_sklearn.models import MLP, Embedded, Embedding
+    >>> class Squares(Embedding):
+    ...     def emit(self, op, x, n_features, random_state, X=None):
+    ...         power = op.parameter("embedding.scale", np.ones((1, n_features), np.float32))
+    ...         return op.Concat(x, op.Mul(op.Mul(x, x), power), axis=1)
+    >>> X = np.linspace(-1, 1, 200).reshape(-1, 1)
+    >>> net = OrtGradientRegressor(Embedded(Squares(), MLP(())), optimizer="lbfgs").fit(X, X[:, 0] ** 2)
+    >>> net.score(X, X[:, 0] ** 2) > 0.99
+    True
+    """
+
+    __module__ = "onnxtrain_sklearn.models"
+
+    @abstractmethod
+    def emit(
+        self,
+        op: GraphBuilder,
+        x: ir.Value,
+        n_features: int,
+        random_state: np.random.RandomState,
+        X: np.ndarray | None = None,
+    ) -> ir.Value:
+        """Emit the nodes of the embedding and return its value of shape (N, width).
+
+        Parameters
+        ----------
+        op : GraphBuilder
+            ``op.parameter`` makes an initializer that is trained, by convention named ``embedding.something``.
+        x : onnx_ir.Value of shape (N, n_features)
+        n_features : int
+        random_state : RandomState
+            For the initial weights. It may be called again with an equal state, for a graph of another opset.
+        X : ndarray of shape (n_samples, n_features) of float32, or None
+            The rows to train on; None where a graph is built without data.
+        """
+
+
+class PeriodicEmbedding(Embedding):
+    r"""Cosines of each number at trained frequencies, and a linear layer for each column.
+
+    .. math:: x \mapsto [\cos(2\pi w x + b)\, V + c,\; x]
+
+    with own frequencies w, phases b, weights V and biases c for each column: this is the form "pbld" (periodic, bias,
+    linear, dense). Columns should be scaled to deviations of about one.
+
+    Parameters
+    ----------
+    size : int, default=4
+        Columns that each column becomes, itself included where the form keeps it.
+    n_frequencies : int, default=16
+        Cosines of each column. The forms without phases take sines and cosines of half as many frequencies, and an
+        even number here.
+    scale : float, default=0.1
+        Standard deviation of the initial frequencies: 0.1 is a period of ten deviations. Larger ones fit functions
+        that change faster.
+    form : {"pbld", "pblrd", "pl", "plr"}, default="pbld"
+        p: periodic; b: with phases; l: linear layer; r: a rectifier behind it; d: the column itself is kept beside it.
+
+    Notes
+    -----
+    The parameters are named ``embedding.frequencies`` (n_features, 1, n_frequencies), ``embedding.phases``,
+    ``embedding.weight`` (n_features, n_frequencies, size or size - 1) and ``embedding.bias``.
+
+    References
+    ----------
+    Gorishniy et al., "On embeddings for numerical features in tabular deep learning", NeurIPS 2022.
+    Holzmüller et al., "Better by default: strong pre-tuned MLPs and boosted trees on tabular data", NeurIPS 2024.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from onnxtrain_sklearn import OrtGradientRegressor
+    >>> from onnxtrain_sklearn.models import MLP, Embedded, PeriodicEmbedding
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> X = StandardScaler().fit_transform(X)
+    >>> model = Embedded(PeriodicEmbedding(size=8), MLP((32,)))
+    >>> net = OrtGradientRegressor(model, learning_rate_init=0.02, tol=0.02, n_iter_no_change=5, random_state=0)
+    >>> net.fit(X, y).score(X, y) > 0.4
+    True
+    """
+
+    __module__ = "onnxtrain_sklearn.models"
+    valid: ClassVar[Rules] = {
+        "size": (Range(Integral, 2),),
+        "n_frequencies": (Range(Integral, 2),),
+        "scale": (POSITIVE,),
+        "form": (OneOf(("pbld", "pblrd", "pl", "plr")),),
+    }
+
+    def __init__(self, size: int = 4, n_frequencies: int = 16, scale: float = 0.1, form: str = "pbld") -> None:
+        self.size = size
+        self.n_frequencies = n_frequencies
+        self.scale = scale
+        self.form = form
+
+    def validate(self) -> None:
+        super().validate()
+        if "b" not in self.form and self.n_frequencies % 2:
+            raise ValueError(
+                f"form={self.form!r} takes a sine and a cosine of each frequency: n_frequencies must be even, got "
+                f"{self.n_frequencies}."
+            )
+
+    def emit(
+        self,
+        op: GraphBuilder,
+        x: ir.Value,
+        n_features: int,
+        random_state: np.random.RandomState,
+        X: np.ndarray | None = None,
+    ) -> ir.Value:
+        inner = self.size - ("d" in self.form)
+        bound = self.n_frequencies**-0.5
+        waves = self._waves(op, x, n_features, random_state)
+        weight = random_state.uniform(-bound, bound, (n_features, self.n_frequencies, inner))
+        bias = random_state.uniform(-bound, bound, (n_features, 1, inner))
+        y = op.MatMul(waves, _parameter(op, "weight", weight))
+        y = by_row(op, op.Add(y, _parameter(op, "bias", bias)), n_features * inner)
+        y = op.Relu(y) if "r" in self.form else y
+        return op.Concat(y, x, axis=1) if "d" in self.form else y
+
+    def _waves(self, op: GraphBuilder, x: ir.Value, n: int, rng: np.random.RandomState) -> ir.Value:
+        """Return the periodic functions of the columns, (n_features, N, n_frequencies)."""
+        phases = "b" in self.form
+        shape = (n, 1, self.n_frequencies if phases else self.n_frequencies // 2)
+        frequencies = _parameter(op, "frequencies", rng.normal(0.0, self.scale, shape))
+        angles = op.Mul(by_column(op, x), op.Mul(frequencies, 2 * np.pi))
+        if phases:
+            return _cosine(op, op.Add(angles, _parameter(op, "phases", rng.uniform(-np.pi, np.pi, shape))))
+        return op.Concat(_cosine(op, angles), op.Sin(angles), axis=-1)
+
+
+class PiecewiseLinearEmbedding(Embedding):
+    """Piecewise-linear functions of each column, between quantiles of the training data.
+
+    The bins of a column lie between ``n_bins + 1`` of its quantiles. A number becomes a vector that is 1 for the bins
+    below it, 0 for those above it, and the position within its own bin; a linear layer for each column maps it to
+    ``size`` columns. A linear function of the number itself is added. The weights of the piecewise part start at zero:
+    training starts from a linear embedding.
+
+    Parameters
+    ----------
+    size : int, default=16
+        Columns that each column becomes.
+    n_bins : int, default=48
+        Bins of each column, fewer where values repeat.
+
+    Notes
+    -----
+    The graph needs the training data: ``build`` without ``X`` raises ValueError.
+
+    The parameters are named ``embedding.linear.weight`` (n_features, size), ``embedding.linear.bias`` and
+    ``embedding.weight`` (n_features, n_bins, size). The bins are constants.
+
+    References
+    ----------
+    Gorishniy et al., "On embeddings for numerical features in tabular deep learning", NeurIPS 2022.
+    Gorishniy et al., "TabM: advancing tabular deep learning with parameter-efficient ensembling", ICLR 2025.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklearn.model_selection import GridSearchCV
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from onnxtrain_sklearn import OrtGradientRegressor
+    >>> from onnxtrain_sklearn.models import MLP, Embedded, PiecewiseLinearEmbedding
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> X = StandardScaler().fit_transform(X)
+    >>> model = Embedded(PiecewiseLinearEmbedding(size=4), MLP((16,)))
+    >>> net = OrtGradientRegressor(model, learning_rate_init=0.01, tol=0.02, n_iter_no_change=3, random_state=0)
+    >>> search = GridSearchCV(net, {"model__embedding__n_bins": [4, 8]}, cv=2).fit(X, y)
+    >>> bool(search.best_score_ > 0.3)
+    True
+    """
+
+    __module__ = "onnxtrain_sklearn.models"
+    valid: ClassVar[Rules] = {"size": (COUNT,), "n_bins": (Range(Integral, 2),)}
+
+    def __init__(self, size: int = 16, n_bins: int = 48) -> None:
+        self.size = size
+        self.n_bins = n_bins
+
+    def emit(
+        self,
+        op: GraphBuilder,
+        x: ir.Value,
+        n_features: int,
+        random_state: np.random.RandomState,
+        X: np.ndarray | None = None,
+    ) -> ir.Value:
+        if X is None:
+            raise ValueError(
+                "PiecewiseLinearEmbedding takes its bins from quantiles of the training data: build needs X, the rows "
+                "to train on, which the estimators pass."
+            )
+        bound, edges = self.size**-0.5, quantile_edges(X, self.n_bins)
+        bins = max(len(cut) - 1 for cut in edges) or 1
+        linear, bias = (random_state.uniform(-bound, bound, (n_features, self.size)) for _ in range(2))
+        codes = _codes(op, by_column(op, x), edges, bins)
+        piecewise = op.MatMul(codes, _parameter(op, "weight", np.zeros((n_features, bins, self.size))))
+        straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "linear.weight", linear))
+        straight = op.Add(straight, _parameter(op, "linear.bias", bias))
+        return op.Reshape(op.Add(straight, op.Transpose(piecewise, perm=[1, 0, 2])), [-1, n_features * self.size])
+
+
+EMBEDDINGS: dict[str, type[Embedding]] = {"periodic": PeriodicEmbedding, "piecewise_linear": PiecewiseLinearEmbedding}
+"""The embeddings that the package brings; builders take their names as ``embedding``."""
+
+
+def resolve_embedding(embedding: str | Embedding) -> Embedding:
+    """Return the embedding that a name or an object stands for, its parameters validated."""
+    return resolve("embedding", embedding, EMBEDDINGS, Embedding)
+
+
+def _cosine(op: GraphBuilder, angles: ir.Value) -> ir.Value:
+    """By a sine: onnxruntime-training 1.19 has no Cos for float64."""
+    return op.Sin(op.Add(angles, np.pi / 2))
+
+
+def by_column(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Return a table as (n_features, N, 1)."""
+    return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), axes=[2])
+
+
+def by_row(op: GraphBuilder, y: ir.Value, width: int) -> ir.Value:
+    """Return values (n_features, N, size) as a table (N, width)."""
+    return op.Reshape(op.Transpose(y, perm=[1, 0, 2]), [-1, width])
+
+
+def quantile_edges(X: np.ndarray, n_bins: int) -> list[np.ndarray]:
+    """Return the edges of the bins of each column, increasing; a constant column has one edge and no bin."""
+    quantiles = np.quantile(np.asarray(X, np.float64), np.linspace(0.0, 1.0, n_bins + 1), axis=0)
+    return [np.unique(column.astype(np.float32)) for column in quantiles.T]
+
+
+def _codes(op: GraphBuilder, columns: ir.Value, edges: Sequence[np.ndarray], bins: int) -> ir.Value:
+    """Return the vectors of positions in the bins, (n_features, N, bins); the outer bins have no outer bound."""
+    left, slope, low, high = np.zeros((4, len(edges), 1, bins), op.dtype.numpy())
+    high += 1
+    for j, cut in enumerate(edges):
+        n = len(cut) - 1
+        left[j, 0, :n], slope[j, 0, :n] = cut[:-1], 1.0 / np.maximum(np.diff(cut), _SMALLEST)
+        low[j, 0, :1], high[j, 0, max(n - 1, 0)] = -_LARGEST, _LARGEST
+    positions = op.Mul(op.Sub(columns, left), slope)
+    return op.Max(op.Min(positions, high), low)
+
+
+_LARGEST = np.finfo(np.float32).max
+_SMALLEST = np.float32(1e-35)  # its inverse is finite
+
+
+def _parameter(op: GraphBuilder, name: str, array: np.ndarray) -> ir.Value:
+    """Return a new parameter ``embedding.name``, with a number where one embedding is behind another."""
+    return op.parameter(op.taken.free(f"embedding.{name}"), array.astype(op.dtype.numpy()))

@@ -1,0 +1,40 @@
+"""Values of a graph under construction on rows of the training data, for initial weights that depend on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import scipy.sparse as sp
+
+from .._graph.protobuf import to_proto
+from .._runtime.devices import resolve_device
+from .._runtime.sessions import create_session, run_session
+
+MAX_ROWS = 10_000
+"""Rows from which statistics are computed, at most."""
+
+
+def dense_rows(X: Any) -> np.ndarray:
+    """Return rows as an array of float32; sparse ones become dense."""
+    return np.asarray(X.toarray() if sp.issparse(X) else X, np.float32)
+
+
+def some_rows(X: Any, rng: np.random.RandomState) -> np.ndarray:
+    """Return the rows, or :data:`MAX_ROWS` of them that are drawn at random."""
+    n = X.shape[0]
+    return dense_rows(X if n <= MAX_ROWS else X[np.sort(rng.choice(n, MAX_ROWS, replace=False))])
+
+
+def values_of(graph: ir.Graph, value: ir.Value, X: np.ndarray) -> np.ndarray:
+    """Return a value of a graph with one input, on rows ``X``; the graph stays as it is."""
+    if value is graph.inputs[0]:
+        return X
+    value.dtype = value.dtype or ir.DataType.FLOAT
+    graph.outputs.append(value)
+    model = to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
+    graph.outputs.pop()
+    session = create_session(model, resolve_device())
+    (array,) = run_session(session, [str(value.name)], {str(graph.inputs[0].name): X})
+    return np.asarray(array)
