@@ -36,9 +36,26 @@ def built_source(
     (column,) = examples.columns.values()
     keywords = _keywords(builder, column, examples, rows)
     whole = load(builder.build(math.prod(column.shape[1:]), examples.targets.n_outputs, rng, **keywords))
-    source = replace(trainable_model(whole), reference=whole)
+    source = replace(trainable_model(whole), reference=whole, members=_members(builder))
+    _require_scores_of_members(source)
     _require_one_input(source, column, f"{type(builder).__name__}.build")
     return source
+
+
+def _members(builder: Builder) -> int | None:
+    """Return how many members the graphs of the builder have; the builder has validated its parameters before."""
+    members = getattr(builder, "n_members", None)
+    if members is None or (isinstance(members, int | np.integer) and members >= 1):
+        return None if members is None else int(members)
+    raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
+
+
+def _require_scores_of_members(source: TrainableModel) -> None:
+    if source.members is not None and source.link is not None:
+        raise ModelError(
+            f"The graph ends in the function {source.link!r}; where the builder has n_members, it must return the "
+            f"scores of the members, and the link of the loss follows."
+        )
 
 
 def _require_one_input(source: TrainableModel, column: Column, name: str) -> None:

@@ -246,6 +246,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
             A list if a row has several labels that are not binary.
+
+        Notes
+        -----
+        For an ensemble in one graph (a builder with ``n_members``) these are the scores of the mean probabilities:
+        their logarithms for several classes, their log-odds for two classes and for labels. Without probabilities
+        (hinge) they are the mean of the members' scores.
         """
         scores = self._by_label(self._predict(X, output=-1, with_scores=True))
         if isinstance(scores, list):

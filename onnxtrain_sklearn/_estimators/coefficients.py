@@ -58,7 +58,7 @@ class LinearCoefficients:
 def affine_scores(run: Run) -> Affine | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
     source, head = run.source, run.head
-    if len(source.inputs) != 1 or source.link == "votes" or head.groups or run.deployed is not source:
+    if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or run.deployed is not source:
         return None
     scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
     found = _Trace(source.inputs[0].name, run.weights()).of(scores)

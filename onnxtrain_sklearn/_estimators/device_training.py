@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.target_scale import TargetScale
 from .._graph.builder import GraphBuilder
 from .._graph.edits import keep_outputs, swap_initializers
+from .._graph.members import repeated_rows
 from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
 from .._training.loss_graph import as_float32, ir_type, one_hot
@@ -160,6 +161,8 @@ def _with_loss(run: Run, loss: Loss) -> ir.Model:
     graph.inputs.append(y)
     columns = op.Reshape(scores, [-1, head.n_outputs])
     target = one_hot(op, y, head.n_outputs, op.dtype) if labelled else _scaled_outputs(op, y, head.target_scale)
+    if single.members is not None:
+        target = repeated_rows(op, target, single.members, head.n_outputs)
     value = op.ReduceMean(loss(op, columns, target, head.link), keepdims=False)
     value.name, value.dtype, value.shape = "loss", op.dtype, ir.Shape([])
     keep_outputs(model, [value, scores])

@@ -64,7 +64,9 @@ def choose_head(
     loss.check_targets(examples.targets.values)
     device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
     own = None
-    if old is None and fitted is None:
+    if source.members is not None:
+        _require_scores(estimator)
+    elif old is None and fitted is None:
         own = own_output(estimator.model, source, examples.columns, device)
     if own is not None:
         source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
@@ -91,6 +93,13 @@ def choose_head(
         seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
     )
     return HeadChoice(source, seen, head, settings, own)
+
+
+def _require_scores(estimator: Any) -> None:
+    if estimator.output_kind not in ("auto", "scores"):
+        raise ValueError(
+            f"output_kind={estimator.output_kind!r}: the graph of an ensemble (n_members) gives scores. Set 'auto'."
+        )
 
 
 def loss_of(estimator: Any, fitted: FittedModel | None, source: TrainableModel) -> Loss:

@@ -66,6 +66,8 @@ class TrainableModel:
         The graph as given, for comparison before training.
     joined : tuple of int
         Columns of each output, where ``output`` is all of them side by side.
+    members : int or None
+        Number of members of an ensemble: the scores have the shape (N, members, n_outputs). None: (N, n_outputs).
     parameters : tuple of str
         Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
@@ -103,6 +105,7 @@ class TrainableModel:
     normalised: bool = False
     reference: ir.Model | None = None
     joined: tuple[int, ...] = ()
+    members: int | None = None
 
     @property
     def activation(self) -> dict[str, Any]:

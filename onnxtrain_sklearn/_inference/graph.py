@@ -20,6 +20,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import multiply_by_columns, swap_initializers
 from .._graph.inference_form import inference_form
 from .._graph.links import apply_link, split_columns
+from .._graph.members import mean_of_members
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel
 from .._support.refusal import refusing
@@ -66,16 +67,18 @@ def inference_model(
     graph = result.graph
     swap_initializers(graph, weights)
     outputs = {v.name: v for v in graph.outputs}
-    scores, final = outputs[model.scores], outputs[model.output]
+    given, scores = outputs[model.output], outputs[model.scores]
     graph.outputs.clear()
     # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
-    own = final if model.link == head.link and not (model.log_output or model.normalised) else None
+    own = given if model.link == head.link and not (model.log_output or model.normalised) else None
+    scores = scores if model.members is None else mean_of_members(op, scores, head.link, head.groups)
+    final = given if model.members is None else scores
     decision = final if model.link == "votes" else scores
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
         prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        _add_output(op, "variable", _graph_in_units(op, prediction, head.target_scale), final)
+        _add_output(op, "variable", _graph_in_units(op, prediction, head.target_scale), given)
     else:
         columns = _as_score_columns(op, decision)
         label = (

@@ -23,10 +23,14 @@ class GraphModel(Component, ABC):
         Whether the graphs may be trained on regression targets of another unit than that of ``y``
         (``target_scaling="auto"`` of the regressor): their output is a linear layer of its own. False, the default:
         the graph predicts in the units of ``y`` itself.
+    n_members : int or None
+        Number of members of an ensemble in one graph: its scores have the shape (N, n_members, n_outputs). None, the
+        default: they have the shape (N, n_outputs).
     """
 
     __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
     scales_targets: ClassVar[bool] = False
+    n_members: int | None = None
 
     @abstractmethod
     def build(
@@ -62,6 +66,11 @@ class Builder(Protocol):
     Targets are scaled for a builder whose attribute ``scales_targets`` is True; see :class:`GraphModel`. One whose
     attribute ``fit_intercept`` is False makes graphs that are 0 for a row of zeros, as
     :class:`Linear` does: targets are scaled for it without being centered.
+
+    A builder with an attribute ``n_members`` that is not None makes an ensemble: the scores have the shape
+    (N, n_members, n_outputs). What is minimized is the mean over the members of the loss of each. Predictions are the
+    mean of the members' probabilities, or of their outputs; for losses with a log link, of their means. The graph must
+    end in scores, whatever the loss is.
     """
 
     @property

@@ -19,6 +19,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
 from .._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
+from .._graph.members import repeated_rows, rows_of_members
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
@@ -71,8 +72,11 @@ def training_graph(
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
     sample_weight = ir.val(WEIGHT, ir_type(model.dtype), (batch,))
     graph.inputs.extend([y, sample_weight])
-    columns = _as_columns(op, scores, batch, settings.n_outputs)
-    loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
+    if model.members is None:
+        columns = _as_columns(op, scores, batch, settings.n_outputs)
+        loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
+    else:
+        loss = _mean_loss_of_members(op, settings, model.members, scores, y, sample_weight, batch)
     loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
     running_statistics = set(model.running_statistics.values())
     moved = [v for node in graph for v in node.outputs if v.name in running_statistics]
@@ -94,6 +98,21 @@ def _mean_loss(
         y = one_hot(op, y, settings.n_outputs, op.dtype)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, settings.loss, **parts, link=settings.link, groups=settings.groups)
+
+
+def _mean_loss_of_members(
+    op: GraphBuilder,
+    settings: StepSettings,
+    members: int,
+    scores: ir.Value,
+    y: ir.Value,
+    sample_weight: ir.Value,
+    batch: int,
+) -> ir.Value:
+    """Emit the mean over the members of their losses: each member sees every row, with its weight."""
+    columns = rows_of_members(op, scores, members, settings.n_outputs, batch)
+    y = repeated_rows(op, y, members, None if settings.task == "multiclass" else settings.n_outputs)
+    return _mean_loss(op, settings, columns, y, repeated_rows(op, sample_weight, members, None), of_pairs=False)
 
 
 def n_classes_of(pairs: int) -> int:
