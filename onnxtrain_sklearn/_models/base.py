@@ -23,14 +23,10 @@ class GraphModel(Component, ABC):
         Whether the graphs may be trained on regression targets of another unit than that of ``y``
         (``target_scaling="auto"`` of the regressor): their output is a linear layer of its own. False, the default:
         the graph predicts in the units of ``y`` itself.
-    n_members : int or None
-        Number of members of an ensemble in one graph: its scores have the shape (N, n_members, n_outputs). None, the
-        default: they have the shape (N, n_outputs).
     """
 
     __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
     scales_targets: ClassVar[bool] = False
-    n_members: int | None = None
 
     @abstractmethod
     def build(
