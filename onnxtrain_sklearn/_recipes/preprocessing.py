@@ -1,0 +1,249 @@
+"""Preprocessing of raw tables: fitted in numpy, one ONNX graph that is applied to training data and exported.
+
+The graph makes a float32 matrix: the scaled numbers, then integer codes of the categories. Code 0 stands for a missing
+or unseen category, the others for the sorted categories of the training data. A missing number becomes the median; a
+column that had missing numbers in training gets a further column of codes: 1 for a number, 2 for none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .._data.columns import Column
+from .._graph.builder import GraphBuilder
+from .._inference.predictor import Predictor
+from .._runtime import sessions
+from .._runtime.devices import Device
+from .raw_table import RawTable
+from .scaling import Scaling
+
+ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
+MATRIX = "X"
+"""The input of graphs for tables without text."""
+
+
+@dataclass(frozen=True)
+class Categories:
+    """The categories of a column: text, or numbers in float32.
+
+    Attributes
+    ----------
+    place : int
+        Index of the column in the table.
+    known : tuple of str, or tuple of float
+        In ascending order; the codes are 1, 2, ...
+    missing : str or None
+        What stands for missing text in the graph; None for numbers, where NaN does.
+    """
+
+    place: int
+    known: tuple[Any, ...]
+    missing: str | None
+
+    @property
+    def size(self) -> int:
+        """Number of codes, that of missing and unseen values included."""
+        return len(self.known) + 1
+
+    def values(self, name: str, column: np.ndarray) -> np.ndarray:
+        """Return the column as the graph takes it: text, or float32."""
+        if self.missing is None:
+            return _as_numbers(name, column).astype(np.float32)
+        return np.array([self._text(name, value) for value in column.tolist()], object)
+
+    def _text(self, name: str, value: object) -> str:
+        if value is None or value != value:  # NaN
+            return self.missing or ""
+        if not isinstance(value, str):
+            raise ValueError(f"Column {name!r} of X was text when the estimator was fitted, and holds {value!r} now.")
+        return value
+
+    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
+        """Append the codes of a column of shape (N, 1), as float32."""
+        keys = self.known or (0.0 if self.missing is None else self.missing,)  # operators take no empty table
+        codes = [float(i + 1) for i in range(len(self.known))] or [0.0]
+        table: dict[str, Any] = {f"keys_{'floats' if self.missing is None else 'strings'}": list(keys)}
+        return op.emit("LabelEncoder", x, domain=ML_DOMAIN, default_float=0.0, values_floats=codes, **table)[0]
+
+
+@dataclass
+class Preprocessing:
+    """The fitted preprocessing of a table.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The columns of the table.
+    numbers : tuple of int
+        Indices of the numeric columns that are used.
+    fill : ndarray
+        The medians of these columns, which replace missing numbers.
+    scaling : Scaling
+    gaps : tuple of int
+        Which of the numeric columns had missing numbers.
+    categories : tuple of Categories
+    """
+
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+    fill: np.ndarray
+    scaling: Scaling | None
+    gaps: tuple[int, ...]
+    categories: tuple[Categories, ...]
+    _predictors: dict[int, Predictor] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_predictors": {}}
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether a column is text, so that each column is an input of its own."""
+        return any(own.missing is not None for own in self.categories)
+
+    @property
+    def code_columns(self) -> dict[int, int]:
+        """The columns of the matrix that hold codes, and the number of codes of each."""
+        sizes = [own.size for own in self.categories] + [3] * len(self.gaps)
+        return {len(self.numbers) + i: size for i, size in enumerate(sizes)}
+
+    @property
+    def width(self) -> int:
+        """Columns of the matrix."""
+        return len(self.numbers) + len(self.code_columns)
+
+    def columns(self, table: RawTable) -> dict[str, Column]:
+        """Return a table as inputs of the graph."""
+        text = {own.place: own for own in self.categories}
+        arrays = []
+        for i, (name, column) in enumerate(zip(self.names, table.columns, strict=True)):
+            own = text.get(i)
+            arrays.append(_as_numbers(name, column) if own is None else own.values(name, column))
+        if not self.takes_text:
+            return {MATRIX: Column(np.stack(arrays, axis=1), np.dtype(np.float32))}
+        kinds = [np.dtype(object if a.dtype == object else np.float32) for a in arrays]
+        return {
+            name: Column(array.reshape(-1, 1), kind)
+            for name, array, kind in zip(self.names, arrays, kinds, strict=True)
+        }
+
+    def transform(self, table: RawTable, device: Device) -> np.ndarray:
+        """Return the float32 matrix of a table."""
+        key = sessions.forks()
+        if key not in self._predictors:
+            op = self.new_graph()
+            op.graph.outputs.append(self.emit(op))
+            self._predictors[key] = Predictor(ir.Model(op.graph, ir_version=8), device, None, width=self.width)
+        return self._predictors[key].run(self.columns(table))
+
+    def new_graph(self) -> GraphBuilder:
+        """Return a graph with the inputs of the table."""
+        opsets = {"": 18, ML_DOMAIN: ML_OPSET}
+        graph = ir.Graph(self._inputs(), [], nodes=[], opset_imports=opsets, name="model")
+        return GraphBuilder(graph, prefix="prepare", constant_nodes=True)
+
+    def _inputs(self) -> list[ir.Value]:
+        if not self.takes_text:
+            return [ir.val(MATRIX, ir.DataType.FLOAT, ("N", len(self.names)))]
+        text = {own.place for own in self.categories if own.missing is not None}
+        kinds = (ir.DataType.STRING if i in text else ir.DataType.FLOAT for i in range(len(self.names)))
+        return [ir.val(name, kind, ("N", 1)) for name, kind in zip(self.names, kinds, strict=True)]
+
+    def emit(self, op: GraphBuilder) -> ir.Value:
+        """Append the preprocessing to a graph of :meth:`new_graph`; return the float32 matrix."""
+        parts = []
+        if self.scaling is not None:
+            numbers = self._taken(op, self.numbers)
+            missing = op.IsNaN(numbers)
+            filled = op.Where(missing, self.fill.astype(np.float32), numbers)
+            parts.append(self.scaling.emit(op, filled))
+        parts += [own.emit(op, self._taken(op, (own.place,))) for own in self.categories]
+        if self.gaps:
+            codes = op.Cast(op.Gather(missing, np.array(self.gaps), axis=1), to=ir.DataType.FLOAT)
+            parts.append(op.Add(codes, 1.0))
+        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
+
+    def _taken(self, op: GraphBuilder, places: tuple[int, ...]) -> ir.Value:
+        """Return some columns of the inputs as one matrix."""
+        inputs = op.graph.inputs
+        if not self.takes_text:
+            whole = places == tuple(range(len(self.names)))
+            return inputs[0] if whole else op.Gather(inputs[0], np.array(places), axis=1)
+        return inputs[places[0]] if len(places) == 1 else op.Concat(*(inputs[i] for i in places), axis=1)
+
+
+def fit_preprocessing(
+    table: RawTable,
+    categorical: tuple[bool, ...],
+    scaling: type[Scaling],
+    rng: np.random.RandomState,
+    *,
+    drops_constants: bool = False,
+) -> Preprocessing:
+    """Return the preprocessing for the rows of a table.
+
+    ``drops_constants`` leaves out numeric columns of a single number, as long as another column remains.
+    """
+    arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
+    numbers = {i: _as_numbers(table.names[i], a).astype(np.float32).astype(np.float64) for i, a in arrays.items()}
+    medians = {i: _median(column) for i, column in numbers.items()}
+    filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
+    varying = {i: column for i, column in filled.items() if column.min() < column.max()}
+    categories = tuple(_categories(i, table) for i in range(len(table.names)) if categorical[i])
+    kept = varying if drops_constants and (varying or categories) else filled
+    return Preprocessing(
+        names=table.names,
+        numbers=tuple(kept),
+        fill=np.array([medians[i] for i in kept]),
+        scaling=scaling.fit(np.stack(list(kept.values()), axis=1), rng) if kept else None,
+        gaps=tuple(j for j, i in enumerate(kept) if np.isnan(numbers[i]).any()),
+        categories=categories,
+    )
+
+
+def _median(column: np.ndarray) -> float:
+    there = column[~np.isnan(column)]
+    return float(np.median(there).astype(np.float32)) if len(there) else 0.0
+
+
+def _categories(place: int, table: RawTable) -> Categories:
+    name, column = table.names[place], table.columns[place]
+    if column.dtype != object:
+        return _numeric_categories(place, name, column)
+    given = {value for value in column.tolist() if value is not None}
+    if all(isinstance(value, str) for value in given):
+        known = tuple(sorted(given))
+        return Categories(place, known, _free_text(given))
+    if any(isinstance(value, str | bytes) for value in given):
+        kinds = ", ".join(sorted({type(value).__name__ for value in given}))
+        raise ValueError(f"Column {name!r} of X mixes categories of type {kinds}; write all of them as text.")
+    return _numeric_categories(place, name, _as_numbers(name, column))
+
+
+def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories:
+    exact = np.unique(column[~np.isnan(column)])
+    known = np.unique(exact.astype(np.float32))
+    if len(known) < len(exact):
+        raise ValueError(
+            f"Column {name!r} of X holds categories that are equal numbers in float32, the type of the graph's inputs. "
+            f"Write them as text."
+        )
+    return Categories(place, tuple(map(float, known)), None)
+
+
+def _free_text(known: set[str]) -> str:
+    """Return what stands for missing text: the empty string, or another that is no category."""
+    return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
+
+
+def _as_numbers(name: str, column: np.ndarray) -> np.ndarray:
+    """Return a column as float64, NaN for what is missing."""
+    if column.dtype != object:
+        return column
+    if text := [value for value in column.tolist() if isinstance(value, str | bytes)]:
+        raise ValueError(f"could not convert string to float: {text[0]!r} in column {name!r} of X, which was numeric "
+                         f"when the estimator was fitted.")  # fmt: skip
+    return np.array([np.nan if value is None else float(value) for value in column.tolist()])

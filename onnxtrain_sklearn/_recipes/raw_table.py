@@ -1,0 +1,164 @@
+"""Raw tables: the columns of a data frame or an array as numbers or categories, validated.
+
+Here and nowhere else is decided what a cell means: a number, a category, or a missing value. Numbers are float64 with
+NaN for missing ones. Categories are objects with None for missing ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import validate_data
+
+from .._data.inputs import is_frame
+from .._data.rounding import warn_of_rounding
+from .._support.typing import MatrixLike
+
+CategoricalFeatures: TypeAlias = "str | Sequence[str] | Sequence[int] | Sequence[bool] | None"
+"""Which columns are categorical: "from_dtype", names, indices, a mask, or None for no column."""
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """The columns of a table.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of a data frame its own; else ``x0``, ``x1``, ...
+    columns : tuple of ndarray
+        A column is float64 with NaN for missing numbers, or of objects with None for missing values.
+    is_categorical : tuple of bool
+        Whether a column holds categories by its type.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[np.ndarray, ...]
+    is_categorical: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def rows(self, chosen: np.ndarray) -> RawTable:
+        """Return some of the rows."""
+        return RawTable(self.names, tuple(column[chosen] for column in self.columns), self.is_categorical)
+
+
+def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTable:
+    """Return the columns of ``X``, validated as scikit-learn does; ``reset`` stores names and number of the columns.
+
+    Raises
+    ------
+    ValueError, TypeError
+        ``X`` is no table, other columns than those of ``fit``, or holds what is neither a number nor a category.
+    """
+    if is_frame(X):
+        return _from_frame(estimator, X, reset=reset)
+    if sp.issparse(X):
+        raise TypeError(
+            f"Sparse data was passed for X, but dense data is required: {type(estimator).__name__} takes a data frame "
+            f"or an array. Use '.toarray()' to convert it."
+        )
+    array = validate_data(estimator, X, reset=reset, dtype=None, ensure_all_finite=False)
+    if array.dtype.kind in "OUS":
+        columns = [_column(f"x{i}", array[:, i].astype(object)) for i in range(array.shape[1])]
+    else:
+        warn_of_rounding(array, np.dtype(np.float32), "X")
+        columns = [_finite(f"x{i}", array[:, i].astype(np.float64)) for i in range(array.shape[1])]
+    names = tuple(f"x{i}" for i in range(array.shape[1]))
+    return RawTable(names, tuple(columns), tuple(column.dtype == object for column in columns))
+
+
+def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
+    names = [str(name) for name in X.columns]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"X has several columns named {min(twice)!r}; each column needs a name of its own.")
+    rows, width = len(X), len(names)
+    if not rows or not width:
+        what = "sample" if width else "feature"
+        raise ValueError(f"Found array with 0 {what}(s) (shape=({rows}, {width})) while a minimum of 1 is required.")
+    validate_data(estimator, X, reset=reset, skip_check_array=True)
+    series = [X.iloc[:, i] if hasattr(X, "iloc") else X[name] for i, name in enumerate(X.columns)]
+    columns = [_from_series(name, one) for name, one in zip(names, series, strict=True)]
+    by_type = (str(one.dtype).lower() in ("category", "bool", "boolean") for one in series)
+    declared = tuple(own or column.dtype == object for own, column in zip(by_type, columns, strict=True))
+    return RawTable(tuple(names), tuple(columns), declared)
+
+
+def _from_series(name: str, series: Any) -> np.ndarray:
+    kind = getattr(series.dtype, "kind", "O")
+    if kind in "iu":
+        warn_of_rounding(series.dropna().to_numpy(), np.dtype(np.float32), f"Column {name!r} of X")
+    if kind in "iufb":
+        given = series.to_numpy(dtype=np.float64, na_value=np.nan) if hasattr(series, "iloc") else np.asarray(series)
+        return _finite(name, np.asarray(given, np.float64))
+    if kind in "mMc":
+        what = "complex numbers" if kind == "c" else "times"
+        raise TypeError(f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them.")
+    return _column(name, np.array([*series, None], object)[:-1])  # None: lists in cells make no second axis
+
+
+def _column(name: str, values: np.ndarray) -> np.ndarray:
+    """Return the numbers of a column of objects, where all are numbers, else the objects."""
+    listed = [None if is_missing(value) else value for value in values.tolist()]
+    for kind in {type(value) for value in listed if not isinstance(value, str | bytes | Real | None)}:
+        raise TypeError(f"argument must be a string or a real number: column {name!r} of X holds a {kind.__name__}.")
+    numbers = [value for value in listed if value is not None]
+    if numbers and not any(isinstance(value, str | bytes | bool) for value in numbers):
+        return _finite(name, np.array([np.nan if value is None else float(value) for value in listed]))
+    return np.array([*listed, None], object)[:-1]
+
+
+def _finite(name: str, numbers: np.ndarray) -> np.ndarray:
+    """Return numbers, NaN among them; raise for infinite ones."""
+    if np.abs(numbers[~np.isnan(numbers)]).max(initial=0.0) > np.finfo(np.float32).max:
+        raise ValueError(f"Input X contains infinity or a value too large for dtype('float32') in column {name!r}.")
+    return numbers
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell holds None, NaN, or the missing values of pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[bool, ...]:
+    """Return which columns are categorical, from the parameter ``categorical_features``.
+
+    Raises
+    ------
+    ValueError
+        A name, an index or a mask does not fit the table, or a column of text is not named.
+    """
+    if isinstance(chosen, str):
+        if chosen != "from_dtype":
+            raise ValueError(f"categorical_features must be 'from_dtype', a list or None, got {chosen!r}.")
+        return table.is_categorical
+    places = _places(table, [] if chosen is None else list(chosen))
+    for i, (name, column) in enumerate(zip(table.names, table.columns, strict=True)):
+        if column.dtype == object and i not in places:
+            raise ValueError(f"could not convert string to float: column {name!r} of X holds text and is not listed in "
+                             f"categorical_features.")  # fmt: skip
+    return tuple(i in places for i in range(len(table.names)))
+
+
+def _places(table: RawTable, chosen: Collection[Any]) -> set[int]:
+    """Return the indices of the columns that names, indices or a mask stand for."""
+    width = len(table.names)
+    if chosen and all(isinstance(one, bool | np.bool_) for one in chosen):
+        if len(chosen) != width:
+            raise ValueError(f"categorical_features is a mask of {len(chosen)} columns, but X has {width}.")
+        return {i for i, one in enumerate(chosen) if one}
+    if unknown := [one for one in chosen if isinstance(one, str) and one not in table.names]:
+        raise ValueError(f"categorical_features names {unknown[0]!r}, which is no column of X: {list(table.names)}.")
+    places = {table.names.index(one) if isinstance(one, str) else int(one) for one in chosen}
+    if outside := [i for i in places if not -width <= i < width]:
+        raise ValueError(f"categorical_features names column {outside[0]}, but X has {width} columns.")
+    return {i % width for i in places}
