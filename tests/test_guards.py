@@ -29,6 +29,7 @@ ROOMS = (
     {"models", "optimizers", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
     {"_estimators"},
+    {"_recipes"},
     {"__main__"},
 )
 
@@ -64,6 +65,7 @@ PROTOBUF = {
     "_estimators.base": {"ModelProto"},  # to_onnx returns one
     "_estimators.classifier": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
+    "_recipes.base": {"ModelProto", "load_model_from_string"},  # to_onnx returns one, pickles hold its bytes
     "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
     "classic.ortgradient": {"ModelProto"},
     "classic.artifacts": {"ModelProto", "save"},

@@ -164,7 +164,9 @@ class Preprocessing:
         if self.gaps:
             codes = op.Cast(op.Gather(missing, np.array(self.gaps), axis=1), to=ir.DataType.FLOAT)
             parts.append(op.Add(codes, 1.0))
-        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
+        matrix = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
+        matrix.type, matrix.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["N", self.width])
+        return matrix
 
     def _taken(self, op: GraphBuilder, places: tuple[int, ...]) -> ir.Value:
         """Return some columns of the inputs as one matrix."""

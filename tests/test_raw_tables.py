@@ -1,0 +1,129 @@
+"""Raw tables: which columns are numbers, which categories, what is missing, and what is refused."""
+
+from __future__ import annotations
+
+import decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator
+
+from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
+from onnxtrain_sklearn.exceptions import OnnxTrainWarning
+
+
+def read(X, estimator=None):
+    return read_table(estimator or BaseEstimator(), X, reset=estimator is None)
+
+
+FRAME = pd.DataFrame(
+    {
+        "float": [1.5, np.nan, 3.0],
+        "int": [1, 2, 3],
+        "nullable": pd.array([1, None, 3], dtype="Int64"),
+        "object numbers": np.array([1, None, 2.5], dtype=object),
+        "decimal": [decimal.Decimal("1.5"), decimal.Decimal(2), None],
+        "bool": [True, False, True],
+        "nullable bool": pd.array([True, None, False], dtype="boolean"),
+        "text": np.array(["a", None, "b"], dtype=object),
+        "string": pd.array(["a", None, "b"], dtype="string"),
+        "category": pd.Categorical(["a", None, "b"]),
+        "category of numbers": pd.Categorical([30, None, 10]),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "categorical", "values"),
+    [
+        ("float", False, [1.5, None, 3.0]),
+        ("int", False, [1.0, 2.0, 3.0]),
+        ("nullable", False, [1.0, None, 3.0]),
+        ("object numbers", False, [1.0, None, 2.5]),
+        ("bool", True, [1.0, 0.0, 1.0]),
+        ("nullable bool", True, [1.0, None, 0.0]),
+        ("text", True, ["a", None, "b"]),
+        ("string", True, ["a", None, "b"]),
+        ("category", True, ["a", None, "b"]),
+        ("category of numbers", True, [30.0, None, 10.0]),
+    ],
+)
+def test_column_of_a_frame_is_read_by_its_type(name, categorical, values):
+    table = read(FRAME[[name]])
+    assert table.names == (name,)
+    assert table.is_categorical == (categorical,)
+    found = table.columns[0].tolist()
+    assert [None if value != value else value for value in found] == values
+
+
+def test_arrays_of_numbers_are_numbers_and_arrays_of_objects_are_read_column_by_column():
+    assert read(np.eye(3)).is_categorical == (False, False, False)
+    table = read(np.array([[1, "a"], [None, "b"]], dtype=object))
+    assert table.names == ("x0", "x1")
+    assert table.is_categorical == (False, True)
+    np.testing.assert_array_equal(table.columns[0], [1.0, np.nan])
+
+
+@pytest.mark.parametrize("chosen", [["b"], [1], [-1], [False, True], np.array([False, True])])
+def test_categorical_features_by_name_index_or_mask(chosen):
+    table = read(pd.DataFrame({"a": [1, 2], "b": [3, 4]}))
+    assert categorical_columns(table, chosen) == (False, True)
+
+
+def test_categorical_features_none_means_numbers():
+    table = read(pd.DataFrame({"a": [True, False], "b": pd.Categorical([3, 4])}))
+    assert categorical_columns(table, None) == (False, False)
+    assert categorical_columns(table, "from_dtype") == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ("dtype", "must be 'from_dtype', a list or None"),
+        (["c"], "names 'c', which is no column"),
+        ([2], "names column 2, but X has 2"),
+        ([True], "mask of 1 columns, but X has 2"),
+        ([0], "could not convert string to float: column 'b'"),
+    ],
+)
+def test_categorical_features_that_do_not_fit(chosen, message):
+    table = read(pd.DataFrame({"a": [1, 2], "b": ["u", "v"]}))
+    with pytest.raises(ValueError, match=message):
+        categorical_columns(table, chosen)
+
+
+@pytest.mark.parametrize(
+    ("X", "error", "message"),
+    [
+        (pd.DataFrame({"a": pd.to_datetime(["2020-01-01"])}), TypeError, "holds times"),
+        (pd.DataFrame({"a": [1j]}), TypeError, "complex"),
+        (np.array([[1j]]), ValueError, "Complex data not supported"),
+        (pd.DataFrame({"a": [{}]}), TypeError, "argument must be a string or a real number: column 'a' of X holds a d"),
+        (pd.DataFrame({"a": [[1, 2], [3, 4]]}), TypeError, "holds a list"),
+        (pd.DataFrame({"a": [np.inf]}), ValueError, "contains infinity .* 'a'"),
+        (np.array([[1e39]]), ValueError, "contains infinity"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "several columns named 'a'"),
+        (pd.DataFrame({"a": []}), ValueError, "0 sample"),
+        (pd.DataFrame(index=[0]), ValueError, "0 feature"),
+        (sp.eye(3), TypeError, "Sparse data was passed"),
+    ],
+)
+def test_refused(X, error, message):
+    with pytest.raises(error, match=message):
+        read(X)
+
+
+def test_integers_that_float32_rounds_give_a_warning():
+    with pytest.warns(OnnxTrainWarning, match="Column 'id' of X holds the integer 16777217"):
+        read(pd.DataFrame({"id": [2**24 + 1]}))
+    with pytest.warns(OnnxTrainWarning, match="16777217"):
+        read(np.array([[2**24 + 1]]))
+
+
+def test_columns_of_other_names_are_refused():
+    estimator = BaseEstimator()
+    read_table(estimator, FRAME[["int", "text"]], reset=True)
+    with pytest.raises(ValueError, match="feature names"):
+        read(FRAME[["text", "int"]], estimator)
