@@ -101,6 +101,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         alpha: float = 0.0,
         l1_ratio: float = 0.0,
         max_grad_norm: float | None = None,
+        learning_rate_factors: Mapping[str, float] | None = None,
+        weight_decay_factors: Mapping[str, float] | None = None,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
         output_kind: str = "auto",

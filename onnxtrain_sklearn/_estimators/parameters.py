@@ -18,6 +18,7 @@ import numpy as np
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.rules import (
     COUNT,
+    FACTORS,
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -105,6 +106,14 @@ the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (N
     "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty, in [0, 1].", (FRACTION,)),
     "max_grad_norm": Parameter("float or None", """
 Upper limit of the Euclidean norm of all gradients together; None: no limit.""", (POSITIVE, None)),
+    "learning_rate_factors": Parameter("dict or None", """
+What the learning rate is multiplied by, by parameter: glob patterns and numbers >= 0, such as
+``{"*": 0.1, "layers.2.*": 1.0}``. The last pattern that matches a name counts, so that general patterns come first;
+parameters that none matches have a factor of 1. A graph builder may bring patterns of its own, as an attribute of this
+name: those given here come after them. :meth:`describe` lists the names.""", (FACTORS, None)),
+    "weight_decay_factors": Parameter("dict or None", """
+What the parameter ``weight_decay`` of the optimizer is multiplied by, by parameter, in the same form.""",
+        (FACTORS, None)),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
 keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
@@ -210,6 +219,8 @@ class Parameters:
     alpha: float
     l1_ratio: float
     max_grad_norm: float | None
+    learning_rate_factors: Mapping[str, float] | None
+    weight_decay_factors: Mapping[str, float] | None
     trainable: Trainable
     output: str | None
     output_kind: str

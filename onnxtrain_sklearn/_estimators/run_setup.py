@@ -47,7 +47,7 @@ def new_run(
         fitted=fitted,
         form=model,
     )
-    _choose(run, names, weights)
+    _choose(run, names, weights, settings)
     return run
 
 
@@ -70,14 +70,14 @@ def resume_run(
         predictors={},
     )
     if others:
-        _choose(run, names, {**source.weights(), **old.weights()})
+        _choose(run, names, {**source.weights(), **old.weights()}, settings)
     return run
 
 
-def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray]) -> None:
+def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings) -> None:
     dtype, running_statistics = run.model.dtype, run.model.running_statistics
     trained, moved = ({name: weights[name] for name in group} for group in (names, running_statistics))
-    run.parameters = FlatParameters(trained, dtype, moved)
+    run.parameters = FlatParameters(trained, dtype, moved, settings.factors)
     run.frozen = {n: array.astype(dtype) for n, array in weights.items() if n not in trained and n not in moved}
     run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
 

@@ -29,6 +29,7 @@ from ..losses import Loss, resolve_loss
 from ..models import resolve_builder
 from .built_source import built_source, needs_rows
 from .examples import Call, Examples, batches_for, scaled, training_examples
+from .factors import factors_of
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
@@ -111,7 +112,8 @@ class Session:
         """Return a new run, or the old one updated to the current parameters."""
         estimator, columns = self.estimator, examples.columns
         chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng)
-        seen, settings = chosen.seen, chosen.settings
+        seen = chosen.seen
+        settings = replace(chosen.settings, factors=factors_of(estimator, seen, chosen.settings.optimizer))
         self._require_same_units(settings.loss)
         head = replace(chosen.head, target_scale=self.scale)
         if self.old is not None:

@@ -30,4 +30,5 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
 def _key(settings: StepSettings) -> tuple[object, ...]:
     """Return a key that is equal for settings of equal content."""
     objects = content([settings.loss, settings.optimizer, settings.session_options])
-    return (objects, settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.engine, settings.device)
+    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm)
+    return (objects, numbers, tuple(settings.factors.items()), settings.engine, settings.device)

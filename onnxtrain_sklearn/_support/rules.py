@@ -105,7 +105,20 @@ class Functions:
         return "a list of callables"
 
 
-Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Functions | type[bool] | None"
+class PatternFactors:
+    """A mapping from glob patterns to factors, finite numbers >= 0; it may be empty."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is such a mapping."""
+        if not isinstance(value, Mapping):
+            return False
+        return all(isinstance(k, str) and NOT_NEGATIVE.accepts(x) for k, x in value.items())
+
+    def __str__(self) -> str:
+        return "a dict from glob patterns to finite numbers >= 0"
+
+
+Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Functions | PatternFactors | type[bool] | None"
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 COUNT = Range(Integral, 1)
@@ -113,6 +126,7 @@ NOT_NEGATIVE = Range(Real, 0)
 POSITIVE = Range(Real, 0, closed="neither")
 FRACTION = Range(Real, 0, 1, closed="both")
 BELOW_ONE = Range(Real, 0, 1)
+FACTORS = PatternFactors()
 
 
 def check_parameters(owner: object, rules: Rules) -> None:

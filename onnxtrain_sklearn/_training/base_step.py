@@ -17,7 +17,7 @@ from .._gradient.engine import differentiate
 from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
-from .._optimizers.update_graph import UpdateGraph, clip_graph, update_graph
+from .._optimizers.update_graph import Coefficients, UpdateGraph, clip_graph, update_graph
 from .._runtime import gradient_builder, sessions
 from .._runtime.binding import Array, Binding
 from .._runtime.sessions import InferenceSession
@@ -35,6 +35,7 @@ from .loss_graph import (
     work,
 )
 from .parameters import FlatParameters
+from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
 from .step import OptimizerState
 
 
@@ -75,6 +76,24 @@ class StepParts:
     frozen: Mapping[str, np.ndarray]
     state: OptimizerState
     batch: int
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentUpdate:
+    """The update of a segment of the vectors: its graph and the session that runs it."""
+
+    segment: Segment
+    graph: UpdateGraph
+    session: InferenceSession
+
+    @property
+    def factors(self) -> Factors:
+        """The factors of the segment; segments of equal ones have the same coefficients."""
+        return self.segment.factors
+
+    def coefficients(self, learning_rate: float, t: int) -> Coefficients:
+        """Return the scalars of step ``t``."""
+        return self.graph.coefficients(learning_rate * self.factors.rate, t)
 
 
 class BaseStep:
@@ -139,13 +158,20 @@ class BaseStep:
         session = self._session(clip_graph(ir_type(dtype)))
         return Binding(session, {"gradients": gradients, "max_norm": limit}, {"new_gradients": gradients, "norm": norm})
 
-    def _update_graph(self, optimizer: Optimizer) -> UpdateGraph:
-        """Return the update graph, and create the slots of the optimizer's state that it needs."""
-        vector = self.parameters.vector
-        graph = update_graph(optimizer, ir_type(vector.dtype), fused=gradient_builder.has_gradient_builder())
-        self.state.prepare(graph.slots, vector)
-        self._initial_slots = graph.slots
-        return graph
+    def _segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
+        """Return the updates of all segments, and create the slots of the optimizer's state that they need."""
+        vector, fused = self.parameters.vector, gradient_builder.has_gradient_builder()
+        found = segments(self.parameters, self.settings.factors)
+        graphs = {
+            decay: update_graph(with_decay_factor(optimizer, decay), ir_type(vector.dtype), fused=fused)
+            for decay in dict.fromkeys(segment.factors.decay for segment in found)
+        }
+        if len(found) > 1:
+            require_elementwise(optimizer, elementwise=all(graph.elementwise for graph in graphs.values()))
+        opened = {decay: self._session(graph.model) for decay, graph in graphs.items()}
+        self._initial_slots = {name: value for graph in graphs.values() for name, value in graph.slots.items()}
+        self.state.prepare(self._initial_slots, vector)
+        return [SegmentUpdate(one, graphs[one.factors.decay], opened[one.factors.decay]) for one in found]
 
     def _bind_update(
         self, session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]

@@ -18,7 +18,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output, copy_type
 from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
-from .base_step import BaseStep, StepParts
+from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
 from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 
@@ -49,7 +49,7 @@ class DeviceStep(BaseStep):
 
     def __init__(self, parts: StepParts, optimizer: Optimizer, memory: tuple[str, int]) -> None:
         super().__init__(parts)
-        self._memory, self._update = memory, self._update_graph(optimizer)
+        self._memory, self._updates = memory, self._segment_updates(optimizer)
         parameters = parts.parameters
         self._buffer, self._gradient = self._new(parameters.buffer), self._new(parameters.gradient)
         self._moved = self._new(parameters.buffer[len(parameters.vector) :])
@@ -109,7 +109,7 @@ class DeviceStep(BaseStep):
             self.state.draws += 1
         one.gradient.run(**feeds, **{LOSS: now[LOSS]})
         for binding, names in self._after:
-            binding.run(**{name: now[name] for name in names})
+            binding.run(**{name: now[key] for name, key in names.items()})
         self.state.t += 1
 
     def _load(self, batches: Batches) -> None:
@@ -136,9 +136,11 @@ class DeviceStep(BaseStep):
     def _scalars(self, weights: np.ndarray, rates: Sequence[float]) -> dict[str, DeviceArray]:
         """Return vectors of the scalars that the steps read or write, by name; one element per step."""
         dtype = self.parameters.vector.dtype
-        steps = [self._update.coefficients(rate, self.state.t + i + 1) for i, rate in enumerate(rates)]
-        kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
-        arrays = {name: np.array([step[name] for step in steps], kind) for name, kind in kinds.items()}
+        arrays: dict[str, np.ndarray] = {}
+        for one in {one.factors: one for one in self._updates}.values():
+            steps = [one.coefficients(rate, self.state.t + i + 1) for i, rate in enumerate(rates)]
+            kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
+            arrays |= {_key(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
         arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(dtype)
         arrays |= {name: np.zeros(len(rates), dtype) for name in (LOSS, PENALTY)}
         return {name: self._new(array) for name, array in arrays.items()}
@@ -165,25 +167,34 @@ class DeviceStep(BaseStep):
         binding = self._bind_pass(self._session(graph.model), inputs, {}, gradients, moved)
         return DevicePass(buffers, binding, uniform)
 
-    def _bindings_after_the_gradient(self) -> list[tuple[Binding, list[str]]]:
-        """Return the bindings to run after the gradient, in order, each with its scalars that change every step."""
+    def _bindings_after_the_gradient(self) -> list[tuple[Binding, dict[str, str]]]:
+        """Return the bindings to run after the gradient, in order.
+
+        Each comes with its inputs and outputs that change every step, and their keys in :meth:`_scalars`.
+        """
         bindings = [self._copying()] if self.parameters.running_statistics else []
         if self.penalized:
             size = (self.parameters.penalized.stop,)
             penalty = self._bind_penalty(self._buffer.part(0, size), self._gradient.part(0, size))
-            bindings.append((penalty, ["strength", PENALTY]))
+            bindings.append((penalty, {name: name for name in ("strength", PENALTY)}))
         if self.settings.max_grad_norm is not None:
-            bindings.append((self._bind_clipping(self._gradient, self._new), []))
-        vectors = {"parameters": self._buffer.part(0, self.parameters.vector.shape), **self._slots}
-        update = self._bind_update(self._session(self._update.model), vectors, self._gradient, {})
-        return [*bindings, (update, list(self._update.coefficients(0.001, 1)))]
+            bindings.append((self._bind_clipping(self._gradient, self._new), {}))
+        return [*bindings, *(self._updating(one) for one in self._updates)]
 
-    def _copying(self) -> tuple[Binding, list[str]]:
+    def _updating(self, one: SegmentUpdate) -> tuple[Binding, dict[str, str]]:
+        """Bind the update of a segment."""
+        start, shape = one.segment.part.start, (one.segment.part.stop - one.segment.part.start,)
+        vectors = {"parameters": self._buffer.part(start, shape)}
+        vectors |= {name: self._slots[name].part(start, shape) for name in one.graph.slots}
+        binding = self._bind_update(one.session, vectors, self._gradient.part(start, shape), {})
+        return binding, {name: _key(one, name) for name in one.coefficients(0.001, 1)}
+
+    def _copying(self) -> tuple[Binding, dict[str, str]]:
         """Bind the graph that copies the next running statistics over the current ones."""
         start, kind = len(self.parameters.vector), ir_type(self._moved.dtype)
         size = len(self.parameters.buffer) - start
         outputs: dict[str, Array] = {"statistics": self._buffer.part(start, (size,))}
-        return Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs), []
+        return Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs), {}
 
     def _new(self, array: np.ndarray) -> DeviceArray:
         return DeviceArray(array, self._memory)
@@ -191,6 +202,11 @@ class DeviceStep(BaseStep):
     def _part(self, flat: DeviceArray, name: str, offset: int = 0) -> DeviceArray:
         span, shape = self.parameters.span(name), self.parameters.view(name).shape
         return flat.part(span.start - offset, shape)
+
+
+def _key(one: SegmentUpdate, name: str) -> str:
+    """Return the key of a coefficient among the scalars of a step."""
+    return f"{name} {one.factors}"
 
 
 def copy_graph(size: int, kind: ir.DataType) -> ir.Model:

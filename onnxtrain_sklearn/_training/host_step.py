@@ -8,22 +8,22 @@ below has not used yet. Everything is bound once, so a step neither allocates no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.trainable import TrainableModel
-from .._optimizers.update_graph import PIECE
+from .._optimizers.update_graph import PIECE, Coefficients
 from .._runtime import devices, errors
 from .._runtime.binding import Binding
-from .._runtime.sessions import InferenceSession
 from ..optimizers import Optimizer
-from .base_step import BaseStep, StepParts
+from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
 from .loss_graph import LOSS, PARALLEL_WORK, PENALTY, WEIGHT, StepSettings, as_float32
 from .parameters import FlatParameters
+from .segments import Factors
 from .step import OptimizerState
 
 
@@ -41,6 +41,15 @@ class HostPass:
     moved: Sequence[tuple[np.ndarray, np.ndarray]]
 
 
+@dataclass(frozen=True, eq=False)
+class HostUpdate:
+    """The updates of all segments of equal factors, and the scalars that they read."""
+
+    coefficients: Callable[[float, int], Coefficients]
+    scalars: Mapping[str, np.ndarray]
+    bindings: list[Binding]
+
+
 class HostStep(BaseStep):
     """Train on one minibatch after the other."""
 
@@ -52,9 +61,9 @@ class HostStep(BaseStep):
         self._penalty = self._penalty_binding() if self.penalized else None
         clips = settings.max_grad_norm is not None
         self._clip = self._bind_clipping(parameters.gradient, np.asarray) if clips else None
-        self._updates: list[Binding] = []
+        self._updates: list[HostUpdate] = []
         if isinstance(settings.optimizer, Optimizer):
-            self._updates = self._update_bindings(settings.optimizer)
+            self._updates = self._host_updates(settings.optimizer)
 
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next step reads, for a minibatch of ``rows`` rows.
@@ -80,10 +89,11 @@ class HostStep(BaseStep):
         if self._clip is not None:
             self._clip.run()
         self.state.t += 1
-        for name, value in self._coefficients(learning_rate, self.state.t).items():
-            self._scalars[name][()] = value
         for update in self._updates:
-            update.run()
+            for name, value in update.coefficients(learning_rate, self.state.t).items():
+                update.scalars[name][()] = value
+            for binding in update.bindings:
+                binding.run()
         return loss
 
     def gradients(self, weight: float) -> float:
@@ -124,22 +134,32 @@ class HostStep(BaseStep):
         arrays = {"strength": self._strength, PENALTY: self._penalty_value}
         return self._bind_penalty(self.parameters.vector[part], self.parameters.gradient[part], **arrays)
 
-    def _update_bindings(self, optimizer: Optimizer) -> list[Binding]:
-        """Return one update per piece of the vectors: the temporaries of a piece fit the cache."""
-        graph, vector = self._update_graph(optimizer), self.parameters.vector
-        self._coefficients = graph.coefficients
-        self._scalars = {
-            name: np.zeros((), np.int64 if isinstance(value, int) else vector.dtype)
-            for name, value in graph.coefficients(0.001, 1).items()
-        }
-        session = self._session(graph.model)
-        size = PIECE if graph.elementwise and len(vector) > 2 * PIECE else len(vector)
-        return [self._update_binding(session, slice(i, i + size)) for i in range(0, len(vector), size)]
+    def _host_updates(self, optimizer: Optimizer) -> list[HostUpdate]:
+        """Return the updates, one for all segments of equal factors."""
+        updates: dict[Factors, HostUpdate] = {}
+        for one in self._segment_updates(optimizer):
+            if one.factors not in updates:
+                updates[one.factors] = HostUpdate(one.coefficients, self._scalars(one), [])
+            update = updates[one.factors]
+            update.bindings.extend(self._update_binding(one, piece, update.scalars) for piece in pieces(one))
+        return list(updates.values())
 
-    def _update_binding(self, session: InferenceSession, piece: slice) -> Binding:
+    def _scalars(self, one: SegmentUpdate) -> dict[str, np.ndarray]:
+        dtype = self.parameters.vector.dtype
+        kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.coefficients(0.001, 1).items()}
+        return {name: np.zeros((), kind) for name, kind in kinds.items()}
+
+    def _update_binding(self, one: SegmentUpdate, piece: slice, scalars: Mapping[str, np.ndarray]) -> Binding:
         vectors = {"parameters": self.parameters.vector[piece]}
-        vectors |= {name: slot[piece] for name, slot in self.state.slots.items()}
-        return self._bind_update(session, vectors, self.parameters.gradient[piece], self._scalars)
+        vectors |= {name: self.state.slots[name][piece] for name in one.graph.slots}
+        return self._bind_update(one.session, vectors, self.parameters.gradient[piece], scalars)
+
+
+def pieces(one: SegmentUpdate) -> list[slice]:
+    """Return the slices in which a segment is updated: the temporaries of a piece fit the cache."""
+    start, stop = one.segment.part.start, one.segment.part.stop
+    size = PIECE if one.graph.elementwise and stop - start > 2 * PIECE else max(1, stop - start)
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
 
 
 def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequence[str]) -> TrainableModel:

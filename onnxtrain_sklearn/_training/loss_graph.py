@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from .._runtime.devices import Device
 from .._support.typing import DType
 from ..exceptions import ModelError
 from ..losses import Loss
+from .segments import Factors
 
 PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
@@ -54,6 +55,7 @@ class StepSettings:
     session_options: Mapping[str, Any] | None
     seed: int
     groups: tuple[int, ...] = ()
+    factors: Mapping[str, Factors] = field(default_factory=dict)
 
 
 def training_graph(

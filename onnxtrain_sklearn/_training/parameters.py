@@ -39,6 +39,8 @@ class FlatParameters:
         Type of the vectors.
     running_statistics : mapping of str to ndarray, optional
         Initial values of the running statistics.
+    groups : mapping of str to tuple of float, optional
+        Parameters of equal groups are neighbors, those that are not named come first.
 
     Attributes
     ----------
@@ -59,9 +61,10 @@ class FlatParameters:
         weights: Mapping[str, np.ndarray],
         dtype: DType,
         running_statistics: Mapping[str, np.ndarray] | None = None,
+        groups: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
-        every = {**weights, **(running_statistics or {})}
-        self.names = tuple(sorted(weights, key=lambda name: weights[name].ndim < 2))
+        every, group = {**weights, **(running_statistics or {})}, groups or {}
+        self.names = tuple(sorted(weights, key=lambda name: (weights[name].ndim < 2, group.get(name, ()))))
         self.running_statistics = tuple(running_statistics or ())
         order = self.names + self.running_statistics
         self._shapes = {name: every[name].shape for name in order}
@@ -125,13 +128,14 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
         if not isinstance(pattern, str):
             kind = type(pattern).__name__
             raise TypeError(f"trainable must hold names or glob patterns, got {pattern!r} of type {kind}.")
-        if not any(_matches(name, pattern) for name in weights):
+        if not any(matches(name, pattern) for name in weights):
             raise ValueError(f"trainable={pattern!r} matches no parameter of the graph.{nearest(pattern, weights)}")
-    chosen = [name for name in weights if any(_matches(name, pattern) for pattern in patterns)]
+    chosen = [name for name in weights if any(matches(name, pattern) for pattern in patterns)]
     if not chosen:
         raise ValueError("trainable is an empty list: name at least one parameter, or 'all'.")
     return chosen
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Whether a parameter has this name, or one that the glob pattern matches."""
     return name == pattern or fnmatchcase(name, pattern)
