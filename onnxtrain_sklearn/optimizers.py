@@ -233,7 +233,7 @@ class AdamW(Adam):
             step = op.Add(step, op.Mul(parameters, coefficients["decay"]))
         return op.Sub(parameters, step), moments
 
-    def fused(self) -> Optimizer:
+    def fused(self) -> Optimizer | None:
         return _FusedAdam(self.beta_1, self.beta_2, self.epsilon, self.weight_decay)
 
 

@@ -52,8 +52,8 @@ class DeviceTraining:
         Raises
         ------
         ModelError
-            The files cannot express a setting: a penalty, an optimizer other than SGD, Adam and AdamW, or batch
-            statistics.
+            The files cannot express a setting: a penalty, an optimizer other than SGD, Adam, AdamW and
+            OrtAdamW, or batch statistics.
 
         Notes
         -----
@@ -131,17 +131,20 @@ def _require_expressible(estimator: Any, run: Run) -> None:
 def _block_of_optimizer(estimator: Any) -> Any:
     """Return the block that is equivalent to the optimizer."""
     from ..classic.onnxblock import optim
+    from ..classic.optimizers import OrtAdamW
 
     optimizer, limit = resolve_optimizer(estimator.optimizer), estimator.max_grad_norm
     clip = None if limit is None else optim.ClipGradNorm(float(limit))
     if type(optimizer) is SGD and not optimizer.momentum and not optimizer.weight_decay:
         return optim.SGD(clip_grad=clip)
-    if type(optimizer) is AdamW or (type(optimizer) is Adam and not optimizer.weight_decay):
+    exact = type(optimizer) in (AdamW, OrtAdamW) or (type(optimizer) is Adam and not optimizer.weight_decay)
+    if isinstance(optimizer, Adam) and exact:
         betas = float(optimizer.beta_1), float(optimizer.beta_2)
-        decay = float(optimizer.weight_decay)
-        return optim.AdamW(True, betas, float(optimizer.epsilon), decay, clip_grad=clip, adam_mode=0)
+        decay, mode = float(optimizer.weight_decay), int(type(optimizer) is OrtAdamW)
+        return optim.AdamW(True, betas, float(optimizer.epsilon), decay, clip_grad=clip, adam_mode=mode)
     raise ModelError(
-        f"Devices have SGD without momentum and weight decay, Adam without weight decay, and AdamW; not {optimizer!r}. "
+        f"Devices have SGD without momentum and weight decay, Adam without weight decay, AdamW and OrtAdamW; not "
+        f"{optimizer!r}. "
         "Set another optimizer before the export."
     )
 

@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
+from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from tests.classic.test_artifacts import FILES, OnDevice
 from tests.helpers.official import needs_training
 
@@ -32,6 +33,7 @@ CASES = {
     "several classes": (OrtGradientClassifier(MLP(5), **RATE), LABELS, Y.argmax(axis=1)),
     "several labels": (OrtGradientClassifier(MLP(5), **RATE), (Y > 0).astype(int), (Y > 0) * 1.0),
     "clipped": (OrtGradientRegressor(MLP(5), optimizer=SGD(), max_grad_norm=0.1, **RATE), Y, Y),
+    "the official AdamW": (OrtGradientRegressor(MLP(5), optimizer=OrtAdamW(weight_decay=0.1), **RATE), Y, Y),
     "float64": (OrtGradientRegressor(Linear(), optimizer=AdamW(weight_decay=0.1), **RATE), Y, Y),
 }
 
