@@ -25,6 +25,7 @@ ROOMS = (
     {"_support"},
     {"_runtime"},
     {"_graph"},
+    {"_losses"},
     {"graph", "losses", "schedules", "_data", "_gradient", "_ml_operators", "_models", "_optimizers"},
     {"models", "optimizers", "_fitted", "_inference"},
     {"_training", "_given", "classic"},

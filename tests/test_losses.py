@@ -12,7 +12,7 @@ from sklearn import metrics
 from sklearn._loss import loss as sklearn_loss
 from sklearn.linear_model import SGDClassifier
 
-from onnxtrain_sklearn import losses
+from onnxtrain_sklearn import Linear, OrtGradientClassifier, losses
 from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn.exceptions import ModelError
@@ -86,6 +86,7 @@ def test_hand_computed_regression(loss, score, y, expected):
         (losses.LogLoss(), 0, 1, np.log(2)),
         (losses.LogLoss(), np.log(3), 1, np.log(4 / 3)),
         (losses.LogLoss(), np.log(3), 0, np.log(4)),
+        (losses.LogLoss(label_smoothing=0.2), np.log(3), 1, 0.9 * np.log(4 / 3) + 0.1 * np.log(4)),
         (losses.Hinge(), 0.25, 1, 0.75),
         (losses.Hinge(), 0.25, 0, 1.25),
         (losses.Hinge(), -2, 0, 0),
@@ -106,6 +107,7 @@ def test_hand_computed_binary(loss, score, y, expected):
     ("loss", "expected"),
     [
         (losses.LogLoss(), np.log(2)),
+        (losses.LogLoss(label_smoothing=0.3), 0.8 * np.log(2) + 0.2 * np.log(4)),
         (losses.Focal(), np.log(2) / 4),
         (losses.Hinge(), (1 - np.log(2) + 1 + 1) / 3),
         (losses.SquaredHinge(), ((1 - np.log(2)) ** 2 + 1 + 1) / 3),
@@ -114,6 +116,33 @@ def test_hand_computed_binary(loss, score, y, expected):
 )
 def test_hand_computed_multiclass(loss, expected):
     assert value(loss, [[np.log(2), 0, 0]], [[1, 0, 0]], "multiclass") == pytest.approx(expected, rel=1e-6)
+
+
+def test_smoothed_labels_are_those_of_pytorch():
+    scores, loss = [[1.0, -0.5, 2.0], [0.25, 3.0, -1.0]], losses.LogLoss(label_smoothing=0.2)
+    expected = 1.1129269772587107  # of torch.nn.functional.cross_entropy, weighted by 2 and 1
+    assert value(loss, scores, [[1, 0, 0], [0, 1, 0]], "multiclass", [2.0, 1.0]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_smoothed_labels_of_a_sigmoid_are_those_of_two_classes():
+    loss, y = losses.LogLoss(label_smoothing=0.2), SIGNS
+    two = np.c_[np.zeros(len(SCORES), np.float32), SCORES[:, 0]]
+    by_softmax = value(loss, two, np.c_[1 - y, y], "multiclass", WEIGHTS)
+    assert value(loss, SCORES[:, :1], y, "binary", WEIGHTS) == pytest.approx(by_softmax, rel=1e-6)
+
+
+def test_labels_are_smoothed_over_the_classes_of_their_own():
+    X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = np.c_[X[:, 0] > 0, np.digitize(X[:, 1], [-0.5, 0.5])].astype(int)
+    loss = losses.LogLoss(label_smoothing=0.2)
+    net = OrtGradientClassifier(
+        Linear(initialization="zeros"), loss=loss, optimizer="lbfgs", max_iter=500, tol=1e-12
+    ).fit(X, y)
+    with np.errstate(all="raise"):
+        shares = [p.mean(axis=0) for p in net.predict_proba(X)]  # what the biases of a minimum equal, whatever X is
+    for j, share in enumerate(shares):
+        counts = np.bincount(y[:, j]) / len(y)
+        np.testing.assert_allclose(share, 0.8 * counts + 0.2 / len(counts), atol=2e-4)
 
 
 def test_weighted_mean_over_rows_of_mean_over_columns():

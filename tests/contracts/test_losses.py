@@ -30,6 +30,7 @@ VARIANTS: dict[str, list[dict[str, float]]] = {
     "huber": [{"delta": 0.25}],
     "quantile": [{"quantile": 0.9}, {"quantile": 0.02}],
     "elastic": [{"l1_ratio": 0.0}, {"l1_ratio": 1.0}],
+    "log_loss": [{"label_smoothing": 0.1}, {"label_smoothing": 0.75}],
     "focal": [{"gamma": 0.0}, {"gamma": 0.5}],
     "tweedie": [{"power": 1.0}, {"power": 1.1}, {"power": 2}, {"power": 2.5}],
 }
@@ -51,6 +52,15 @@ def true_log_p(s, y, task):
     right = [row[t] for row, t in zip(log_p, true, strict=True)]
     wrong = [np.logaddexp.reduce(np.delete(row, t)) for row, t in zip(log_p, true, strict=True)]
     return np.array(right)[:, None], np.array(wrong)[:, None]
+
+
+def log_loss(s, y, task, label_smoothing=0.0):
+    """The cross-entropy to targets that are spread over the classes, of which a sigmoid has two."""
+    log_p = [log_softmax(s)] if task == "multiclass" else [-np.logaddexp(0, -s), -np.logaddexp(0, s)]
+    true = [y] if task == "multiclass" else [y, 1 - y]
+    k = s.shape[1] if task == "multiclass" else 2
+    rows = -sum(((1 - label_smoothing) * t + label_smoothing / k) * p for t, p in zip(true, log_p, strict=True))
+    return rows.sum(axis=1, keepdims=True) if task == "multiclass" else rows
 
 
 def focal(s, y, task, gamma=2.0):
@@ -87,7 +97,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "gamma": lambda s, y, task: s + y * np.exp(-s),
     "log_cosh": log_cosh,
     "elastic": lambda s, y, task, l1_ratio=0.5: l1_ratio * np.abs(s - y) + (1 - l1_ratio) * (s - y) ** 2,
-    "log_loss": lambda s, y, task: -true_log_p(s, y, task)[0],
+    "log_loss": log_loss,
     "hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0),
     "squared_hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0) ** 2,
     "modified_huber": modified_huber,

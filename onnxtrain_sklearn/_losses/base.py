@@ -1,0 +1,77 @@
+"""The base class of the losses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .._graph.links import Link, TargetScaling, Task
+from .._support.components import Component
+
+
+class Loss(Component, ABC):
+    """Base class of the losses; derive from it to write your own.
+
+    Override :meth:`__call__` to emit the loss of every row. No gradient is needed: the gradient engine differentiates
+    the operators. Constructor parameters are stored verbatim, as scikit-learn requires, and are then tunable
+    as ``loss__NAME``.
+
+    Attributes
+    ----------
+    tasks : frozenset of {"regression", "binary", "multiclass", "multilabel"}
+        What the loss can be used for.
+    target_scaling : {"standard", "mean"} or None
+        How regression targets may be scaled for training (``target_scaling="auto"`` of the estimator). "standard": to
+        mean 0 and standard deviation 1, for losses whose minimum moves with the unit of the targets. "mean": to mean
+        1, for those with a log link. None, the default: the loss takes them in their own unit.
+
+    Notes
+    -----
+    A loss must be finite for every finite score: a row of weight zero is a product with 0, and 0 times infinity is NaN.
+    At a kink the derivatives of ``Abs`` and ``Relu`` are 0.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.losses import Loss
+    >>> class FourthPower(Loss):
+    ...     def __call__(self, op, scores, y, link):
+    ...         squared = op.Mul(op.Sub(scores, y), op.Sub(scores, y))
+    ...         return op.Mul(squared, squared)
+    >>> FourthPower()
+    FourthPower()
+    """
+
+    tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
+    target_scaling: ClassVar[TargetScaling | None] = None
+
+    @abstractmethod
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        """Emit the loss of every row and output.
+
+        Parameters
+        ----------
+        op : GraphBuilder
+            Emits operators: ``op.Sub(scores, y)``.
+        scores : value of shape (N, k)
+            The model's output before its final activation.
+        y : value of shape (N, k), of the type of ``scores``
+            Targets: numbers for regression; 0 or 1 for classification (one column for a binary problem on one
+            score, one-hot rows for several classes, indicators for several labels).
+        link : str
+            The function that makes predictions of the scores: "identity", "exp", "sigmoid", "softmax", ...
+
+        Returns
+        -------
+        value of shape (N, k) or (N, 1)
+        """
+
+    def link(self, task: Task) -> Link:
+        """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
+        return "identity"
+
+    def check_targets(self, y: np.ndarray) -> None:
+        """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default."""
