@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
-from .._graph.edits import initializers_to_inputs
+from .._graph.edits import copy_type, initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
 from ..exceptions import ModelError, nearest
@@ -66,7 +66,10 @@ def session_graphs(
 ) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
     """Return the gradient graph and the update graph; write the files that the parameters name."""
     names = list(state.weights)
-    gradient = differentiate(model, names, loss, engine).model
+    if parameters.loss_scale:
+        gradient = _scaled_gradients(model, names, loss, parameters.loss_scale, engine)
+    else:
+        gradient = differentiate(model, names, loss, engine).model
     initializers_to_inputs(gradient.graph, names)
     proto = to_proto(gradient)
     update = None
@@ -80,6 +83,28 @@ def session_graphs(
     if path := parameters.model_with_training_graph_path:
         onnx.save(proto if update is None else to_proto(_with_update(gradient, parameters, state)), path)
     return proto, update
+
+
+def _scaled_gradients(model: ir.Model, names: Sequence[str], loss: str, scale: float, engine: str) -> ir.Model:
+    """Return the graph with gradients of the loss, computed from ``scale`` times the loss and divided by it."""
+    source = model.clone()
+    value = next(v for v in source.graph.outputs if v.name == loss)
+    scaled = GraphBuilder(source.graph, dtype=value.dtype or ir.DataType.FLOAT, prefix="loss_scale").Mul(
+        value, float(scale)
+    )
+    source.graph.outputs.append(copy_type(scaled, value))
+    result = differentiate(source, names, scaled.name or "", engine).model
+    graph = result.graph
+    op = GraphBuilder(graph, prefix="loss_scale")
+    graph.outputs[:] = [v for v in graph.outputs if v.name != scaled.name]
+    wanted = {f"{name}_grad" for name in names}
+    for i, gradient in enumerate(graph.outputs):
+        if (name := gradient.name) in wanted:
+            op.dtype = gradient.dtype or ir.DataType.FLOAT
+            gradient.name = op.name("scaled")
+            new = graph.outputs[i] = copy_type(op.Div(gradient, float(scale)), gradient)
+            new.name = name
+    return result
 
 
 def _with_update(model: ir.Model, parameters: TrainingParameters, state: TrainingState) -> ir.Model:
@@ -96,8 +121,8 @@ def _with_update(model: ir.Model, parameters: TrainingParameters, state: Trainin
         values = [named.get(one) or ir.val(one, dtype, array.shape) for one in specs]
         count = ir.val(f"{UPDATE_COUNT}_{name}", ir.DataType.INT64, (1,))
         graph.inputs.extend(value for value in [*values, count] if value.name not in named)
-        weight, slope, *moments = values
-        updates[name] = Update(weight, slope, moments, rate, count)
+        weight, gradient, *moments = values
+        updates[name] = Update(weight, gradient, moments, rate, count)
     for name, results in emit_updates(op, parameters, updates).items():
         for end, value in zip(("", *(f"{moment}_" for moment in MOMENTS)), results, strict=False):
             value.name, value.type, value.shape = (

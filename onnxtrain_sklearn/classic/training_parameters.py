@@ -14,7 +14,7 @@ OPTIMIZER_NAMES = ("", "SGDOptimizer", "AdamOptimizer", "AdamWOptimizer", "LambO
 
 _MEANINGLESS = (
     "allreduce_post_accumulation attn_dropout_recompute data_parallel_size deepspeed_zero_stage enable_adasum "
-    "gelu_recompute horizontal_parallel_size loss_scale num_pipeline_micro_batches number_recompute_layers "
+    "gelu_recompute horizontal_parallel_size num_pipeline_micro_batches number_recompute_layers "
     "pipeline_cut_info_string pipeline_parallel_size propagate_cast_ops_allow propagate_cast_ops_level sliced_axes "
     "sliced_schema sliced_tensor_names transformer_layer_recompute use_fp16_moments use_memory_efficient_gradient "
     "use_mixed_precision world_rank world_size"
@@ -48,13 +48,17 @@ class TrainingParameters:
         Number of runs whose mean gradient makes one step.
     set_gradients_as_graph_outputs : bool, default=False
         Whether a session has outputs ``NAME_grad``.
+    loss_scale : float, default=0.0
+        Factor of the loss for the computation of gradients, which are divided by it. 0: no factor; it is never adapted
+        during training.
     model_after_graph_transforms_path, model_with_gradient_graph_path, model_with_training_graph_path : str, default=""
         Files for the graph: before differentiation, with gradients, with the whole step.
 
     Notes
     -----
-    The other attributes of the original do not apply to one machine in single precision: a session raises ValueError
-    unless they have their defaults.
+    The other attributes of the original do not apply to one process that trains the whole graph in its own precision: a
+    session raises ValueError unless they have their defaults. ``use_mixed_precision`` is one of them because
+    onnxruntime's CPU computes float16 operators in float32: it would change no number.
 
     Examples
     --------
@@ -125,12 +129,14 @@ class TrainingParameters:
             value, expected = getattr(self, name), getattr(default, name)
             if value != expected:
                 raise ValueError(
-                    f"TrainingParameters.{name}={value!r} has no meaning here, where one process trains in the "
-                    f"precision of the graph: leave it {expected!r}."
+                    f"TrainingParameters.{name}={value!r} has no meaning here, where one process trains the "
+                    f"whole graph in its own precision: leave it {expected!r}."
                 )
         if self.training_optimizer_name not in OPTIMIZER_NAMES:
             hint = nearest(self.training_optimizer_name, OPTIMIZER_NAMES[1:])
             raise ValueError(f"Unknown training_optimizer_name {self.training_optimizer_name!r}.{hint}")
+        if not (isinstance(self.loss_scale, int | float) and np.isfinite(self.loss_scale) and self.loss_scale >= 0):
+            raise ValueError(f"loss_scale must be a positive number, or 0 for none, got {self.loss_scale!r}.")
         if not isinstance(self.gradient_accumulation_steps, int) or self.gradient_accumulation_steps < 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be at least 1, got {self.gradient_accumulation_steps!r}."
