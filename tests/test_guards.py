@@ -112,8 +112,8 @@ PUBLIC = {
 PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors "
-    "trainable output output_kind class_weight target_scaling tol n_iter_no_change early_stopping scoring "
-    "validation_fraction callbacks warm_start random_state verbose engine device providers provider_options "
+    "trainable output output_kind class_weight target_scaling clip_predictions tol n_iter_no_change early_stopping "
+    "scoring validation_fraction callbacks warm_start random_state verbose engine device providers provider_options "
     "session_options"
 ).split()
 
@@ -233,8 +233,8 @@ def test_public_names():
 @pytest.mark.parametrize("name", ["OrtGradientClassifier", "OrtGradientRegressor"])
 def test_parameters_of_the_estimators(name):
     parameters = inspect.signature(getattr(onnxtrain_sklearn, name)).parameters
-    other = "target_scaling" if name == "OrtGradientClassifier" else "class_weight"
-    expected = [p for p in PARAMETERS if p != other]
+    others = {"target_scaling", "clip_predictions"} if name == "OrtGradientClassifier" else {"class_weight"}
+    expected = [p for p in PARAMETERS if p not in others]
     assert list(parameters) == expected
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values() if p.name != "model")
 

@@ -184,6 +184,10 @@ loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are in thos
 fitted models keep their own units. Builders and losses of your own keep them too, unless their attributes
 ``scales_targets`` and ``target_scaling`` say otherwise. None: the units of ``y``.""",
         (OneOf(("auto",)), None)),
+    "clip_predictions": _switch("""
+Whether predictions are clipped to the range of the targets, from the smallest to the largest of each output: of the
+rows that were trained on in all calls, without those that were held out. ``predict``, ``to_onnx()`` and validation
+scores are clipped; the loss is not. The bounds are rounded to the type of the graph."""),
 }  # fmt: skip
 
 CLASSIFIER: Mapping[str, Parameter] = {

@@ -85,6 +85,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         output: str | None = None,
         output_kind: str = "auto",
         target_scaling: str | None = "auto",
+        clip_predictions: bool = False,
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool = False,

@@ -139,7 +139,7 @@ class Run:
 
     def plain_predictor(self) -> Predictor:
         """Return a predictor for the outputs of the graph itself; the scores are last."""
-        head = replace(self.head, target_scale=None)
+        head = replace(self.head, target_scale=None, target_range=None)
         graph = inference_model(self.deployed, self.weights(), head, with_scores=True, in_double=False)
         return Predictor(graph, self.device, self.session_options)
 

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from .._data.rounding import warn_of_rounding
+from .._data.target_range import TargetRange, target_range
 from .._data.target_scale import TargetScale, require_in_range, target_scale
 from .._data.validation import split_rows
 from .._fitted.equivalence import require_equal, sample_rows
@@ -74,6 +75,7 @@ class Session:
         run, settings = self._run(source, fitted, examples)
         self._require_equal_start(run, examples)
         self._require_fit(run, examples)
+        run.head = replace(run.head, target_range=self._target_range(examples))  # fitted models were compared unclipped
         run.predictors.clear()  # they hold the current weights
         return run, self._trainer(loop, run, settings, examples)
 
@@ -99,6 +101,14 @@ class Session:
         loss.check_targets(examples.targets.values)
         rows, centered = self._split(examples)[0], getattr(builder, "fit_intercept", True)
         return target_scale(loss.target_scaling, examples.targets, rows, examples.weights, centered=centered)
+
+    def _target_range(self, examples: Examples) -> TargetRange | None:
+        """Return the range of a regressor's targets that it has been trained on, with those of this call."""
+        if examples.targets.task != "regression":
+            return None
+        earlier = None if self.old is None else self.old.head.target_range
+        values = examples.targets.values[self._split(examples)[0]]
+        return target_range(earlier, values, clips=bool(self.estimator.clip_predictions))
 
     def _require_same_units(self, loss: Loss) -> None:
         """Raise if an earlier call scaled the targets in a way that the current loss does not support."""

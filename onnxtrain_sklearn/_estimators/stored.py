@@ -24,6 +24,7 @@ CLASSES: Mapping[str, str] = {
     "Origin": "_fitted.provenance",
     "Run": "_estimators.run",
     "Start": "_estimators.start",
+    "TargetRange": "_data.target_range",
     "TargetScale": "_data.target_scale",
     "Table": "_fitted.tables",
     "TableColumn": "_fitted.tables",

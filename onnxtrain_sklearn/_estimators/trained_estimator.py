@@ -20,6 +20,11 @@ def trained_estimator(estimator: Any, run: Run, X: MatrixLike | None) -> Any:
             "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
             "Use to_onnx()."
         )
+    if run.head.target_range is not None and run.head.target_range.clips:
+        raise ModelError(
+            "clip_predictions=True: scikit-learn's model does not clip what it predicts. Use to_onnx(), or set "
+            "clip_predictions=False and train on."
+        )
     if X is None and run.sample is None:
         raise ValueError(
             "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give "

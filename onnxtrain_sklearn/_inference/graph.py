@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .._data.target_range import TargetRange
 from .._data.target_scale import TargetScale
 from .._graph.activation import as_rows
 from .._graph.builder import GraphBuilder
@@ -78,7 +79,8 @@ def inference_model(
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
         prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        _add_output(op, "variable", _graph_in_units(op, prediction, head.target_scale), given)
+        prediction = _graph_in_units(op, prediction, head.target_scale)
+        _add_output(op, "variable", _clipped(op, prediction, head.target_range), given)
     else:
         columns = _as_score_columns(op, decision)
         label = (
@@ -108,6 +110,17 @@ def _graph_in_units(op: GraphBuilder, prediction: ir.Value, scale: TargetScale |
     dtype = op.dtype.numpy()
     scaled = op.Mul(prediction, scale.scale.astype(dtype))
     return op.Add(scaled, scale.center.astype(dtype)) if scale.center.any() else scaled
+
+
+def _clipped(op: GraphBuilder, prediction: ir.Value, bounds: TargetRange | None) -> ir.Value:
+    """Return the prediction within the range of the targets; NaN stays NaN, which Clip may replace by a bound."""
+    if bounds is None or not bounds.clips:
+        return prediction
+    dtype = op.dtype.numpy()
+    low, high = (limit.astype(dtype) for limit in (bounds.low, bounds.high))
+    rows = prediction if len(low) == 1 else as_rows(op, prediction)
+    above = op.Where(op.Less(rows, low), low, rows)
+    return op.Where(op.Greater(above, high), high, above)
 
 
 def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._data.target_range import TargetRange
 from .._data.target_scale import TargetScale
 from .._graph.links import Link, Task
 
@@ -25,6 +26,8 @@ class Head:
         Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
     target_scale : TargetScale or None
         What the targets were scaled by for training; predictions are scaled back.
+    target_range : TargetRange or None
+        Of a regressor, the range of the targets that were trained on, and whether predictions are clipped to it.
     """
 
     task: Task
@@ -32,6 +35,7 @@ class Head:
     n_outputs: int
     classes: np.ndarray | list[np.ndarray] | None = None
     target_scale: TargetScale | None = None
+    target_range: TargetRange | None = None
 
     @property
     def groups(self) -> tuple[int, ...]:
