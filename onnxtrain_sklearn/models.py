@@ -15,14 +15,15 @@ from ._models.embeddings import EMBEDDINGS, Embedding, PeriodicEmbedding, Piecew
 from ._models.layers import ACTIVATIONS, INITIALIZATIONS
 from ._models.linear import Linear
 from ._models.mlp import MLP
+from ._models.realmlp import RealMLP
 
 __all__ = [
     "ACTIVATIONS", "EMBEDDINGS", "INITIALIZATIONS", "KEYWORDS", "MLP", "MODELS", "Builder", "ConvNet", "Embedded",
-    "Embedding", "GraphModel", "Linear", "ModelSource", "PeriodicEmbedding", "PiecewiseLinearEmbedding", "is_builder",
-    "keywords_of", "resolve_builder",
+    "Embedding", "GraphModel", "Linear", "ModelSource", "PeriodicEmbedding", "PiecewiseLinearEmbedding", "RealMLP",
+    "is_builder", "keywords_of", "resolve_builder",
 ]  # fmt: skip
 
-MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear, "convnet": ConvNet}
+MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear, "convnet": ConvNet, "realmlp": RealMLP}
 """The builders that the package brings; the estimators take their names as ``model``."""
 
 

@@ -77,7 +77,7 @@ def piecewise_linear(X: np.ndarray, w: dict[str, np.ndarray], n_bins: int, rows:
     columns = []
     for j, x in enumerate(X.T.astype(np.float64)):
         edges = np.unique(np.quantile(rows[:, j], np.linspace(0, 1, n_bins + 1)))
-        y = x[:, None] * w["embedding.linear.weight"][j] + w["embedding.linear.bias"][j]
+        y = x[:, None] * w["embedding.slope"][j] + w["embedding.bias"][j]
         for i, (a, b) in enumerate(pairwise(edges)):
             low, high = -np.inf if i == 0 else 0.0, np.inf if i == len(edges) - 2 else 1.0
             y = y + np.clip((x - a) / (b - a), low, high)[:, None] * w["embedding.weight"][j, i]

@@ -56,7 +56,8 @@ PROTOBUF = {
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     **{
-        f"_models.{name}": {"ModelProto"} for name in ("base", "convnet", "embedded", "layers", "linear", "mlp")
+        f"_models.{name}": {"ModelProto"}
+        for name in ("base", "convnet", "embedded", "layers", "linear", "mlp", "realmlp", "tabm")
     },  # they return one
     "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
@@ -94,6 +95,7 @@ PUBLIC = {
     "MLP",
     "Linear",
     "ConvNet",
+    "RealMLP",
     "SGD",
     "Adam",
     "AdamW",

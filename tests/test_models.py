@@ -169,6 +169,10 @@ def test_errors(builder, message):
         builder.build(4, 3)
 
 
+FOR_TABLES = {"realmlp", "tabm"}
+"""Builders whose distributions of weights belong to their recipe."""
+
+
 @pytest.mark.parametrize("name", MODELS)
 class TestContract:
     """What every builder must satisfy."""
@@ -189,7 +193,8 @@ class TestContract:
         model = MODELS[name]().build(4, n_outputs, random_state=0)
         onnx.checker.check_model(model, full_check=True)
         for n in (1, 5):
-            assert score_rows(model, np.ones((n, 4), np.float32)).shape == (n, n_outputs)
+            members = [32] if name == "tabm" else []
+            assert score_rows(model, np.ones((n, 4), np.float32)).shape == (n, *members, n_outputs)
 
     def test_conventions(self, name):
         builder = MODELS[name]()
@@ -201,10 +206,15 @@ class TestContract:
             assert copy.build(4, 3, random_state=0) == builder.build(4, 3, random_state=0)
 
     def test_parameters_are_set_and_shown(self, name):
-        builder = MODELS[name]().set_params(initialization="zeros")
-        assert repr(builder) == f"{type(builder).__name__}(initialization='zeros')"
-        assert not any(array.any() for array in weights_by_name(builder.build(4, 3)).values())
-        assert clone(builder).initialization == "zeros"
+        parameter, value = ("hidden_layer_sizes", (7,)) if name in FOR_TABLES else ("initialization", "zeros")
+        builder = MODELS[name]().set_params(**{parameter: value})
+        assert repr(builder) == f"{type(builder).__name__}({parameter}={value!r})"
+        assert getattr(clone(builder), parameter) == value
+        arrays = weights_by_name(builder.build(4, 3))
+        if name in FOR_TABLES:
+            assert arrays["layers.0.weight"].shape[-1] == 7
+        else:
+            assert not any(array.any() for array in arrays.values())
 
     def test_is_public(self, name):
         assert MODELS[name].__name__ in models.__all__

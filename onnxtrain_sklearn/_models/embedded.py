@@ -17,7 +17,7 @@ from .base import Builder, GraphModel, is_builder, keywords_of
 from .embeddings import Embedding, resolve_embedding
 from .layers import empty_graph
 from .mlp import MLP
-from .values import dense_rows, values_of
+from .values import dense_rows, values_of, width_of
 
 
 class Embedded(GraphModel):
@@ -48,7 +48,7 @@ class Embedded(GraphModel):
     >>> net.fit(X, y).score(X, y) > 0.9
     True
     >>> sorted(net.weights_)
-    ['bias', 'embedding.linear.bias', 'embedding.linear.weight', 'embedding.weight', 'weight']
+    ['bias', 'embedding.bias', 'embedding.slope', 'embedding.weight', 'weight']
     """
 
     __module__ = "onnxtrain_sklearn.models"
@@ -110,7 +110,7 @@ class Embedded(GraphModel):
 
         graph, op, x = empty_graph(n_features)
         embedded = emit(op, x)
-        width = _width(op, embedded)
+        width = width_of(op, embedded)
         offered: dict[str, Callable[[], object]] = {
             "row_shape": lambda: (width,),
             "X": lambda: None if rows is None else values_of(graph, embedded, rows),
@@ -144,13 +144,6 @@ def _column_numbers(columns: Sequence[int], n_features: int) -> np.ndarray:
             f"columns must be between 0 and {n_features - 1}, as X has {n_features} columns, got {columns!r}."
         )
     return chosen
-
-
-def _width(op: GraphBuilder, embedded: ir.Value) -> int:
-    shape = op.shape(embedded)
-    if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
-        raise ModelError(f"emit must return a value of shape (N, width) of a fixed width, got {shape}.")
-    return shape[1]
 
 
 def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, ir.Value], ir.Value]) -> None:

@@ -180,7 +180,7 @@ class PiecewiseLinearEmbedding(Embedding):
     -----
     The graph needs the training data: ``build`` without ``X`` raises ValueError.
 
-    The parameters are named ``embedding.linear.weight`` (n_features, size), ``embedding.linear.bias`` and
+    The parameters are named ``embedding.slope`` and ``embedding.bias`` (n_features, size), of the linear function, and
     ``embedding.weight`` (n_features, n_bins, size). The bins are constants.
 
     References
@@ -226,11 +226,11 @@ class PiecewiseLinearEmbedding(Embedding):
             )
         bound, edges = self.size**-0.5, quantile_edges(X, self.n_bins)
         bins = max(len(cut) - 1 for cut in edges) or 1
-        linear, bias = (random_state.uniform(-bound, bound, (n_features, self.size)) for _ in range(2))
+        slope, bias = (random_state.uniform(-bound, bound, (n_features, self.size)) for _ in range(2))
         codes = _codes(op, by_column(op, x), edges, bins)
         piecewise = op.MatMul(codes, _parameter(op, "weight", np.zeros((n_features, bins, self.size))))
-        straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "linear.weight", linear))
-        straight = op.Add(straight, _parameter(op, "linear.bias", bias))
+        straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "slope", slope))
+        straight = op.Add(straight, _parameter(op, "bias", bias))
         return op.Reshape(op.Add(straight, op.Transpose(piecewise, perm=[1, 0, 2])), [-1, n_features * self.size])
 
 

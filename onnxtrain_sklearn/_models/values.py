@@ -8,9 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import scipy.sparse as sp
 
+from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
 from .._runtime.devices import resolve_device
 from .._runtime.sessions import create_session, run_session
+from ..exceptions import ModelError
 
 MAX_ROWS = 10_000
 """Rows from which statistics are computed, at most."""
@@ -38,3 +40,11 @@ def values_of(graph: ir.Graph, value: ir.Value, X: np.ndarray) -> np.ndarray:
     session = create_session(model, resolve_device())
     (array,) = run_session(session, [str(value.name)], {str(graph.inputs[0].name): X})
     return np.asarray(array)
+
+
+def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
+    """Return the number of columns of what an embedding emitted; raise ModelError where it is not fixed."""
+    shape = op.shape(embedded)
+    if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
+        raise ModelError(f"emit must return a value of shape (N, width) of a fixed width, got {shape}.")
+    return shape[1]

@@ -118,7 +118,20 @@ class PatternFactors:
         return "a dict from glob patterns to finite numbers >= 0"
 
 
-Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Functions | PatternFactors | type[bool] | None"
+class CodeColumns:
+    """A mapping from column numbers to the number of codes of the column, ints >= 1; it may be empty."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value`` is such a mapping."""
+        if not isinstance(value, Mapping):
+            return False
+        return all(Range(Integral, 0).accepts(i) and COUNT.accepts(size) for i, size in value.items())
+
+    def __str__(self) -> str:
+        return "a dict from column numbers to numbers of codes"
+
+
+Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Functions | PatternFactors | CodeColumns | type[bool] | None"
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 COUNT = Range(Integral, 1)
@@ -127,6 +140,7 @@ POSITIVE = Range(Real, 0, closed="neither")
 FRACTION = Range(Real, 0, 1, closed="both")
 BELOW_ONE = Range(Real, 0, 1)
 FACTORS = PatternFactors()
+CODE_COLUMNS = CodeColumns()
 
 
 def check_parameters(owner: object, rules: Rules) -> None:

@@ -33,7 +33,7 @@ ROLES: dict[str, dict[str, type[BaseEstimator]]] = {
 MODULES = {"model": models, "loss": losses, "optimizer": optimizers, "learning_rate": schedules}
 RESOLVE = {"loss": resolve_loss, "optimizer": resolve_optimizer, "learning_rate": resolve_schedule}
 
-UNDECLARED: dict[str, Any] = {"schedule": "cosine"}
+UNDECLARED: dict[str, Any] = {"schedule": "cosine", "categories": {1: 4}}
 """A valid value, not the default, of every parameter whose values no component declares."""
 
 VALUES = (0.8, 0.3, 3.0, 7, 50, False, True)
