@@ -25,6 +25,11 @@ CUSTOM_OPERATORS: ContextVar[str | None] = ContextVar("library of custom operato
 """A library of custom operators that graphs have, which the builder must know to load them."""
 
 
+def require_library(path: str) -> None:
+    """Raise RuntimeError if a file is not a library of custom operators that this onnxruntime loads."""
+    onnxruntime.SessionOptions().register_custom_ops_library(path)
+
+
 def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
     """Run onnxruntime-training's gradient builder; it raises RuntimeError for graphs that it refuses."""
     _register_gradients()

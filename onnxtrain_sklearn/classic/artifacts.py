@@ -117,7 +117,8 @@ def generate_artifacts(
     ort_format : bool, default=False
         Whether to write the graphs also in onnxruntime's own format; needs onnxruntime-training.
     custom_op_library : str or path, default=None
-        Library of the graph's custom operators.
+        Library of the graph's custom operators. They have no gradient; if a gradient passes operators that read their
+        outputs, the graph declares the shapes of these in its value_info.
     additional_output_names : list of str, default=None
         Values that the training and the evaluation model return after the loss.
     nominal_checkpoint : bool, default=False

@@ -241,15 +241,6 @@ def test_wrong_arguments(tmp_path, arguments, error, match):
     assert not list(tmp_path.iterdir())
 
 
-@needs_training
-def test_a_library_of_custom_operators_is_loaded(tmp_path):
-    (tmp_path / "library.so").write_text("no library")
-    with pytest.raises(ValueError, match=r"library\.so"):
-        generate_artifacts(
-            net(), ["W"], None, LossType.MSELoss, None, tmp_path, custom_op_library=tmp_path / "library.so"
-        )
-
-
 def test_a_file_that_is_no_checkpoint(tmp_path):
     (tmp_path / "other").write_bytes(b"something else")
     with pytest.raises(ValueError, match="is no checkpoint"):

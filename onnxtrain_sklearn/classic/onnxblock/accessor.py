@@ -16,7 +16,8 @@ import onnx
 import onnx.helper
 
 from ..._graph.files import read
-from ..._runtime.gradient_builder import CUSTOM_OPERATORS
+from ..._runtime.gradient_builder import CUSTOM_OPERATORS, require_library
+from ..._support.refusal import refusing
 from ...exceptions import ModelError
 
 IR_VERSION, OPSET = 10, 21
@@ -152,11 +153,13 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     Parameters
     ----------
     custom_op_library_path : str or path
-        An existing file.
+        A file that this onnxruntime loads.
     """
     path = os.fspath(custom_op_library_path)
     if not os.path.exists(path):
         raise RuntimeError(f"The library of custom operators {path!r} does not exist.")
+    with refusing(f"The library of custom operators {path!r} cannot be loaded"):
+        require_library(path)
     token = CUSTOM_OPERATORS.set(path)
     try:
         yield path

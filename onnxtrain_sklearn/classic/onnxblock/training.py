@@ -175,7 +175,10 @@ def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> i
         return None
     try:
         prepared = multiply_by_columns(source.clone())
-        proto = optimized_for_training(ir.to_proto(prepared).SerializeToString(), wrt=wrt)
+        with refusing(
+            "onnxruntime-training cannot load the graph", UnsupportedOperatorError
+        ):  # as for custom operators
+            proto = optimized_for_training(ir.to_proto(prepared).SerializeToString(), wrt=wrt)
         optimized = infer_shapes(ir.from_proto(onnx.load_model_from_string(proto)))
         output = next(v for v in optimized.graph.outputs if v.name == loss)
         read = {v for passage in path(optimized.graph, wrt, output) for v in passage.node.inputs if v is not None}

@@ -33,7 +33,7 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     op = r.op
     left, right = dims(r.x(0)), dims(r.x(1))
     if left is None or right is None:
-        r.refuse("the rank of an operand is not known")
+        r.refuse("the rank of an operand is not known; declare its shape in the value_info of the graph")
     if len(left) == len(right) == 2:
         return lambda: op.Gemm(r.g, r.x(1), transB=1), lambda: op.Gemm(r.x(0), r.g, transA=1)
     a = op.Unsqueeze(r.x(0), axes=[0]) if len(left) == 1 else r.x(0)
