@@ -7,14 +7,15 @@ a scalar, so the same graph serves a vector of any length, or a piece of it. Sca
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from math import sqrt
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from onnx_ir import Value
 
 from ._graph.builder import GraphBuilder
+from ._optimizers.base import Optimizer
 from ._optimizers.lbfgs import LBFGS, BaseOptimizer, MinimizeResult
+from ._optimizers.scheduled_decay import WEIGHT_DECAY
 from ._optimizers.update_graph import PIECE, Coefficients, Named, Step, UpdateGraph, clip_graph, update_graph
 from ._support.components import resolve
 from ._support.rules import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules
@@ -23,50 +24,6 @@ __all__ = [
     "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "Lion", "MinimizeResult",
     "Optimizer", "RMSprop", "UpdateGraph", "clip_graph", "resolve_optimizer", "update_graph",
 ]  # fmt: skip
-
-
-class Optimizer(BaseOptimizer, ABC):
-    """Base class of the optimizers that take one step per minibatch; derive from it to write your own.
-
-    Examples
-    --------
-    >>> from onnxtrain_sklearn.optimizers import Optimizer
-    >>> class SignSGD(Optimizer):
-    ...     def update(self, op, parameters, gradients, state, coefficients):
-    ...         return op.Sub(parameters, op.Mul(op.Sign(gradients), coefficients["learning_rate"])), {}
-    >>> SignSGD()
-    SignSGD()
-    """
-
-    def state(self) -> dict[str, float]:
-        """Return the optimizer's vectors: name -> the value that fills them before the first step."""
-        return {}
-
-    def coefficients(self, learning_rate: float, t: int) -> Coefficients:
-        """Return the scalars of step ``t`` (the first step is 1); floats take the parameters' type, ints are int64."""
-        return {"learning_rate": float(learning_rate)}
-
-    @abstractmethod
-    def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
-        """Emit one step; return the new parameters and the new state.
-
-        Parameters
-        ----------
-        op : GraphBuilder
-            Emits operators: ``op.Mul(x, y)``.
-        parameters, gradients : value of shape (P,)
-        state : mapping of str to value of shape (P,)
-            The vectors that :meth:`state` declares.
-        coefficients : mapping of str to scalar value
-            The scalars that :meth:`coefficients` returns.
-        """
-
-    elementwise: bool = True
-    """Whether element i of the result depends on elements i alone, so that long vectors may be updated in pieces."""
-
-    def fused(self) -> Optimizer | None:
-        """Return an equal optimizer that uses onnxruntime-training's float32 kernels, where those are faster."""
-        return None
 
 
 class SGD(Optimizer):
@@ -124,7 +81,7 @@ class SGD(Optimizer):
         return {"learning_rate": float(learning_rate), "weight": 1.0 if t == 1 else 1.0 - float(self.dampening)}
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
-        g, mu = _with_penalty(op, gradients, parameters, self.weight_decay), float(self.momentum)
+        g, mu = _with_penalty(op, gradients, parameters, self, coefficients), float(self.momentum)
         if not mu:
             return op.Sub(parameters, op.Mul(g, coefficients["learning_rate"])), {}
         weighted = op.Mul(g, coefficients["weight"]) if self.dampening else g
@@ -184,7 +141,9 @@ class Adam(Optimizer):
         return {"learning_rate": rate, "epsilon": float(self.epsilon) * root}
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
-        step, moments = self._step(op, _with_penalty(op, gradients, parameters, self.weight_decay), state, coefficients)
+        step, moments = self._step(
+            op, _with_penalty(op, gradients, parameters, self, coefficients), state, coefficients
+        )
         return op.Sub(parameters, step), moments
 
     def fused(self) -> Optimizer | None:
@@ -291,7 +250,7 @@ class RMSprop(Optimizer):
         return dict.fromkeys([*names, "momentum"] if self.momentum else names, 0.0)
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
-        g = _with_penalty(op, gradients, parameters, self.weight_decay)
+        g = _with_penalty(op, gradients, parameters, self, coefficients)
         square, new = self._square(op, g, state)
         direction = op.Div(g, op.Add(op.Sqrt(square), float(self.epsilon)))
         if self.momentum:
@@ -355,7 +314,7 @@ class Adagrad(Optimizer):
         return {"learning_rate": float(learning_rate) / (1.0 + (t - 1) * float(self.lr_decay))}
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
-        g = _with_penalty(op, gradients, parameters, self.weight_decay)
+        g = _with_penalty(op, gradients, parameters, self, coefficients)
         total = op.Add(state["sum_of_squares"], op.Mul(g, g))
         direction = op.Div(g, op.Add(op.Sqrt(total), float(self.epsilon)))
         return op.Sub(parameters, op.Mul(direction, coefficients["learning_rate"])), {"sum_of_squares": total}
@@ -397,9 +356,13 @@ class Lion(Optimizer):
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         ahead = op.Sub(state["momentum"], gradients)  # the only reader of the old momentum
         direction = op.Sign(op.Add(gradients, op.Mul(ahead, float(self.beta_1))))
-        direction = _with_penalty(op, direction, parameters, self.weight_decay)
+        direction = _with_penalty(op, direction, parameters, self, coefficients)
         momentum = op.Add(gradients, op.Mul(ahead, float(self.beta_2)))
         return op.Sub(parameters, op.Mul(direction, coefficients["learning_rate"])), {"momentum": momentum}
+
+
+class _Decaying(Protocol):
+    weight_decay: float
 
 
 class _FusedSGD(Optimizer):
@@ -418,13 +381,22 @@ class _FusedAdam(Adam):
         t = op.Add(coefficients["steps_before"], 1)  # a tensor of its own: the kernel writes t + 1 over it
         inputs = coefficients["learning_rate"], t, parameters, gradients, state["first_moment"], state["second_moment"]
         settings = {"alpha": self.beta_1, "beta": self.beta_2, "epsilon": self.epsilon, "lambda": self.weight_decay}
+        decay = coefficients.get(WEIGHT_DECAY)
         attributes: dict[str, float] = {name: float(x) for name, x in settings.items()}
+        attributes |= {"lambda": 0.0} if decay is not None else {}
         results = op.emit("AdamOptimizer", *inputs, domain="com.microsoft", outputs=4, **attributes)
-        return results[3], {"first_moment": results[1], "second_moment": results[2]}
+        moved = results[3]
+        if decay is not None:  # the kernel takes it as a constant alone
+            moved = op.Sub(moved, op.Mul(parameters, op.Mul(coefficients["learning_rate"], decay)))
+        return moved, {"first_moment": results[1], "second_moment": results[2]}
 
 
-def _with_penalty(op: GraphBuilder, gradients: Value, parameters: Value, weight_decay: float) -> Value:
-    return op.Add(gradients, op.Mul(parameters, float(weight_decay))) if weight_decay else gradients
+def _with_penalty(
+    op: GraphBuilder, gradients: Value, parameters: Value, optimizer: _Decaying, coefficients: Named
+) -> Value:
+    if not optimizer.weight_decay:
+        return gradients
+    return op.Add(gradients, op.Mul(parameters, coefficients.get(WEIGHT_DECAY, float(optimizer.weight_decay))))
 
 
 def _average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: Value | None = None) -> Value:

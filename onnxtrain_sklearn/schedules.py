@@ -1,6 +1,6 @@
-"""Learning-rate schedules: plain Python functions of the progress of a run.
+"""Schedules of the learning rate, of weight decay and of dropout: plain Python functions of the progress of a run.
 
-A schedule returns a *factor*; the learning rate of a step is ``learning_rate_init * factor``. It keeps no state:
+A schedule returns a *factor*: the learning rate of a step is ``learning_rate_init * factor``. It keeps no state:
 everything it may depend on is in :class:`Progress`, which the trainer advances and which travels with a pickle.
 The loop asks for a factor at every step, so a factor is a few arithmetic operations: parameters are
 checked beforehand, by :func:`resolve_schedule`.
@@ -8,21 +8,23 @@ checked beforehand, by :func:`resolve_schedule`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from math import cos, pi
+from dataclasses import replace
 from numbers import Real
 from typing import ClassVar
 
-from ._support.components import Component, resolve
-from ._support.rules import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Range, Rules
+from ._schedules.annealing import Cosine, CosineLog, FlatCosine, Linear, OneCycle
+from ._schedules.base import Progress, Schedule
+from ._support.components import resolve
+from ._support.rules import COUNT, FRACTION, NOT_NEGATIVE, Range, Rules
 
 __all__ = [
     "SCHEDULES",
     "Adaptive",
     "Constant",
     "Cosine",
+    "CosineLog",
     "Exponential",
+    "FlatCosine",
     "InverseScaling",
     "Linear",
     "OneCycle",
@@ -34,59 +36,6 @@ __all__ = [
 ]
 
 _GAMMA = Range(Real, 0, 1, closed="right")
-
-
-@dataclass
-class Progress:
-    """How far a training run has come; schedules read it, only the trainer writes it.
-
-    Attributes
-    ----------
-    step : int
-        Optimizer steps taken.
-    epoch : int
-        Epochs completed.
-    samples : int
-        Rows seen, as of the end of the last epoch (scikit-learn's ``t_``).
-    total_steps : int or None
-        Step at which the plan ends that ``max_iter`` epochs make, when known.
-    plateaus : int
-        Times that training went ``n_iter_no_change`` epochs without improving by ``tol``.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
-    total_steps: int | None = None
-    plateaus: int = 0
-
-
-class Schedule(Component, ABC):
-    """Base class of the schedules; derive from it to write your own.
-
-    Examples
-    --------
-    >>> from onnxtrain_sklearn.schedules import Progress, Schedule
-    >>> class Halving(Schedule):
-    ...     def __init__(self, every=100):
-    ...         self.every = every
-    ...     def factor(self, progress):
-    ...         return 0.5 ** (progress.step // self.every)
-    >>> Halving().factor(Progress(step=250))
-    0.25
-    """
-
-    @abstractmethod
-    def factor(self, progress: Progress) -> float:
-        """Return what the initial learning rate is multiplied with in the coming step (dimensionless, >= 0)."""
-
-    def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
-        """Whether training ends at the plateau just counted in ``progress``; a schedule that goes on returns False."""
-        return True
-
-    def finished(self, progress: Progress) -> bool:
-        """Whether a plan has come to its end, so that training that ends there has not failed to converge."""
-        return False
 
 
 class Constant(Schedule):
@@ -217,137 +166,6 @@ class Exponential(Schedule):
         return self.gamma**progress.step
 
 
-class _Annealing(Schedule):
-    """A schedule from 1 to a final factor over all steps."""
-
-    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
-
-    def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
-        self.total_steps = total_steps
-        self.final = final
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= _total_steps(self, self.total_steps, progress)
-
-    def factor(self, progress: Progress) -> float:
-        total = _total_steps(self, self.total_steps, progress)
-        return self._factor_within(progress.step, total) if progress.step < total else float(self.final)
-
-    @abstractmethod
-    def _factor_within(self, step: int, total: int) -> float:
-        """Return the factor at a step before the last."""
-
-
-class Cosine(_Annealing):
-    r"""Half a cosine from 1 down to the final factor f: :math:`f + (1 - f)(1 + \cos(π t / T)) / 2`.
-
-    Without restarts, as ``torch.optim.lr_scheduler.CosineAnnealingLR`` up to T.
-
-    Parameters
-    ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
-    final : float, default=0.0
-        f, in [0, inf).
-
-    References
-    ----------
-    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017.
-
-    Examples
-    --------
-    >>> from onnxtrain_sklearn.schedules import Cosine, Progress
-    >>> Cosine(total_steps=100).factor(Progress(step=100))
-    0.0
-    """
-
-    def _factor_within(self, step: int, total: int) -> float:
-        return _cosine(1.0, self.final, step / total)
-
-
-class Linear(_Annealing):
-    r"""A straight line from 1 to the final factor f: :math:`1 + (f - 1) t / T`.
-
-    Parameters
-    ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
-    final : float, default=0.0
-        f, in [0, inf).
-
-    Examples
-    --------
-    >>> from onnxtrain_sklearn.schedules import Linear, Progress
-    >>> Linear(total_steps=100).factor(Progress(step=25))
-    0.75
-    """
-
-    def _factor_within(self, step: int, total: int) -> float:
-        return 1.0 + (self.final - 1.0) * step / total
-
-
-class OneCycle(Schedule):
-    r"""Half a cosine up from a low learning rate to ``learning_rate_init``, then one down to a far lower rate.
-
-    It is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing: ``learning_rate_init`` is its ``max_lr``, the
-    top is reached at step :math:`w T - 1` and the end at step :math:`T - 1`.
-
-    Parameters
-    ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
-    warmup_fraction : float, default=0.3
-        w, the part of the steps in which the rate rises, in [0, 1).
-    initial : float, default=0.04
-        Factor of the first step, in [0, inf): 1 / ``div_factor``.
-    final : float, default=4e-6
-        Factor of the last step, in [0, inf): 1 / ``div_factor`` / ``final_div_factor``.
-
-    References
-    ----------
-    Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates", 2018.
-
-    Examples
-    --------
-    >>> from onnxtrain_sklearn.schedules import OneCycle, Progress
-    >>> [round(OneCycle(total_steps=10).factor(Progress(step=t)), 2) for t in range(10)]
-    [0.04, 0.52, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05, 0.0]
-    """
-
-    valid: ClassVar[Rules] = {
-        "total_steps": (COUNT, None),
-        "warmup_fraction": (BELOW_ONE,),
-        "initial": (NOT_NEGATIVE,),
-        "final": (NOT_NEGATIVE,),
-    }
-
-    def __init__(
-        self, total_steps: int | None = None, warmup_fraction: float = 0.3, initial: float = 0.04, final: float = 4e-6
-    ) -> None:
-        self.total_steps = total_steps
-        self.warmup_fraction = warmup_fraction
-        self.initial = initial
-        self.final = final
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= _total_steps(self, self.total_steps, progress)
-
-    def factor(self, progress: Progress) -> float:
-        step, total = progress.step, _total_steps(self, self.total_steps, progress)
-        top, end = self.warmup_fraction * total - 1.0, total - 1.0
-        if step >= end:
-            return float(self.final)
-        if step < top:
-            return _cosine(self.initial, 1.0, step / top)
-        return _cosine(1.0, self.final, (step - top) / (end - top))
-
-
 class Warmup(Schedule):
     r"""A straight line up to the beginning of another schedule, then that schedule.
 
@@ -410,23 +228,13 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "exponential": Exponential,
     "cosine": Cosine,
     "linear": Linear,
+    "flat_cos": FlatCosine,
+    "coslog4": CosineLog,
     "one_cycle": OneCycle,
     "warmup": Warmup,
 }
 
 
-def resolve_schedule(schedule: str | Schedule) -> Schedule:
-    """Return the schedule that a name or an object stands for, its parameters validated."""
-    return resolve("learning_rate", schedule, SCHEDULES, Schedule)
-
-
-def _total_steps(schedule: Schedule, own: int | None, progress: Progress) -> int:
-    total = progress.total_steps if own is None else own
-    if total is None:
-        raise ValueError(f"{schedule!r} does not know how many steps training takes: give total_steps.")
-    return total
-
-
-def _cosine(start: float, end: float, fraction: float) -> float:
-    """Return the point of half a cosine from ``start`` to ``end``."""
-    return end + (start - end) * (1.0 + cos(pi * fraction)) / 2.0
+def resolve_schedule(schedule: str | Schedule, role: str = "learning_rate") -> Schedule:
+    """Return the schedule that a name or an object stands for, its parameters validated; errors name the ``role``."""
+    return resolve(role, schedule, SCHEDULES, Schedule)

@@ -26,8 +26,8 @@ ROOMS = (
     {"_runtime"},
     {"_graph"},
     {"_losses"},
-    {"graph", "losses", "schedules", "_data", "_gradient", "_ml_operators", "_models", "_optimizers"},
-    {"models", "optimizers", "_fitted", "_inference"},
+    {"graph", "losses", "_data", "_gradient", "_ml_operators", "_models", "_optimizers", "_schedules"},
+    {"models", "optimizers", "schedules", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
     {"_estimators"},
     {"_recipes"},
@@ -113,7 +113,7 @@ PUBLIC = {
 
 PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
-    "learning_rate_factors weight_decay_factors "
+    "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "trainable output output_kind class_weight target_scaling clip_predictions tol n_iter_no_change early_stopping "
     "scoring validation_fraction callbacks warm_start random_state verbose engine device providers provider_options "
     "session_options"

@@ -16,6 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn._training.history import History
 from onnxtrain_sklearn._training.loop import Trainer, TrainerSettings
+from onnxtrain_sklearn._training.step import Rates
 from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import SGD
 from onnxtrain_sklearn.schedules import Cosine, Linear, OneCycle, Progress, Schedule, Warmup, resolve_schedule
@@ -35,14 +36,14 @@ class Step:
         self.rates: list[float] = []
         self.forgotten = 0
 
-    def run(self, learning_rate: float, weight: float) -> float:
-        self.rates.append(learning_rate)
+    def run(self, rates: Rates, weight: float) -> float:
+        self.rates.append(rates.learning_rate)
         self.parameters.vector += 1
         return next(self.losses)
 
-    def train(self, batches: Any, next_rate: Any) -> Iterator[tuple[float, float]]:
+    def train(self, batches: Any, next_rates: Any) -> Iterator[tuple[float, float]]:
         for weight in batches.weights:
-            yield weight, self.run(next_rate(), weight)
+            yield weight, self.run(next_rates(), weight)
 
     def synchronize(self) -> None:
         self.synchronized = True

@@ -22,7 +22,10 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
     "model": lambda model: resolve_builder(model) or model,
     "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
     "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
-    "learning_rate": lambda rate: resolve_schedule(rate) if isinstance(rate, str) else rate,
+    **dict.fromkeys(
+        ("learning_rate", "weight_decay_schedule", "dropout_schedule"),
+        lambda schedule: resolve_schedule(schedule) if isinstance(schedule, str) else schedule,
+    ),
 }
 
 

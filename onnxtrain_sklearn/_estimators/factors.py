@@ -8,6 +8,7 @@ from typing import Any
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import LBFGS, BaseOptimizer
 from .._support.rules import FACTORS, check_parameters
+from .._training.loss_graph import Scheduled
 from .._training.parameters import Trainable, matches
 from .._training.segments import NO_FACTORS, Factors
 from ..exceptions import nearest
@@ -44,6 +45,19 @@ def _require_effect(estimator: Parameters, optimizer: BaseOptimizer) -> None:
         raise ValueError(
             f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it to None, or "
             f"take another optimizer, such as AdamW()."
+        )
+
+
+def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
+    """Raise if a schedule is given to an optimizer that takes no steps, or has no weight decay."""
+    kind = type(optimizer).__name__
+    for used, name in zip(scheduled, ("weight_decay_schedule", "dropout_schedule"), strict=True):
+        if used and isinstance(optimizer, LBFGS):
+            raise ValueError(f"{name} has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'.")
+    if scheduled.decay and not hasattr(optimizer, "weight_decay"):
+        raise ValueError(
+            f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it "
+            f"to 'constant', or take another optimizer, such as AdamW()."
         )
 
 

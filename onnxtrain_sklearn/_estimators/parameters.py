@@ -114,6 +114,11 @@ name: those given here come after them. :meth:`describe` lists the names.""", (F
     "weight_decay_factors": Parameter("dict or None", """
 What the parameter ``weight_decay`` of the optimizer is multiplied by, by parameter, in the same form.""",
         (FACTORS, None)),
+    "weight_decay_schedule": Parameter("str or Schedule", """
+The schedule that the parameter ``weight_decay`` of the optimizer follows, step by step; the names of
+``learning_rate``."""),
+    "dropout_schedule": Parameter("str or Schedule", """
+The schedule that all ratios of Dropout in the graph follow, step by step; the names of ``learning_rate``."""),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
 keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
@@ -225,6 +230,8 @@ class Parameters:
     max_grad_norm: float | None
     learning_rate_factors: Mapping[str, float] | None
     weight_decay_factors: Mapping[str, float] | None
+    weight_decay_schedule: str | Schedule
+    dropout_schedule: str | Schedule
     trainable: Trainable
     output: str | None
     output_kind: str

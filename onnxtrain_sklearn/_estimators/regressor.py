@@ -81,6 +81,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         max_grad_norm: float | None = None,
         learning_rate_factors: Mapping[str, float] | None = None,
         weight_decay_factors: Mapping[str, float] | None = None,
+        weight_decay_schedule: str | Schedule = "constant",
+        dropout_schedule: str | Schedule = "constant",
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
         output_kind: str = "auto",

@@ -24,13 +24,13 @@ from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
 from .._training.loop import Trainer, TrainerSettings
-from .._training.loss_graph import StepSettings
+from .._training.loss_graph import Scheduled, StepSettings
 from ..exceptions import ModelError
 from ..losses import Loss, resolve_loss
 from ..models import resolve_builder
 from .built_source import built_source, needs_rows
 from .examples import Call, Examples, batches_for, scaled, training_examples
-from .factors import factors_of
+from .factors import factors_of, require_schedulable
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
@@ -72,7 +72,7 @@ class Session:
         if source is None:
             self.scale = self._target_scale(examples)
             source, examples = self._built(examples)
-        run, settings = self._run(source, fitted, examples)
+        run, settings = self._run(source, fitted, examples, loop.scheduled)
         self._require_equal_start(run, examples)
         self._require_fit(run, examples)
         run.head = replace(run.head, target_range=self._target_range(examples))  # fitted models were compared unclipped
@@ -118,12 +118,16 @@ class Session:
                 f"them so. Call fit with warm_start=False, or begin with target_scaling=None."
             )
 
-    def _run(self, source: TrainableModel, fitted: FittedModel | None, examples: Examples) -> tuple[Run, StepSettings]:
+    def _run(
+        self, source: TrainableModel, fitted: FittedModel | None, examples: Examples, scheduled: Scheduled
+    ) -> tuple[Run, StepSettings]:
         """Return a new run, or the old one updated to the current parameters."""
         estimator, columns = self.estimator, examples.columns
         chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng)
         seen = chosen.seen
-        settings = replace(chosen.settings, factors=factors_of(estimator, seen, chosen.settings.optimizer))
+        factors = factors_of(estimator, seen, chosen.settings.optimizer)
+        require_schedulable(scheduled, chosen.settings.optimizer)
+        settings = replace(chosen.settings, factors=factors, scheduled=scheduled)
         self._require_same_units(settings.loss)
         head = replace(chosen.head, target_scale=self.scale)
         if self.old is not None:

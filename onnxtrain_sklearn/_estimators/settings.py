@@ -86,6 +86,8 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
         early_stopping=bool(estimator.early_stopping),
         verbose=bool(estimator.verbose),
         callbacks=tuple(estimator.callbacks or ()),
+        decay_schedule=resolve_schedule(estimator.weight_decay_schedule, "weight_decay_schedule"),
+        dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
     )
 
 

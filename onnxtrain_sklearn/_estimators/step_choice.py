@@ -31,4 +31,4 @@ def _key(settings: StepSettings) -> tuple[object, ...]:
     """Return a key that is equal for settings of equal content."""
     objects = content([settings.loss, settings.optimizer, settings.session_options])
     numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm)
-    return (objects, numbers, tuple(settings.factors.items()), settings.engine, settings.device)
+    return (objects, numbers, (*settings.factors.items(), settings.scheduled), settings.engine, settings.device)

@@ -16,6 +16,7 @@ from onnx_ir import Value
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output
 from ..exceptions import ModelError
+from .scheduled_decay import ScheduledDecay
 
 Coefficients: TypeAlias = "dict[str, float | int]"
 Step: TypeAlias = "tuple[Value, dict[str, Value]]"
@@ -48,25 +49,31 @@ class UpdateGraph:
 
     Inputs of ``model`` are ``parameters``, ``gradients``, the slots and the coefficients by their names. Outputs are
     ``new_parameters`` and ``new_SLOT``, each of which may overwrite its predecessor. ``slots`` are the state vectors
-    with their initial values, ``coefficients(learning_rate, t)`` the scalars of a step. An ``elementwise`` graph may be
-    run on pieces of the vectors.
+    with their initial values, ``coefficients(learning_rate, t)`` the scalars of a step; where the weight decay is
+    ``scheduled``, their third argument is its factor. An ``elementwise`` graph may be run on pieces of the vectors.
     """
 
     model: ir.Model
     slots: Mapping[str, float]
-    coefficients: Callable[[float, int], Coefficients]
+    coefficients: Callable[..., Coefficients]
     elementwise: bool
+    scheduled: bool = False
 
 
-def update_graph(optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False) -> UpdateGraph:
+def update_graph(
+    optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False, scheduled: bool = False
+) -> UpdateGraph:
     """Return the update graph of ``optimizer`` for vectors of type ``dtype``, proven safe to run in place.
 
-    With ``fused`` it uses equivalent kernels of onnxruntime-training, if there are any.
+    With ``fused`` it uses equivalent kernels of onnxruntime-training, if there are any. With ``scheduled`` the weight
+    decay is a coefficient of each step.
     """
     owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
     fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass overrides the rule
     rule = (optimizer.fused() if fused else None) or optimizer
     slots, author = rule.state(), f"{type(rule).__name__}.update"
+    decaying = ScheduledDecay(rule) if scheduled else None
+    rule = rule if decaying is None else decaying
     vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
     coefficients = rule.coefficients(0.001, 1).items()
     scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
@@ -78,8 +85,19 @@ def update_graph(optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = Fal
     for name, value in _separate(op, {"parameters": parameters, **new_state}).items():
         _check_in_place(author, vectors[name], value)
         append_output(op.graph, value, f"new_{name}", vectors[name])
+    if decaying is not None:
+        _require_scheduled(author, decaying, scalars)
     elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
-    return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise)
+    return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise, scheduled)
+
+
+def _require_scheduled(author: str, rule: ScheduledDecay, scalars: Named) -> None:
+    """Raise unless the update depends on the weight decay of the step."""
+    if not rule.changes({name for name, value in scalars.items() if value.consumers()}):
+        raise ModelError(
+            f"{author} does not follow weight_decay_schedule: its coefficients do not depend on weight_decay. Take "
+            f"coefficients.get('weight_decay', self.weight_decay) in place of self.weight_decay in update."
+        )
 
 
 def clip_graph(dtype: ir.DataType) -> ir.Model:

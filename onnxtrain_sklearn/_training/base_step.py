@@ -21,6 +21,7 @@ from .._optimizers.update_graph import Coefficients, UpdateGraph, clip_graph, up
 from .._runtime import gradient_builder, sessions
 from .._runtime.binding import Array, Binding
 from .._runtime.sessions import InferenceSession
+from ..exceptions import warn
 from ..optimizers import Optimizer
 from .dropout import UniformNumbers, expose_dropout
 from .loss_graph import (
@@ -36,7 +37,7 @@ from .loss_graph import (
 )
 from .parameters import FlatParameters
 from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
-from .step import OptimizerState
+from .step import OptimizerState, Rates
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +92,10 @@ class SegmentUpdate:
         """The factors of the segment; segments of equal ones have the same coefficients."""
         return self.segment.factors
 
-    def coefficients(self, learning_rate: float, t: int) -> Coefficients:
+    def coefficients(self, rates: Rates, t: int) -> Coefficients:
         """Return the scalars of step ``t``."""
-        return self.graph.coefficients(learning_rate * self.factors.rate, t)
+        graph, rate = self.graph, rates.learning_rate * self.factors.rate
+        return graph.coefficients(rate, t, rates.decay) if graph.scheduled else graph.coefficients(rate, t)
 
 
 class BaseStep:
@@ -104,6 +106,7 @@ class BaseStep:
         self.batch, self.engine = parts.batch, parts.settings.engine
         self._model, self._frozen = parts.model, parts.frozen
         self._initial_slots: Mapping[str, float] = {}
+        self._warned = False
 
     @property
     def penalized(self) -> bool:
@@ -118,7 +121,8 @@ class BaseStep:
         """Return the gradient graph for ``batch`` rows; the trained parameters are among its inputs."""
         parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
         graph = training_graph(self._model, settings, self._frozen, batch)
-        uniform = UniformNumbers(expose_dropout(graph), settings.seed)
+        uniform = UniformNumbers(expose_dropout(graph, scheduled=settings.scheduled.dropout), settings.seed)
+        self._warn_of_missing_dropout(uniform)
         columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
         columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
         forward_work = work(graph.graph)
@@ -126,6 +130,12 @@ class BaseStep:
         self.engine = gradient.engine
         initializers_to_inputs(gradient.model.graph, list(parameters.views()))
         return PassGraph(gradient.model, forward_work, BatchBuffers(columns, np.ones(batch, dtype)), uniform)
+
+    def _warn_of_missing_dropout(self, uniform: UniformNumbers) -> None:
+        """Warn once if dropout is scheduled, but the graph has none."""
+        if self.settings.scheduled.dropout and not uniform.buffers and not self._warned:
+            self._warned = True
+            warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")
 
     def _bind_pass(
         self,
@@ -162,10 +172,11 @@ class BaseStep:
         """Return the updates of all segments, and create the slots of the optimizer's state that they need."""
         vector, fused = self.parameters.vector, gradient_builder.has_gradient_builder()
         found = segments(self.parameters, self.settings.factors)
-        graphs = {
-            decay: update_graph(with_decay_factor(optimizer, decay), ir_type(vector.dtype), fused=fused)
-            for decay in dict.fromkeys(segment.factors.decay for segment in found)
-        }
+        graphs = {}
+        for decay in dict.fromkeys(segment.factors.decay for segment in found):
+            own = with_decay_factor(optimizer, decay)
+            scheduled = self.settings.scheduled.decay and bool(getattr(own, "weight_decay", 0.0))
+            graphs[decay] = update_graph(own, ir_type(vector.dtype), fused=fused, scheduled=scheduled)
         if len(found) > 1:
             require_elementwise(optimizer, elementwise=all(graph.elementwise for graph in graphs.values()))
         opened = {decay: self._session(graph.model) for decay, graph in graphs.items()}

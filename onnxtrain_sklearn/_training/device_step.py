@@ -21,6 +21,7 @@ from ..optimizers import Optimizer
 from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
 from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
+from .step import Rates
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
@@ -60,17 +61,18 @@ class DeviceStep(BaseStep):
         self._after = self._bindings_after_the_gradient()
         self._pass(parts.batch, resident=True)
 
-    def train(self, batches: Batches, next_rate: Callable[[], float]) -> Iterator[tuple[float, float]]:
+    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; then yield the sum of weights and the loss of each step."""
         if self._loaded is not batches:
             self._load(batches)
         minibatches = batches.minibatches()
         passes = [self._pass(len(rows), resident=bool(self._data)) for rows in minibatches]
         weights = np.array([batches.weight_of(rows) for rows in minibatches])
-        scalars = self._scalars(weights, [next_rate() for _ in minibatches])
+        every = [next_rates() for _ in minibatches]
+        scalars = self._scalars(weights, every)
         try:
             for i, (one, feeds) in enumerate(self._fed(batches, minibatches, passes)):
-                self._run(one, feeds, {name: array.part(i, ()) for name, array in scalars.items()})
+                self._run(one, feeds, {name: array.part(i, ()) for name, array in scalars.items()}, every[i].dropout)
         finally:
             self.synchronize()
         losses = scalars[LOSS].read().astype(np.float64) + scalars[PENALTY].read()
@@ -103,9 +105,9 @@ class DeviceStep(BaseStep):
             yield one, feeds
             start += shape[0]
 
-    def _run(self, one: DevicePass, feeds: Mapping[str, Array], now: Mapping[str, DeviceArray]) -> None:
+    def _run(self, one: DevicePass, feeds: Mapping[str, Array], now: Mapping[str, DeviceArray], dropout: float) -> None:
         if one.uniform.buffers:
-            one.uniform.draw(self.state.draws)
+            one.uniform.draw(self.state.draws, dropout)
             self.state.draws += 1
         one.gradient.run(**feeds, **{LOSS: now[LOSS]})
         for binding, names in self._after:
@@ -133,12 +135,12 @@ class DeviceStep(BaseStep):
         dtype = self.parameters.vector.dtype
         return self._new(np.concatenate(order).astype(np.int64)), self._new(np.concatenate(weights).astype(dtype))
 
-    def _scalars(self, weights: np.ndarray, rates: Sequence[float]) -> dict[str, DeviceArray]:
+    def _scalars(self, weights: np.ndarray, rates: Sequence[Rates]) -> dict[str, DeviceArray]:
         """Return vectors of the scalars that the steps read or write, by name; one element per step."""
         dtype = self.parameters.vector.dtype
         arrays: dict[str, np.ndarray] = {}
         for one in {one.factors: one for one in self._updates}.values():
-            steps = [one.coefficients(rate, self.state.t + i + 1) for i, rate in enumerate(rates)]
+            steps = [one.coefficients(now, self.state.t + i + 1) for i, now in enumerate(rates)]
             kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
             arrays |= {_key(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
         arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(dtype)
@@ -160,7 +162,7 @@ class DeviceStep(BaseStep):
         if resident:
             gather_rows(graph.model.graph, list(buffers.columns), batch)
         inputs: dict[str, Array] = {name: self._part(self._buffer, name) for name in parameters.views()}
-        inputs |= {**uniform.buffers, **({} if resident else buffers.columns)}
+        inputs |= {**uniform.arrays, **({} if resident else buffers.columns)}
         gradients = {name: self._part(self._gradient, name) for name in parameters.names}
         start = len(parameters.vector)
         moved = {name: self._part(self._moved, name, start) for name in parameters.running_statistics}
@@ -187,7 +189,7 @@ class DeviceStep(BaseStep):
         vectors = {"parameters": self._buffer.part(start, shape)}
         vectors |= {name: self._slots[name].part(start, shape) for name in one.graph.slots}
         binding = self._bind_update(one.session, vectors, self._gradient.part(start, shape), {})
-        return binding, {name: _key(one, name) for name in one.coefficients(0.001, 1)}
+        return binding, {name: _key(one, name) for name in one.coefficients(Rates(0.001), 1)}
 
     def _copying(self) -> tuple[Binding, dict[str, str]]:
         """Bind the graph that copies the next running statistics over the current ones."""

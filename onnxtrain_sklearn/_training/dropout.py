@@ -3,6 +3,7 @@
 The random state of onnxruntime's kernel belongs to its session: a pickled estimator would continue with other masks
 than the original. Here each Dropout in training mode becomes a product with a mask. The mask is made from uniform
 numbers that are an input of the graph. They depend on the seed and on the number of earlier draws; pickles hold both.
+Where a schedule changes the ratios, the factor of the step is another input.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from .._graph.queries import constant, describe, dims, fixed, operand
 from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, UnsupportedOperatorError
 
-STEM = "onnxtrain/uniform"
+STEM, FACTOR = "onnxtrain/uniform", "onnxtrain/dropout_factor"
+
+LARGEST = "largest ratio"
+"""Key of the largest known ratio, in the metadata of the input for the factor."""
 
 
 class UniformNumbers:
@@ -32,26 +36,45 @@ class UniformNumbers:
     ----------
     buffers : dict of str to ndarray
         Float32 numbers in [0, 1), by input name.
+    arrays : dict of str to ndarray
+        All inputs: the buffers, and the factor of scheduled ratios.
     """
 
     def __init__(self, inputs: list[ir.Value], seed: int) -> None:
         self._seed = seed
-        self.buffers = {v.name or "": np.zeros(_fixed_sizes(v), np.float32) for v in inputs}
+        self.buffers = {v.name or "": np.zeros(_fixed_sizes(v), np.float32) for v in inputs if v.name != FACTOR}
+        scheduled = [v for v in inputs if v.name == FACTOR]
+        self._factor = np.ones((), np.float32) if scheduled else None
+        self._largest = max((v.meta[LARGEST] for v in scheduled), default=0.0)
+        self.arrays = self.buffers if self._factor is None else {**self.buffers, FACTOR: self._factor}
 
-    def draw(self, count: int) -> None:
-        """Fill the buffers with the numbers of draw number ``count``."""
+    def draw(self, count: int, factor: float = 1.0) -> None:
+        """Fill the buffers with the numbers of draw number ``count``; scheduled ratios are multiplied by ``factor``."""
+        if self._factor is not None:
+            if factor * self._largest >= 1:
+                raise ValueError(
+                    f"dropout_schedule gives the factor {factor}, so that a ratio of {self._largest} becomes "
+                    f"{factor * self._largest}; it must stay below 1."
+                )
+            self._factor[()] = factor
         random = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, count]))
         for buffer in self.buffers.values():
             random.random(out=buffer, dtype=np.float32)
 
 
-def expose_dropout(model: ir.Model) -> list[ir.Value]:
-    """Replace Dropout in training mode by products with masks, in place; return the new inputs of the graph."""
+def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value]:
+    """Replace Dropout in training mode by products with masks, in place; return the new inputs of the graph.
+
+    With ``scheduled`` the last of them is a factor of all ratios.
+    """
     if model.graph.opset_imports[""] < 12:  # there it has no training mode
         return []
     dropouts = [node for node in model.graph.all_nodes() if _drops(node)]
     op = GraphBuilder(model.graph, prefix="onnxtrain/dropout")
-    inputs = [_expose(op, node, f"{STEM}_{i}") for i, node in enumerate(dropouts)]
+    factors = [ir.val(FACTOR, ir.DataType.FLOAT, ())] if scheduled and dropouts else []
+    inputs = [_expose(op, node, f"{STEM}_{i}", *factors) for i, node in enumerate(dropouts)]
+    model.graph.inputs.extend(factors)
+    inputs += factors
     if inputs:
         model.graph.sort()
         infer_shapes(model)
@@ -67,21 +90,29 @@ def _drops(node: ir.Node) -> bool:
     return known is None or bool(known)
 
 
-def _expose(op: GraphBuilder, node: ir.Node, name: str) -> ir.Value:
+def _expose(op: GraphBuilder, node: ir.Node, name: str, factor: ir.Value | None = None) -> ir.Value:
     x = node.inputs[0]
     assert x is not None
     _require_shape(op.graph, node)
     uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
     op.graph.inputs.append(uniform)
     op.dtype = x.dtype or ir.DataType.FLOAT
-    ratio = _ratio(op, node)
+    ratio = _ratio(op, node) if factor is None else _scheduled(op, _ratio(op, node), factor)
     kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
-    factor = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
+    scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
     mode = operand(node, 2)
     if mode is not None and constant(mode) is None:
-        factor, kept = op.Where(mode, factor, 1.0), op.Or(kept, op.Not(mode))
-    replace_node(op, node, [op.Mul(x, factor), kept])
+        scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
+    replace_node(op, node, [op.Mul(x, scale), kept])
     return uniform
+
+
+def _scheduled(op: GraphBuilder, ratio: ir.Value, factor: ir.Value) -> ir.Value:
+    """Return the ratio multiplied by the factor of the step, whose largest multiple is recorded."""
+    known = constant(ratio)
+    share = 0.0 if known is None else float(known.item())
+    factor.meta[LARGEST] = max(factor.meta.get(LARGEST, 0.0), share)
+    return op.Mul(op.Cast(ratio, to=ir.DataType.FLOAT), factor)
 
 
 def _require_shape(graph: ir.Graph, node: ir.Node) -> None:

@@ -24,7 +24,7 @@ from .dropout import UniformNumbers
 from .loss_graph import LOSS, PARALLEL_WORK, PENALTY, WEIGHT, StepSettings, as_float32
 from .parameters import FlatParameters
 from .segments import Factors
-from .step import OptimizerState
+from .step import OptimizerState, Rates
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class HostPass:
 class HostUpdate:
     """The updates of all segments of equal factors, and the scalars that they read."""
 
-    coefficients: Callable[[float, int], Coefficients]
+    coefficients: Callable[[Rates, int], Coefficients]
     scalars: Mapping[str, np.ndarray]
     bindings: list[Binding]
 
@@ -78,32 +78,33 @@ class HostStep(BaseStep):
         self._current = self._passes[size]
         return self._current.buffers
 
-    def train(self, batches: Batches, next_rate: Callable[[], float]) -> Iterator[tuple[float, float]]:
+    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; yield the sum of its weights and its loss before the update."""
         for weight in batches.fill(self.buffers):
-            yield weight, self.run(next_rate(), weight)
+            yield weight, self.run(next_rates(), weight)
 
-    def run(self, learning_rate: float, weight: float) -> float:
+    def run(self, rates: Rates, weight: float) -> float:
         """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
-        loss = self.gradients(weight)
+        loss = self.gradients(weight, rates.dropout)
         if self._clip is not None:
             self._clip.run()
         self.state.t += 1
         for update in self._updates:
-            for name, value in update.coefficients(learning_rate, self.state.t).items():
+            for name, value in update.coefficients(rates, self.state.t).items():
                 update.scalars[name][()] = value
             for binding in update.bindings:
                 binding.run()
         return loss
 
-    def gradients(self, weight: float) -> float:
+    def gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
 
-        The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for.
+        The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for. Scheduled
+        dropout ratios are multiplied by ``dropout``.
         """
         current = self._current
         if current.uniform.buffers:
-            current.uniform.draw(self.state.draws)
+            current.uniform.draw(self.state.draws, dropout)
             self.state.draws += 1
         current.gradient.run()
         for statistic, moved in current.moved:
@@ -123,7 +124,7 @@ class HostStep(BaseStep):
         buffers, uniform, loss = graph.buffers, graph.uniform, np.zeros((), parameters.vector.dtype)
         moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
         threads = devices.available_threads() if graph.work >= PARALLEL_WORK else 1
-        inputs = {**buffers.columns, **uniform.buffers, **parameters.views(), WEIGHT: buffers.sample_weight}
+        inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: buffers.sample_weight}
         gradients = {name: parameters.gradient_view(name) for name in parameters.names}
         binding = self._bind_pass(self._session(graph.model, threads), inputs, {LOSS: loss}, gradients, moved)
         return HostPass(buffers, binding, loss, uniform, [(parameters.view(name), moved[name]) for name in moved])
@@ -146,7 +147,7 @@ class HostStep(BaseStep):
 
     def _scalars(self, one: SegmentUpdate) -> dict[str, np.ndarray]:
         dtype = self.parameters.vector.dtype
-        kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.coefficients(0.001, 1).items()}
+        kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.coefficients(Rates(0.001), 1).items()}
         return {name: np.zeros((), kind) for name, kind in kinds.items()}
 
     def _update_binding(self, one: SegmentUpdate, piece: slice, scalars: Mapping[str, np.ndarray]) -> Binding:

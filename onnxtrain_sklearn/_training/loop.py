@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches
 from ..exceptions import DivergenceError, warn
-from ..schedules import Schedule
+from ..schedules import Constant, Schedule
 from .history import Epoch, History
-from .step import TrainingStep
+from .loss_graph import Scheduled
+from .step import Rates, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class TrainerSettings:
     early_stopping: bool
     verbose: bool
     callbacks: Sequence[Callable[[Epoch], object]] = ()
+    decay_schedule: Schedule = field(default_factory=Constant)
+    dropout_schedule: Schedule = field(default_factory=Constant)
+
+    @property
+    def scheduled(self) -> Scheduled:
+        """Whether weight decay and dropout change from step to step."""
+        return Scheduled(not isinstance(self.decay_schedule, Constant), not isinstance(self.dropout_schedule, Constant))
 
 
 NEGLIGIBLE_FACTOR = 1e-3
@@ -70,6 +78,7 @@ class Trainer:
         history.best = None
         self._started = time.perf_counter()
         self._rate: float | None = None
+        self._has_factors = any(settings.scheduled)
 
     def fit(self) -> None:
         """Train for ``max_iter`` epochs, which ends with a warning, or until there is no more improvement.
@@ -170,7 +179,7 @@ class Trainer:
         """Train on all data once; return the mean loss."""
         total = 0.0
         self._last = self._buffer.copy()
-        for weight, loss in self._step.train(self._batches, self._next_rate):
+        for weight, loss in self._step.train(self._batches, self._next_rates):
             total += weight * loss
             if not math.isfinite(total):
                 break
@@ -179,11 +188,16 @@ class Trainer:
             self._diverge()
         return total / self._batches.weight
 
-    def _next_rate(self) -> float:
-        progress = self._history.progress
-        self._rate = self._settings.learning_rate_init * self._settings.schedule.factor(progress)
+    def _next_rates(self) -> Rates:
+        progress, settings = self._history.progress, self._settings
+        self._rate = settings.learning_rate_init * settings.schedule.factor(progress)
+        rates = Rates(self._rate)
+        if self._has_factors:
+            rates = Rates(
+                self._rate, settings.decay_schedule.factor(progress), settings.dropout_schedule.factor(progress)
+            )
         progress.step += 1
-        return self._rate
+        return rates
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""

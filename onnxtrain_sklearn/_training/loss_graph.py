@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +38,13 @@ TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss
 PENALTY = "penalty"
 
 
+class Scheduled(NamedTuple):
+    """Whether schedules change the weight decay and the dropout."""
+
+    decay: bool = False
+    dropout: bool = False
+
+
 @dataclass(frozen=True)
 class StepSettings:
     """The settings of a training step, beside the model and its parameters."""
@@ -56,6 +63,7 @@ class StepSettings:
     seed: int
     groups: tuple[int, ...] = ()
     factors: Mapping[str, Factors] = field(default_factory=dict)
+    scheduled: Scheduled = field(default_factory=Scheduled)
 
 
 def training_graph(

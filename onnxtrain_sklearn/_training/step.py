@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
 from .parameters import FlatParameters, owned
+
+
+class Rates(NamedTuple):
+    """The learning rate of a step, and the factors of weight decay and dropout by their schedules."""
+
+    learning_rate: float
+    decay: float = 1.0
+    dropout: float = 1.0
 
 
 @dataclass
@@ -61,7 +69,7 @@ class TrainingStep(Protocol):
     batch: int
     engine: str
 
-    def train(self, batches: Batches, next_rate: Callable[[], float]) -> Iterator[tuple[float, float]]:
+    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; yield the sum of its weights and its loss before the update."""
 
     def synchronize(self) -> None:

@@ -27,6 +27,16 @@ def linear_schedule(progress: Progress, final: float = 0.0, total_steps: int = T
     return (1 - t / total_steps) * 1 + t / total_steps * final
 
 
+def flat_cos(progress: Progress, final: float = 0.0, total_steps: int = TOTAL, flat: float = 0.5) -> float:
+    t = min(progress.step / total_steps, 1.0)
+    return 1.0 if t < flat else final + (1 - final) / 2 * (1 + math.cos(math.pi * (t - flat) / (1 - flat)))
+
+
+def coslog(progress: Progress, total_steps: int = TOTAL, cycles: int = 4) -> float:
+    t = min(progress.step / total_steps, 1.0)
+    return 0.5 * (1 - math.cos(2 * math.pi * math.log2(1 + (2**cycles - 1) * t)))
+
+
 def one_cycle(
     progress: Progress,
     total_steps: int = TOTAL,
@@ -59,6 +69,8 @@ REFERENCES: dict[str, Callable[..., float]] = {
     "exponential": lambda p, gamma=0.999: math.exp(p.step * math.log(gamma)),
     "cosine": cosine,
     "linear": linear_schedule,
+    "flat_cos": flat_cos,
+    "coslog4": coslog,
     "one_cycle": one_cycle,
     "warmup": warmup,
 }
@@ -69,6 +81,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "exponential": [{}, {"gamma": 0.9}],
     "cosine": [{}, {"final": 0.1}, {"total_steps": 123, "final": 2.0}],
     "linear": [{}, {"final": 0.1}, {"total_steps": 123, "final": 2.0}],
+    "flat_cos": [{}, {"final": 0.1, "flat": 0.25}, {"total_steps": 123, "final": 2.0, "flat": 0.0}],
+    "coslog4": [{}, {"cycles": 2}, {"total_steps": 123, "cycles": 5}],
     "one_cycle": [{}, {"warmup_fraction": 0.123, "initial": 0.5, "final": 0.01}, {"total_steps": 250}],
     "warmup": [{}, {"steps": 7, "start": 0.5}, {"schedule": "invscaling", "steps": 33}, {"schedule": "cosine"}],
 }
@@ -151,7 +165,7 @@ def test_rejects_values_out_of_range(name: str, parameter: str, value: Any) -> N
             resolve_schedule(schedule)
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "one_cycle"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "one_cycle", "flat_cos", "coslog4"])
 def test_unknown_length_asks_for_total_steps(name: str) -> None:
     unknown = Progress(step=3)
     for schedule in (SCHEDULES[name](), Warmup(2, name)):

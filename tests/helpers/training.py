@@ -12,6 +12,7 @@ import pytest
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._training.step import Rates
 
 NEVER = -np.inf
 """A tol that every epoch improves by: training takes all its epochs."""
@@ -45,8 +46,8 @@ class record_steps:
         self.rates: list[float] = []
         run = HostStep.run
 
-        def recorded(step: HostStep, learning_rate: float, weight: float) -> float:
-            self.rates.append(learning_rate)
-            return run(step, learning_rate, weight)
+        def recorded(step: HostStep, rates: Rates, weight: float) -> float:
+            self.rates.append(rates.learning_rate)
+            return run(step, rates, weight)
 
         monkeypatch.setattr(HostStep, "run", recorded)

@@ -1,0 +1,228 @@
+"""Schedules of weight decay and of dropout, against references in float64."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import onnx.numpy_helper
+import onnx.parser
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from onnxtrain_sklearn import AdamW, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._runtime import devices, gradient_builder
+from onnxtrain_sklearn._training.dropout import STEM, UniformNumbers
+from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
+from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
+from tests.helpers.engines import each_engine
+from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.steps import mlp
+from tests.helpers.training import NEVER
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(40, 4)).astype(np.float32)
+y = (np.tanh(X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.normal(size=40)).astype(np.float32)
+STEPS, TOLERANCE = 15, 1e-4  # three epochs of five batches
+MINIBATCH = sorted(n for n, kind in OPTIMIZERS.items() if issubclass(kind, Optimizer))
+
+DROPOUT = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] X) => (float[N, 1] Y)
+    <float[4, 1] W = {0.1, 0.2, 0.3, 0.4}, float r = {0.4}, float s = {0.2}, bool t = {1}>
+    { D = Dropout(X, r, t) E = Dropout(D, s, t) Y = MatMul(E, W) }"""
+)
+
+
+def start():
+    return {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
+
+
+def regressor(model=None, **settings):
+    defaults = {"learning_rate_init": 0.01, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
+    return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
+
+
+@each_engine
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("name", MINIBATCH)
+def test_weight_decay_follows_its_schedule(name, engine, where, monkeypatch):
+    if where == "device":
+        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    rate = 0.002 if name == "lion" else 0.01
+    settings = {"learning_rate_init": rate, "optimizer": OPTIMIZERS[name](weight_decay=0.5), "engine": engine}
+    fitted = regressor(weight_decay_schedule="flat_cos", learning_rate="linear", **settings).fit(X, y)
+    reference = {"rate": rate, "batch": 8, "epochs": 3, "optimizer": name, "decay": 0.5, "rate_at": line}
+    expected, _ = trained(start(), X, y, decay_at=flat_cosine, **reference)
+    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    constant, _ = trained(start(), X, y, **reference)
+    assert largest_error(constant, expected, start()) > 10 * TOLERANCE
+
+
+def line(t):
+    return 1 - t / STEPS
+
+
+def flat_cosine(t):
+    return FlatCosine(total_steps=STEPS).factor(Progress(step=t))
+
+
+def test_with_factors_by_parameter():
+    fitted = regressor(
+        optimizer=AdamW(weight_decay=0.5), weight_decay_schedule=Cosine(), weight_decay_factors={"*.bias": 0.0}
+    ).fit(X, y)
+    decays = {"layers.0.bias": 0.0, "layers.1.bias": 0.0}
+    cosine = Cosine(total_steps=STEPS)
+    expected, _ = trained(
+        start(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decays=decays,
+        decay_at=lambda t: cosine.factor(Progress(step=t)),
+    )  # fmt: skip
+    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+
+
+@pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
+def test_fused_kernels_are_kept():
+    fitted = regressor(weight_decay_schedule="linear").fit(X, y)
+    operators = {
+        node.op_type for update in fitted._run.step._segment_updates(AdamW()) for node in update.graph.model.graph
+    }
+    assert "AdamOptimizer" in operators
+
+
+def test_constant_schedules_change_no_graph():
+    plain = regressor(optimizer="adam").fit(X, y)
+    same = regressor(optimizer="adam", weight_decay_schedule=Constant(), dropout_schedule="constant").fit(X, y)
+    for name in NAMES:
+        assert_array_equal(same.weights_[name], plain.weights_[name])
+    assert not any(same._run.step.settings.scheduled)
+
+
+class Decaying(Optimizer):
+    """An optimizer of the user that ignores the coefficient."""
+
+    def __init__(self, weight_decay=0.5):
+        self.weight_decay = weight_decay
+
+    def update(self, op, parameters, gradients, state, coefficients):
+        g = op.Add(gradients, op.Mul(parameters, self._decay(coefficients)))
+        return op.Sub(parameters, op.Mul(g, coefficients["learning_rate"])), {}
+
+    def _decay(self, coefficients):
+        return float(self.weight_decay)
+
+
+class Following(Decaying):
+    def _decay(self, coefficients):
+        return coefficients.get("weight_decay", self.weight_decay)
+
+
+class Computing(Decaying):
+    def coefficients(self, learning_rate, t):
+        return {"learning_rate": learning_rate, "decay": self.weight_decay}
+
+    def _decay(self, coefficients):
+        return coefficients["decay"]
+
+
+@pytest.mark.parametrize("kind", [Following, Computing])
+def test_optimizers_of_the_user(kind):
+    fitted = regressor(optimizer=kind(), weight_decay_schedule="flat_cos").fit(X, y)
+    expected, _ = trained(start(), X, y, rate=0.01, batch=8, epochs=3, optimizer="sgd", decay=0.5, decay_at=flat_cosine)
+    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert fitted.optimizer.weight_decay == 0.5
+
+
+def test_an_optimizer_that_cannot_follow_is_refused():
+    regressor(optimizer=Decaying()).fit(X, y)
+    with pytest.raises(ModelError, match=r"Decaying.update does not follow weight_decay_schedule.*coefficients.get"):
+        regressor(optimizer=Decaying(), weight_decay_schedule="linear").fit(X, y)
+
+
+def dropout_reference(fitted, factor_at):
+    """SGD on the squared error of the linear graph, with the masks that the seed gives."""
+    w, seed = np.array([0.1, 0.2, 0.3, 0.4]), fitted._run.seed
+    numbers = UniformNumbers([], seed)
+    numbers.buffers = {f"{STEM}_{i}": np.zeros((8, 4), np.float32) for i in range(2)}
+    for t in range(STEPS):
+        rows = slice(8 * (t % 5), 8 * (t % 5) + 8)
+        numbers.draw(t)
+        dropped = X[rows].astype(np.float64)
+        for uniform, ratio in zip(numbers.buffers.values(), (0.4, 0.2), strict=True):
+            ratio = ratio * factor_at(t)
+            dropped = dropped * (uniform >= ratio) / (1 - ratio)
+        w = w - 0.05 * 2 * dropped.T @ (dropped @ w - y[rows]) / 8
+    return w
+
+
+@each_engine
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_dropout_follows_its_schedule(engine, where, monkeypatch):
+    if where == "device":
+        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    settings = {"optimizer": "sgd", "learning_rate_init": 0.05, "engine": engine}
+    fitted = regressor(DROPOUT, dropout_schedule="flat_cos", **settings).fit(X, y)
+    assert_allclose(fitted.weights_["W"].ravel(), dropout_reference(fitted, flat_cosine), rtol=0, atol=1e-5)
+    plain = regressor(DROPOUT, **settings).fit(X, y)
+    assert_allclose(plain.weights_["W"].ravel(), dropout_reference(plain, lambda t: 1.0), rtol=0, atol=1e-5)
+    assert np.abs(plain.weights_["W"] - fitted.weights_["W"]).max() > 1e-3
+
+
+def test_all_ratios_at_zero_drop_nothing():
+    fitted = regressor(DROPOUT, dropout_schedule=StepDecay(1, 1e-9), optimizer="sgd", max_iter=1).fit(X, y)
+    zero_from_second = dropout_reference(fitted, lambda t: 1e-9**t)
+    again = regressor(DROPOUT, dropout_schedule=StepDecay(1, 1e-9), optimizer="sgd", learning_rate_init=0.05).fit(X, y)
+    assert_allclose(again.weights_["W"].ravel(), zero_from_second, rtol=0, atol=1e-5)
+
+
+def test_ratios_stay_below_one():
+    with pytest.raises(ValueError, match=r"dropout_schedule gives the factor .* a ratio of 0.4.* must stay below 1"):
+        regressor(DROPOUT, dropout_schedule=Linear(final=3.0)).fit(X, y)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_copies_go_on_exactly(how):
+    settings = {"dropout_schedule": "flat_cos", "weight_decay_schedule": "cosine", "optimizer": "adamw"}
+    fitted = regressor(DROPOUT, **settings).partial_fit(X, y)
+    twin = how(fitted)
+    for one in (fitted, twin, fitted, twin):
+        one.partial_fit(X, y)
+    straight = regressor(DROPOUT, **settings).fit(X, y)
+    assert_array_equal(twin.weights_["W"], fitted.weights_["W"])
+    assert_array_equal(straight.weights_["W"], fitted.weights_["W"])
+
+
+def test_schedules_may_change_between_calls():
+    fitted = regressor(max_iter=1, warm_start=True, optimizer=AdamW(weight_decay=0.5)).fit(X, y)
+    fitted.set_params(weight_decay_schedule=Linear(total_steps=STEPS)).fit(X, y).fit(X, y)
+    expected, _ = trained(
+        start(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decay_at=lambda t: 1.0 if t < 5 else line(t)
+    )
+    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+
+
+def test_parameters_within_a_schedule():
+    estimator = regressor(weight_decay_schedule="flat_cos", dropout_schedule="linear")
+    estimator.set_params(weight_decay_schedule__flat=0.25, dropout_schedule__final=0.5)
+    assert (estimator.weight_decay_schedule.flat, estimator.dropout_schedule.final) == (0.25, 0.5)
+
+
+def test_a_graph_without_dropout_gets_a_warning():
+    with pytest.warns(OnnxTrainWarning, match="dropout_schedule has no effect: the graph has no Dropout"):
+        regressor(dropout_schedule="linear").fit(X, y)
+
+
+def test_what_cannot_follow_is_refused():
+    sign = type("Signs", (Optimizer,), {"update": lambda *a: None})()
+    for name in ("weight_decay_schedule", "dropout_schedule"):
+        with pytest.raises(ValueError, match=f"{name} has no effect with LBFGS"):
+            regressor(optimizer="lbfgs", **{name: "linear"}).fit(X, y)
+        with pytest.raises(ValueError, match=f"Unknown {name} 'lineer'. Did you mean 'linear'"):
+            regressor(**{name: "lineer"}).fit(X, y)
+        with pytest.raises(TypeError, match=rf"{name} must be .*got the class Cosine; give an instance: Cosine\(\)"):
+            regressor(**{name: Cosine}).fit(X, y)
+    with pytest.raises(ValueError, match=r"weight_decay_schedule multiplies .* which Signs lacks"):
+        regressor(optimizer=sign, weight_decay_schedule="linear").fit(X, y)
+    assert OrtGradientClassifier().weight_decay_schedule == "constant"
