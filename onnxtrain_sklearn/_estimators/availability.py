@@ -17,8 +17,11 @@ def trains_in_minibatches(estimator: Parameters) -> bool:
 
 
 def check_one_pass(estimator: Parameters) -> None:
-    if is_on(estimator.early_stopping):
-        raise ValueError("partial_fit does not support early_stopping=True; it makes one pass and cannot stop earlier.")
+    stopping = estimator.early_stopping
+    if is_on(stopping) or isinstance(stopping, str):
+        raise ValueError(
+            f"partial_fit does not support early_stopping={stopping!r}; it makes one pass and cannot stop earlier."
+        )
 
 
 def is_on(switch: object) -> bool:

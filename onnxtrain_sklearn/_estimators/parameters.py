@@ -132,9 +132,10 @@ Least improvement of the loss (or of the validation score) that counts as one.""
     "n_iter_no_change": Parameter("int or np.inf", """
 Training ends after more epochs than this in a row without improvement; np.inf: never for that reason.""",
         (COUNT, OneOf((np.inf,)))),
-    "early_stopping": _switch("""
+    "early_stopping": Parameter('bool or "best_epoch"', """
 Whether to watch the score on validation data instead of the training loss, and to end with the weights that scored
-best."""),
+best: the highest score counts, whatever ``tol`` is. "best_epoch": the same, but training takes all ``max_iter`` epochs,
+and of equal scores the latest is the best; else it is the first.""", (bool, OneOf(("best_epoch",)))),
     "scoring": Parameter("str, callable or None", """
 Score on the validation data, higher is better, in place of the accuracy or R²: the name of a scorer of scikit-learn
 (``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``,
@@ -237,7 +238,7 @@ class Parameters:
     output_kind: str
     tol: float
     n_iter_no_change: float
-    early_stopping: bool
+    early_stopping: bool | str
     scoring: str | Callable[..., float] | None
     validation_fraction: float
     callbacks: Sequence[Callable[[Epoch], object]] | None

@@ -90,7 +90,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         clip_predictions: bool = False,
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
-        early_stopping: bool = False,
+        early_stopping: bool | str = False,
         scoring: str | Callable[..., float] | None = None,
         validation_fraction: float = 0.1,
         callbacks: Sequence[Callable[[Epoch], object]] | None = None,

@@ -70,4 +70,4 @@ class FullBatchTrainer(Trainer):
             self._diverge()
         self._history.last_finite = self._last = self._buffer.copy()
         self._record(loss)
-        return self._settings.early_stopping and self._idle()
+        return self._settings.early_stopping and not self._settings.all_epochs and self._idle()

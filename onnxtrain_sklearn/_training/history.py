@@ -128,14 +128,26 @@ class History:
         """Set several attributes at once."""
         self.__dict__.update(values)
 
-    def add_epoch(self, loss: float, score: float | None, *, rows: int, tol: float, parameters: np.ndarray) -> None:
-        """Add an epoch over ``rows`` rows that ended with these ``parameters``; the best ones are copied."""
+    def add_epoch(
+        self,
+        loss: float,
+        score: float | None,
+        *,
+        rows: int,
+        tol: float,
+        parameters: np.ndarray,
+        latest: bool = False,
+    ) -> None:
+        """Add an epoch over ``rows`` rows that ended with these ``parameters``; the best ones are copied.
+
+        Of equal scores the first is the best, or the ``latest``.
+        """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
         if score is not None:
             improved = score >= self.best_score + tol if self.early_stopping else improved
             changed["scores"] = self.scores.plus(score)
-            if score > self.best_score:
+            if score > self.best_score or (latest and score == self.best_score):
                 changed |= {"best_score": score, "best": parameters.copy()}
         self.change(
             progress=replace(progress, epoch=progress.epoch + 1, samples=progress.samples + rows),

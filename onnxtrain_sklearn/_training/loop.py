@@ -24,7 +24,7 @@ from .step import Rates, TrainingStep
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The settings of the loop, named after the estimators' parameters."""
+    """The settings of the loop, named after the estimators' parameters; ``all_epochs``: it never stops early."""
 
     learning_rate_init: float
     schedule: Schedule
@@ -36,6 +36,7 @@ class TrainerSettings:
     callbacks: Sequence[Callable[[Epoch], object]] = ()
     decay_schedule: Schedule = field(default_factory=Constant)
     dropout_schedule: Schedule = field(default_factory=Constant)
+    all_epochs: bool = False
 
     @property
     def scheduled(self) -> Scheduled:
@@ -91,7 +92,8 @@ class Trainer:
         self._warn_of_a_finished_schedule()
         ended = self._guarded(self._train)
         self._keep_best()
-        if not ended and not self._settings.schedule.finished(self._history.progress):
+        planned = self._settings.all_epochs or self._settings.schedule.finished(self._history.progress)
+        if not ended and not planned:
             warn(
                 f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
                 f"or relax tol.",
@@ -171,7 +173,7 @@ class Trainer:
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
         for _ in range(self._settings.max_iter):
-            if self._record(self._epoch()) or (self._idle() and self._plateau()):
+            if self._record(self._epoch()) or (self._idle() and self._plateau() and not self._settings.all_epochs):
                 return True
         return False
 
@@ -220,7 +222,10 @@ class Trainer:
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
-        self._history.add_epoch(loss, score, rows=self._batches.n_rows, tol=self._settings.tol, parameters=self._buffer)
+        settings, rows = self._settings, self._batches.n_rows
+        self._history.add_epoch(
+            loss, score, rows=rows, tol=settings.tol, parameters=self._buffer, latest=settings.all_epochs
+        )
         if self._settings.verbose:
             self._report()
         epoch = Epoch(self._history.progress.epoch, loss, score, self._rate)
