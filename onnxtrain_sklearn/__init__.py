@@ -9,7 +9,7 @@ from ._estimators.skl2onnx_plugin import register_converters
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
 from ._optimizers.lbfgs import LBFGS
-from .models import MLP, ConvNet, Linear, RealMLP
+from .models import MLP, ConvNet, Linear, RealMLP, TabM
 from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ __all__ = [
     "OrtGradientRegressor",
     "RMSprop",
     "RealMLP",
+    "TabM",
     "gradient_graph",
     "graph",
     "losses",

@@ -16,14 +16,21 @@ from ._models.layers import ACTIVATIONS, INITIALIZATIONS
 from ._models.linear import Linear
 from ._models.mlp import MLP
 from ._models.realmlp import RealMLP
+from ._models.tabm import TabM
 
 __all__ = [
     "ACTIVATIONS", "EMBEDDINGS", "INITIALIZATIONS", "KEYWORDS", "MLP", "MODELS", "Builder", "ConvNet", "Embedded",
     "Embedding", "GraphModel", "Linear", "ModelSource", "PeriodicEmbedding", "PiecewiseLinearEmbedding", "RealMLP",
-    "is_builder", "keywords_of", "resolve_builder",
+    "TabM", "is_builder", "keywords_of", "resolve_builder",
 ]  # fmt: skip
 
-MODELS: dict[str, type[GraphModel]] = {"mlp": MLP, "linear": Linear, "convnet": ConvNet, "realmlp": RealMLP}
+MODELS: dict[str, type[GraphModel]] = {
+    "mlp": MLP,
+    "linear": Linear,
+    "convnet": ConvNet,
+    "realmlp": RealMLP,
+    "tabm": TabM,
+}
 """The builders that the package brings; the estimators take their names as ``model``."""
 
 

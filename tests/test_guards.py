@@ -96,6 +96,7 @@ PUBLIC = {
     "Linear",
     "ConvNet",
     "RealMLP",
+    "TabM",
     "SGD",
     "Adam",
     "AdamW",

@@ -64,6 +64,16 @@ class Embedding(Component, ABC):
             The rows to train on; None where a graph is built without data.
         """
 
+    def sources(self, n_features: int, width: int) -> np.ndarray:
+        """Return which column of the table each of the ``width`` columns is made of.
+
+        By default the first ``width / n_features`` columns come from the first, and so on; where that is not whole,
+        each column counts as one of its own.
+        """
+        if width % n_features:
+            return np.arange(width)
+        return np.repeat(np.arange(n_features), width // n_features)
+
 
 class PeriodicEmbedding(Embedding):
     r"""Cosines of each number at trained frequencies, and a linear layer for each column.
@@ -149,6 +159,10 @@ class PeriodicEmbedding(Embedding):
         y = by_row(op, op.Add(y, _parameter(op, "bias", bias)), n_features * inner)
         y = op.Relu(y) if "r" in self.form else y
         return op.Concat(y, x, axis=1) if "d" in self.form else y
+
+    def sources(self, n_features: int, width: int) -> np.ndarray:
+        columns, kept = np.arange(n_features), "d" in self.form
+        return np.concatenate([np.repeat(columns, self.size - kept), columns[: n_features * kept]])
 
     def _waves(self, op: GraphBuilder, x: ir.Value, n: int, rng: np.random.RandomState) -> ir.Value:
         """Return the periodic functions of the columns, (n_features, N, n_frequencies)."""

@@ -78,8 +78,9 @@ def dense(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, *, bias:
     return op.Gemm(x, w, b)
 
 
-def finish(graph: ir.Graph, scores: ir.Value, n_outputs: int) -> onnx.ModelProto:
+def finish(graph: ir.Graph, scores: ir.Value, *row: int) -> onnx.ModelProto:
+    """Return the model whose output is ``scores``, of shape (N, *row)."""
     scores.name, scores.type = "scores", ir.TensorType(ir.DataType.FLOAT)
-    scores.shape = ir.Shape([ir.SymbolicDim("N"), n_outputs])
+    scores.shape = ir.Shape([ir.SymbolicDim("N"), *row])
     graph.outputs.append(scores)
     return to_proto(ir.Model(graph, ir_version=8, producer_name="onnxtrain_sklearn"))
