@@ -19,12 +19,16 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from .._support.refusal import refusing
-from ..exceptions import ModelError
+from ..exceptions import InvalidParameterError, ModelError
 from .limits import current_limits, exceeded, require_within_limits
 
 
 def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
     """Return a model within the limits, with its weights in memory; the argument is not changed."""
+    if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
+        raise InvalidParameterError(
+            f"expected an onnx.ModelProto, bytes or the path of a file, got {type(model).__name__} ({model!r})."
+        )
     proto = model if isinstance(model, onnx.ModelProto) else _parse_model(model)
     require_within_limits(proto)
     external = [tensor for tensor in _tensors(proto) if onnx.external_data_helper.uses_external_data(tensor)]

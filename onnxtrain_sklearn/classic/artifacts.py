@@ -133,7 +133,7 @@ def generate_artifacts(
     RuntimeError, TypeError
         The loss or the optimizer is neither a member of its enumeration nor a block.
     ValueError
-        A name is not in the graph, or an operator has no proven gradient.
+        A name is not in the graph, a trained parameter is not float32, or an operator has no proven gradient.
 
     Examples
     --------
@@ -228,6 +228,12 @@ def _required_parameters(
     for name in (*requires_grad, *frozen):
         if name not in held:
             raise ModelError(f"The graph has no parameter {name!r}.{nearest(name, held)}")
+    for name in requires_grad:
+        if (kind := held[name].dtype) is not ir.DataType.FLOAT:
+            found = "of an unknown type" if kind is None else kind.numpy().name
+            raise ModelError(
+                f"Devices train float32 parameters, but {name!r} is {found}. Convert the model to float32."
+            )
     if both := set(requires_grad) & set(frozen):
         raise RuntimeError(f"A parameter is trained or frozen, not both: {sorted(both)}.")
     return list(requires_grad), frozen

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .._runtime import objects as runtime
+from .._runtime.devices import resolve_device
 from .._support.typing import DType
 from ..exceptions import ModelError, nearest
 
@@ -78,6 +79,17 @@ class IOBinding:
     def get_outputs(self) -> list[Any]:
         """Return the outputs of the last run as ``onnxruntime.OrtValue``."""
         return [runtime.on_host(array) for array in self._results]
+
+    def get_outputs_as_ortvaluevector(self) -> Any:
+        """Return the outputs of the last run as an OrtValueVector."""
+        device = runtime.ort_device(resolve_device())
+        return runtime.vector(runtime.value_of(array, device) for array in self._results)
+
+    def synchronize_inputs(self) -> None:
+        """Wait until the inputs are in memory: memory of the host always is."""
+
+    def synchronize_outputs(self) -> None:
+        """Wait until the outputs are in memory: memory of the host always is."""
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray]:
         """Return the outputs of the last run."""

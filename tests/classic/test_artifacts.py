@@ -227,8 +227,9 @@ def test_ort_format_needs_the_training_runtime(tmp_path):
         ({"requires_grad": ["w"]}, ValueError, "no parameter 'w'"),
         ({"requires_grad": []}, ValueError, "No parameter requires a gradient"),
         ({"additional_output_names": "Y"}, RuntimeError, "must be a list of names, got str"),
-        ({"additional_output_names": ["Q"]}, LookupError, "'Q' is no value of the graph"),
-        ({"loss_input_names": ["Q"]}, LookupError, "'Q' is no input or output"),
+        ({"additional_output_names": ["Q"]}, LookupError, "no value 'Q'"),
+        ({"additional_output_names": ["Q"]}, ValueError, "no value 'Q'"),
+        ({"loss_input_names": ["Q"]}, LookupError, "no input or output 'Q'"),
         ({"custom_op_library": "none.so"}, RuntimeError, "'none.so' does not exist"),
         ({"model": 3}, RuntimeError, "model must be an onnx.ModelProto"),
         ({"engine": "none"}, ValueError, "Unknown engine"),
@@ -238,6 +239,18 @@ def test_wrong_arguments(tmp_path, arguments, error, match):
     given = {"model": net(), "requires_grad": ["W"], "loss": LossType.MSELoss, "artifact_directory": tmp_path}
     with pytest.raises(error, match=match):
         generate_artifacts(**{**given, **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_parameters_that_no_device_trains_are_refused(tmp_path, engine):
+    model = net()
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(float), tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    with pytest.raises(ValueError, match="train float32 parameters, but 'W' is float64"):
+        generate_artifacts(model, ["W"], None, LossType.MSELoss, OptimType.SGD, tmp_path, engine=engine)
     assert not list(tmp_path.iterdir())
 
 

@@ -152,6 +152,12 @@ def test_wrong_arguments(arguments, error, match):
         onnx_derivative(LOSS, **arguments)
 
 
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_what_is_no_model(error):
+    with pytest.raises(error, match=r"expected an onnx.ModelProto, bytes or the path of a file, got int \(3\)"):
+        onnx_derivative(3)
+
+
 def test_verbose(capsys):
     onnx_derivative(net(*ONE, weights=BIAS), verbose=1)
     assert "of 3 nodes with respect to X, W, b" in capsys.readouterr().out

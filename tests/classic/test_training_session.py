@@ -15,7 +15,7 @@ from onnxruntime.capi import _pybind_state as C
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn.classic.training_session import GradientGraphBuilder, TrainingParameters, TrainingSession
+from onnxtrain_sklearn.classic.training_session import TrainingParameters, TrainingSession
 from tests.helpers.official import needs_training
 
 ENGINES = available_engines()
@@ -320,6 +320,8 @@ def test_values_and_bindings():
     np.testing.assert_array_equal(place, expected[1])
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected[0])
     np.testing.assert_array_equal(binding.get_outputs()[1].numpy(), expected[1])
+    np.testing.assert_array_equal(binding.get_outputs_as_ortvaluevector()[1].numpy(), expected[1])
+    assert {n for n in vars(onnxruntime.IOBinding) if n[0] != "_"} <= set(dir(binding))
     out = onnxruntime.OrtValue.ortvalue_from_shape_and_type([40, 1], np.float32)
     binding.clear_binding_outputs()
     binding.bind_ortvalue_output("P", out)
@@ -429,23 +431,3 @@ def test_wrong_feeds():
     with pytest.raises(ValueError, match="does not run on the data"):
         session.run(None, {**feed(0.1), "X": X[:, :2]})
     np.testing.assert_array_equal(session.get_state()["W"], WEIGHTS["W"])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_gradient_graph_builder(tmp_path, engine):
-    builder = GradientGraphBuilder(with_loss(), {"loss"}, {"W", "X"}, "loss", engine=engine)
-    with pytest.raises(RuntimeError, match=r"call build\(\) first"):
-        builder.get_model()
-    builder.build()
-    builder.save(tmp_path / "gradient.onnx")
-    model = onnx.load(tmp_path / "gradient.onnx")
-    assert model.SerializeToString() == builder.get_model()
-    assert [o.name for o in model.graph.output] == ["loss", "P", "W_grad", "X_grad"]
-    session = onnxruntime.InferenceSession(builder.get_model(), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(["W_grad"], feed())[0], numpy_gradients(WEIGHTS)["W"], rtol=1e-3, atol=1e-5)
-    with pytest.raises(ValueError, match="must hold the loss 'loss' alone"):
-        GradientGraphBuilder(with_loss(), {"P"}, {"W"}, "loss")
-    with pytest.raises(TypeError, match="sets of names"):
-        GradientGraphBuilder(with_loss(), "loss", {"W"}, "loss")
-    with pytest.raises(ValueError, match="wrt names 'w'"):
-        GradientGraphBuilder(with_loss(), {"loss"}, {"w"}, "loss").build()

@@ -14,11 +14,15 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
 
-from ...exceptions import nearest
+from ...exceptions import ModelError, nearest
 from .accessor import current_accessor
 
 _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
 """Additional operator domains, and the imported version of each."""
+
+
+class UnknownValueError(ModelError, LookupError):
+    """The graph has no value of this name, or not one whose type is known."""
 
 
 class Block(ABC):
@@ -121,30 +125,28 @@ def declared(name: str) -> onnx.ValueInfoProto:
     graph = current_accessor().model.graph
     values = {value.name: value for value in (*graph.output, *graph.input)}
     if name not in values:
-        raise LookupError(f"{name!r} is no input or output of the graph.{nearest(name, values)}")
+        raise UnknownValueError(f"The graph has no input or output {name!r}.{nearest(name, values)}")
     copy = onnx.ValueInfoProto()
     copy.CopyFrom(values[name])
     return copy
 
 
-class _Operator(Block):
-    """A node of one operator, with one input per given name."""
+class _Unary(Block):
+    """A node of an operator with one input."""
 
     op_type: str
-    n_inputs = 1
 
-    def build(self, *names: str) -> str:
-        if len(names) != self.n_inputs:
-            raise TypeError(f"{type(self).__name__} takes {self.n_inputs} name(s), got {len(names)}.")
-        return emit(self.op_type, names, **self.attributes())
-
-    def attributes(self) -> dict[str, Any]:
-        """Return the attributes of the node."""
-        return {}
+    def build(self, input_name: str) -> str:
+        return emit(self.op_type, [input_name])
 
 
-class _Binary(_Operator):
-    n_inputs = 2
+class _Binary(Block):
+    """A node of an operator with two inputs."""
+
+    op_type: str
+
+    def build(self, input_name1: str, input_name2: str) -> str:
+        return emit(self.op_type, [input_name1, input_name2])
 
 
 class Add(_Binary):
@@ -187,7 +189,7 @@ class Pow(Block):
         return emit("Pow", [pow_input_name, single(self._exponent, "pow_exponent")])
 
 
-class _Reduction(_Operator):
+class _Reduction(Block):
     """A reduction over all axes.
 
     Parameters
@@ -195,14 +197,16 @@ class _Reduction(_Operator):
     keepdims : bool, default=True
     """
 
+    op_type: str
+
     def __init__(self, keepdims: bool = True) -> None:
         super().__init__()
         self._keepdims = keepdims
 
-    def build(self, *names: str) -> str:
+    def build(self, input_name: str) -> str:
         if current_accessor().by_rows:
-            return self._of_rows(*names)
-        return super().build(*names)
+            return self._of_rows(input_name)
+        return emit(self.op_type, [input_name], keepdims=int(self._keepdims))
 
     def _of_rows(self, name: str) -> str:
         """Reduce within each row, because an estimator weights the rows."""
@@ -211,9 +215,6 @@ class _Reduction(_Operator):
         if opset < (18 if self.op_type == "ReduceMean" else 13):
             return emit(self.op_type, [rows], keepdims=1, axes=[1])
         return emit(self.op_type, [rows, initializer(np.array([1], np.int64), "axes")], keepdims=1)
-
-    def attributes(self) -> dict[str, Any]:
-        return {"keepdims": int(self._keepdims)}
 
 
 class ReduceMean(_Reduction):
@@ -228,25 +229,25 @@ class ReduceSum(_Reduction):
     op_type = "ReduceSum"
 
 
-class Sigmoid(_Operator):
+class Sigmoid(_Unary):
     """The logistic function."""
 
     op_type = "Sigmoid"
 
 
-class Log(_Operator):
+class Log(_Unary):
     """The natural logarithm."""
 
     op_type = "Log"
 
 
-class Neg(_Operator):
+class Neg(_Unary):
     """The negative."""
 
     op_type = "Neg"
 
 
-class Abs(_Operator):
+class Abs(_Unary):
     """The absolute value."""
 
     op_type = "Abs"

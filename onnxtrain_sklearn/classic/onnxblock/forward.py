@@ -48,14 +48,16 @@ class ForwardBlock(blocks.Block):
 
 
 def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> list[str]:
-    """Make the values of these names the outputs of the model, in place; raise LookupError for an unknown name."""
+    """Make the values of these names the outputs of the model, in place; raise UnknownValueError for another name."""
     chosen = [names] if isinstance(names, str) else list(names)
     graph = model.graph
     known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
     outputs = []
     for name in chosen:
         if name not in known:
-            raise LookupError(f"{name!r} is no value of the graph whose type is known.{nearest(str(name), known)}")
+            raise blocks.UnknownValueError(
+                f"The graph has no value {name!r}, or its type is not known.{nearest(str(name), known)}"
+            )
         outputs.append(onnx.ValueInfoProto())
         outputs[-1].CopyFrom(known[name])
     del graph.output[:]
