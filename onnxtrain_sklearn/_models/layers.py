@@ -13,6 +13,23 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
 
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+"""The constants of Klambauer et al., with which activations keep mean 0 and variance 1 from layer to layer."""
+
+
+def _elu(op: GraphBuilder, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+    """Emit x where it is positive, else ``alpha (exp(x) - 1)``, in operators that every engine differentiates."""
+    positive = op.Relu(x)
+    return op.Add(positive, op.Mul(op.Sub(op.Exp(op.Sub(x, positive)), 1.0), alpha))
+
+
+def _mish(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Emit ``x tanh(softplus(x))``, as ``x (1 - s²) / (1 + s²)`` with s = sigmoid(-x)."""
+    s = op.Sigmoid(op.Neg(x))
+    square = op.Mul(s, s)
+    return op.Mul(x, op.Div(op.Sub(1.0, square), op.Add(square, 1.0)))
+
+
 ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "identity": lambda op, x: x,
     "relu": lambda op, x: op.Relu(x),
@@ -22,6 +39,9 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "softplus": lambda op, x: op.Softplus(x),
     "silu": lambda op, x: op.Mul(x, op.Sigmoid(x)),
     "gelu": lambda op, x: op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, 0.5**0.5)), 1.0)),
+    "elu": _elu,
+    "selu": lambda op, x: op.Mul(_elu(op, x, _SELU_ALPHA), _SELU_SCALE),
+    "mish": _mish,
 }
 """Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
 
@@ -60,6 +80,9 @@ INITIALIZATIONS: dict[str, Draw] = {
 """Distributions of the initial weights: Glorot and Bengio (2010), He et al. (2015)."""
 
 
+NORMALIZATIONS = ("batch", "layer")
+
+
 def layer_sizes(sizes: Any) -> list[int]:
     """Return sizes, one or several, as a list."""
     return [int(sizes)] if isinstance(sizes, Integral) else [int(n) for n in sizes]
@@ -76,6 +99,29 @@ def dense(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, *, bias:
     w = op.parameter(f"{stem}weight", weight.astype(np.float32))
     b = op.parameter(f"{stem}bias", np.zeros(weight.shape[1], np.float32)) if bias else None
     return op.Gemm(x, w, b)
+
+
+def normalized(op: GraphBuilder, x: ir.Value, size: int, kind: str, name: str) -> ir.Value:
+    """Emit batch or layer normalization of (N, size), with a trained scale and shift."""
+    scale = op.parameter(f"{name}.weight", np.ones(size, np.float32))
+    shift = op.parameter(f"{name}.bias", np.zeros(size, np.float32))
+    if kind == "layer":
+        return op.LayerNormalization(x, scale, shift, axis=-1, epsilon=1e-5)
+    mean = op.parameter(f"{name}.running_mean", np.zeros(size, np.float32))
+    variance = op.parameter(f"{name}.running_var", np.ones(size, np.float32))
+    inputs = (x, scale, shift, mean, variance)
+    return op.emit("BatchNormalization", *inputs, outputs=3, training_mode=1, momentum=0.9, epsilon=1e-5)[0]
+
+
+def parametric(op: GraphBuilder, x: ir.Value, activated: ir.Value, size: int, name: str) -> ir.Value:
+    """Emit ``x + a (activated - x)`` with a trained vector ``a`` (size,) that starts at one."""
+    share = op.parameter(f"{name}.activation", np.ones(size, np.float32))
+    return op.Add(x, op.Mul(op.Sub(activated, x), share))
+
+
+def dropped_out(op: GraphBuilder, x: ir.Value, ratio: float) -> ir.Value:
+    """Emit dropout in training mode; training draws its masks, and predictions leave it out."""
+    return op.Dropout(x, np.array(ratio, np.float32), np.array(True)) if ratio else x
 
 
 def finish(graph: ir.Graph, scores: ir.Value, *row: int) -> onnx.ModelProto:

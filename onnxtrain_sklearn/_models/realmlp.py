@@ -74,7 +74,7 @@ class RealMLP(GraphModel):
     hidden_layer_sizes : int or sequence of int, default=(256, 256, 256)
         Units of each hidden layer.
     activation : str, default="auto"
-        "selu", "mish", or a name in :data:`ACTIVATIONS`. "auto": "mish" for regression, else "selu".
+        A name in :data:`ACTIVATIONS`. "auto": "mish" for regression, else "selu".
     embedding : str, Embedding or None, default="auto"
         Embedding of the numeric columns. "auto": that of the variant, :class:`PeriodicEmbedding` or none.
     dropout : float, default="auto"
@@ -121,7 +121,7 @@ class RealMLP(GraphModel):
     valid: ClassVar[Rules] = {
         "variant": (OneOf(("td", "td-s")),),
         "hidden_layer_sizes": (Sizes(),),
-        "activation": (OneOf(("auto", *DEVIATIONS, *ACTIVATIONS)),),
+        "activation": (OneOf(("auto", *ACTIVATIONS)),),
         "embedding": (OneOf(("auto", *EMBEDDINGS)), Instance(Embedding, "an Embedding object"), None),
         "dropout": (BELOW_ONE, OneOf(("auto",))),
         "categories": (CODE_COLUMNS, None),
