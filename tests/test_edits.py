@@ -150,6 +150,54 @@ def test_append_copy_of_a_body_that_returns_an_input(model, op):
     np.testing.assert_array_equal(run_edited(model)["Y"], [[0, 2]])
 
 
+def test_replace_input_that_is_an_output_too(model, op):
+    x = model.graph.inputs[0]
+    model.graph.outputs[1] = x
+    given = ir.val("given", ir.DataType.FLOAT, ("N", 2))
+    edits.replace_input(model.graph, x, given, op.Mul(given, 2.0))
+    assert [v.name for v in model.graph.inputs] == ["given", "Z"]
+    assert not x.uses()
+    assert model.graph.outputs[1].producer().op_type == "Mul"
+
+
+def test_read_as_input(model):
+    edits.copy_type(edited_value(model, "A"), edited_value(model, "H"))
+    edits.read_as_input(model.graph, edited_value(model, "A"), ir.Shape([None, 2]))
+    edits.keep_outputs(model, model.graph.outputs[:1], inputs=True)
+    assert [v.name for v in model.graph.inputs] == ["A"]
+    assert model.graph.inputs[0].dtype is ir.DataType.FLOAT
+    assert [node.op_type for node in model.graph] == ["Exp"]
+
+
+def test_read_from_outside_of_a_body(model, op):
+    held = ir.node("Constant", [], {"value": ir.tensor(np.ones(2, np.float32))}, name="held")
+    body = ir.Graph([], held.outputs, nodes=[held, ir.node("Neg", held.outputs)], name="body")
+    edits.read_from_outside(body, held.outputs[0], model.graph.initializers["W"])
+    assert [node.op_type for node in body] == ["Neg", "Identity"]
+    assert {node.inputs[0] for node in body} == {model.graph.initializers["W"]}
+    assert body.outputs[0] is body[1].outputs[0]
+
+
+def test_replace_by_initializer(model):
+    edits.replace_by_initializer(model.graph, edited_value(model, "A"), np.float32([[3, 5]]), "held")
+    np.testing.assert_allclose(run_edited(model)["Y"], np.exp([[3.0, 5.0]]), rtol=1e-6)
+
+
+def test_read_through_identity(model, op):
+    node = edited_value(model, "A").producer()
+    edits.read_through_identity(op, node, 0)
+    assert node.inputs[0].producer().op_type == "Identity"
+    assert node.inputs[0].shape == edited_value(model, "H").shape
+    np.testing.assert_allclose(run_edited(model)["Y"], np.exp([[-1.0, -4.0]]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [(), ("spare",)])
+def test_remove_unread_initializers(model, kept):
+    model.graph.register_initializer(ir.Value(name="spare", const_value=ir.tensor(np.ones(1, np.float32))))
+    edits.remove_unread_initializers(model.graph, kept)
+    assert list(model.graph.initializers) == ["W", *kept]
+
+
 class TestNamesOfValues:
     def test_free_numbers_what_is_taken(self):
         names = Names(["a", "a_2"])

@@ -221,6 +221,11 @@ def test_protobuf_stays_at_the_border():
     assert not {module: names for module, names in beyond.items() if names}
 
 
+def test_values_are_replaced_by_the_functions_of_edits():
+    calls = {m: {n.attr for n in ast.walk(syntax_tree(m)) if isinstance(n, ast.Attribute)} for m in modules()}
+    assert [m for m, names in calls.items() if "replace_all_uses_with" in names] == ["_graph.edits"]
+
+
 def test_packages_hold_no_code():
     for path in FOLDER.rglob("__init__.py"):
         if path.parent not in (FOLDER, FOLDER / "classic" / "onnxblock"):  # public: they hold imports

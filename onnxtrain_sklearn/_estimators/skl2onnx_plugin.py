@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._fitted.tables import Table
 from .._graph.builder import GraphBuilder
+from .._graph.edits import replace_input
 from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
 from .._graph.unrolling import unroll
@@ -178,11 +179,10 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     table = _accepted_table(estimator)
     variables = list(operator.inputs) if table is None else _table_variables(operator, table, graph)
     row = _row_shape(estimator) if table is None else (1,)
-    for i, (own, variable) in enumerate(zip(list(graph.inputs), variables, strict=True)):
+    for own, variable in zip(list(graph.inputs), variables, strict=True):
         given = ir.val(op.name("input"), _VARIABLE_TYPES[type(variable.type).__name__], ("N", None))
         value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
-        own.replace_all_uses_with(value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
-        graph.inputs[i] = given
+        replace_input(graph, own, given, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
     for i, variable in enumerate(operator.outputs):
         final = graph.outputs[i]
         rank = None if final.shape is None else len(final.shape)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import keep_outputs
+from .._graph.edits import keep_outputs, read_as_input, replace_value
 from .._graph.names import names_of
 from .._graph.protobuf import to_proto
 from .._graph.queries import reads
@@ -51,10 +51,11 @@ def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
     given = {spec.name for spec in whole.inputs}
     model = rest.model.clone()
     columns = [v for v in model.graph.inputs if v.name in given]
+    numbers = tuple(v.name or "" for v in columns)
     matrix = join_columns(model.graph, columns) if columns else ""
     inputs = tuple(spec_of(v) for v in model.graph.inputs)
     rest = replace(rest, model=infer_shapes(model), inputs=inputs)
-    return rest, TablePipeline(whole, encoder, matrix, tuple(v.name or "" for v in columns))
+    return rest, TablePipeline(whole, encoder, matrix, numbers)
 
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
@@ -73,10 +74,10 @@ def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
         type=ir.TensorType(ir.DataType.FLOAT),
         shape=ir.Shape([ir.SymbolicDim("N"), len(columns)]),
     )
-    graph.inputs[:] = [matrix, *(v for v in graph.inputs if v not in columns)]
     op = GraphBuilder(graph, prefix="column", constant_nodes=True)
     for i, column in enumerate(columns):
-        column.replace_all_uses_with(op.Gather(matrix, np.array([i]), axis=1))
+        replace_value(op, column, op.Gather(matrix, np.array([i]), axis=1))
+    graph.inputs[:] = [matrix, *(v for v in graph.inputs if v not in columns)]
     graph.sort()
     return matrix.name or ""
 
@@ -92,10 +93,7 @@ def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     encoder, rest = whole.model.clone(), whole.model.clone()
     keep_outputs(encoder, [v for v in _made(encoder.graph) if v.name in border], inputs=True)
     for value in [v for v in _made(rest.graph) if v.name in border]:
-        given = ir.Value(name=value.name, type=value.type, shape=_varying_rows(value))
-        value.name = f"{value.name}/encoded"
-        value.replace_all_uses_with(given)
-        rest.graph.inputs.append(given)
+        read_as_input(rest.graph, value, _varying_rows(value))
     keep_outputs(rest, rest.graph.outputs, inputs=True)
     frozen, left = encoder.graph.initializers, rest.graph.initializers
     parameters = tuple(name for name in whole.parameters if name in left and name not in frozen)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError
-from .edits import bypass
+from .edits import bypass, replace_by_initializer
 from .names import Names
 from .queries import describe, reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
@@ -152,10 +152,7 @@ def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str
     value.const_value = None  # else the tensor would be renamed, and the user's model shares it
     if value.name == free:
         value.name = f"{free}/constant"
-    own = ir.Value(name=free, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
-    own.const_value = ir.tensor(array, name=free)
-    graph.initializers.add(own)
-    value.replace_all_uses_with(own)
+    replace_by_initializer(graph, value, array, free)
 
 
 def _other_names(graph: ir.Graph, but: ir.Value) -> Names:

@@ -6,7 +6,7 @@ enough. The callers decide what is edited.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -103,6 +103,58 @@ def append_copy(op: GraphBuilder, body: ir.Graph, inputs: Sequence[ir.Value]) ->
     return results
 
 
+def replace_input(graph: ir.Graph, old: ir.Value, new: ir.Value, value: ir.Value) -> None:
+    """Replace the input ``old`` by ``new``; the nodes that read ``old`` read ``value``, which is computed from ``new``.
+
+    Outputs of the graph that are ``old`` become ``value``.
+    """
+    graph.inputs[graph.inputs.index(old)] = new
+    old.replace_all_uses_with(value, replace_graph_outputs=True)
+
+
+def read_as_input(graph: ir.Graph, value: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
+    """Let the nodes that read ``value`` read a new input of its name, type and shape, or of ``shape``; return that.
+
+    What computes ``value`` stays, under another name.
+    """
+    given = ir.Value(name=value.name, type=value.type, shape=value.shape if shape is None else shape)
+    value.name = f"{value.name}/computed"
+    value.replace_all_uses_with(given)
+    graph.inputs.append(given)
+    return given
+
+
+def read_from_outside(body: ir.Graph, value: ir.Value, outside: ir.Value) -> None:
+    """Replace a constant of a body by a value of the graph around it; an output of the body becomes an Identity."""
+    for i, output in enumerate(body.outputs):
+        if output is value:
+            node = ir.node("Identity", [outside])
+            body.append(node)
+            body.outputs[i] = node.outputs[0]
+            copy_type(node.outputs[0], value).name = "constant"
+    value.replace_all_uses_with(outside)
+    producer = value.producer()
+    if producer is None:
+        del body.initializers[value.name or ""]
+    else:
+        body.remove(producer, safe=True)
+
+
+def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str) -> None:
+    """Let the nodes that read ``value`` read a new initializer of ``graph``."""
+    own = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
+    own.const_value = ir.tensor(array, name=name)
+    graph.initializers.add(own)
+    value.replace_all_uses_with(own)
+
+
+def read_through_identity(op: GraphBuilder, node: ir.Node, index: int) -> None:
+    """Let a node read this operand through an Identity of its own."""
+    x = node.inputs[index]
+    assert x is not None
+    node.replace_input_with(index, copy_type(op.Identity(x), x))
+
+
 def append_output(graph: ir.Graph, value: ir.Value, name: str, like: ir.Value) -> None:
     """Add ``value`` to the outputs of ``graph`` under this name, with the type and shape of ``like``."""
     copy_type(value, like).name = name
@@ -114,6 +166,12 @@ def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
     for node in reversed(list(nodes)):
         if not any(is_read(value) for value in node.outputs):
             graph.remove(node, safe=True)
+
+
+def remove_unread_initializers(graph: ir.Graph, kept: Container[str] = ()) -> None:
+    """Remove the initializers that no node reads, but for those named in ``kept``."""
+    for name in [name for name, value in graph.initializers.items() if name not in kept and not value.uses()]:
+        del graph.initializers[name]
 
 
 def keep_outputs(model: ir.Model, outputs: Sequence[ir.Value], *, inputs: bool = False) -> None:

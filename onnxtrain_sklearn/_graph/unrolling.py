@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .builder import GraphBuilder
-from .edits import append_copy, copy_type, remove_unread, replace_node
+from .edits import append_copy, read_from_outside, remove_unread, replace_node
 from .loops import infer_loops
 from .queries import attribute, constant, dims, operand
 from .shapes import infer_shapes
@@ -169,22 +169,7 @@ def _share_constants(op: GraphBuilder, body: ir.Graph) -> None:
     for value in held:
         known = constant(value)
         if known is not None:
-            _move_out(body, value, op.constant(known))
-
-
-def _move_out(body: ir.Graph, value: ir.Value, outside: ir.Value) -> None:
-    for i, output in enumerate(body.outputs):
-        if output is value:
-            node = ir.node("Identity", [outside])
-            body.append(node)
-            body.outputs[i] = node.outputs[0]
-            copy_type(node.outputs[0], value).name = "constant"
-    value.replace_all_uses_with(outside)
-    producer = value.producer()
-    if producer is None:
-        del body.initializers[value.name or ""]
-    else:
-        body.remove(producer, safe=True)
+            read_from_outside(body, value, op.constant(known))
 
 
 def _slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Iterator[ir.Value]:

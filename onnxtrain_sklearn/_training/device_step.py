@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.builder import GraphBuilder
-from .._graph.edits import append_output, copy_type
+from .._graph.edits import append_output, copy_type, replace_input
 from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, SegmentUpdate, StepParts
@@ -227,6 +227,5 @@ def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
     for value in [v for v in graph.inputs if v.name in names]:
         shape = ["n_samples", *list(value.shape or ())[1:]]
         data = ir.Value(name=f"{DATA}{value.name}", type=value.type, shape=ir.Shape(shape))
-        graph.inputs[graph.inputs.index(value)] = data
-        value.replace_all_uses_with(copy_type(op.Gather(data, rows, axis=0), value))
+        replace_input(graph, value, data, copy_type(op.Gather(data, rows, axis=0), value))
     graph.sort()

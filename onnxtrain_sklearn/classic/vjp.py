@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
-from .._graph.edits import copy_type, keep_outputs
+from .._graph.edits import copy_type, keep_outputs, read_as_input, replace_value
 from .._graph.queries import is_float, reads
 from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, nearest
@@ -123,11 +123,8 @@ def with_yield(model: ir.Model, outputs: Sequence[str]) -> ir.Model:
     op = GraphBuilder(graph, prefix="yield")
     given = op.emit("YieldOp", *yielded, domain="com.microsoft", outputs=len(replaced), **settings)
     for old, new in zip(replaced, given, strict=True):
-        copy_type(new, old)
-        name = old.name
         graph.inputs.remove(old)
-        old.replace_all_uses_with(new)
-        old.name, new.name = f"{name}/given", name
+        replace_value(op, old, new)
     graph.outputs[:] = [v for v in graph.outputs if v.name not in outputs]
     graph.sort()
     return result
@@ -147,10 +144,7 @@ def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, 
     names = [v.name or "" for v in border]
     backward.graph.outputs[:] = gradients
     for value in border:
-        given = copy_type(ir.Value(), value)
-        value.replace_all_uses_with(given)
-        given.name, value.name = value.name, f"{value.name}/computed"
-        backward.graph.inputs.append(given)
+        read_as_input(backward.graph, value)
     keep_outputs(backward, gradients, inputs=True)
     computed = {v.name: v for node in forward.graph for v in node.outputs}
     named = {**computed, **{v.name: v for v in forward.graph.outputs}}

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from ..._graph.contrib.lowering import refusal
-from ..._graph.edits import copy_type
+from ..._graph.edits import copy_type, remove_unread_initializers
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Supported
 from ..._runtime import gradient_builder
@@ -349,8 +349,7 @@ def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
     used = {node.domain for node in ir.traversal.RecursiveGraphIterator(graph)} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
-    for name in [n for n, v in graph.initializers.items() if n not in kept and not v.uses()]:
-        del graph.initializers[name]
+    remove_unread_initializers(graph, kept)
     for name in kept.keys() - graph.initializers.keys():
         value = kept[name]
         copy = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)

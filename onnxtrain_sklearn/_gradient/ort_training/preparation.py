@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
-from ..._graph.edits import copy_type, replace_value
+from ..._graph.edits import read_through_identity, replace_value
 from ..._graph.queries import Dims, attribute, constant, dims, fixed, is_float, kind, operand
 from ..._graph.shapes import infer_shapes
 from ...exceptions import ModelError
@@ -66,7 +66,7 @@ def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> No
     for i, x in enumerate(node.inputs):
         if x is not None and x.name in wrt:
             if x in seen:
-                node.replace_input_with(i, copy_type(op.Identity(x), x))
+                read_through_identity(op, node, i)
             seen.add(x)
 
 
@@ -85,7 +85,7 @@ def _own_reads(op: GraphBuilder, passage: Passage) -> None:
     """Read unwanted inputs through Identity: the builder defines all gradients, twice if two nodes share an input."""
     for i, x in enumerate(passage.node.inputs):
         if x is not None and i not in passage.inputs:
-            passage.node.replace_input_with(i, copy_type(op.Identity(x), x))
+            read_through_identity(op, passage.node, i)
 
 
 def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
@@ -93,7 +93,7 @@ def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
     node = passage.node
     for i, x in enumerate(node.inputs):
         if x is not None and x in node.inputs[:i]:
-            node.replace_input_with(i, copy_type(op.Identity(x), x))
+            read_through_identity(op, node, i)
 
 
 def _prepare_where(op: GraphBuilder, passage: Passage) -> None:

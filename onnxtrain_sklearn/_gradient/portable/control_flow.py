@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
-from ..._graph.edits import copy_type
+from ..._graph.edits import copy_type, remove_unread, remove_unread_initializers
 from ..._graph.queries import constant, dims, is_float, kind, operand, reads
 from ..._graph.supported import ANY, Supported
 from ..path import Passage, dependent, passages
@@ -87,11 +87,8 @@ class _Body:
         """Make ``results``, of the types of ``like``, the only outputs, and remove unused nodes."""
         self.graph.outputs.clear()
         self.graph.outputs.extend(copy_type(self.op.Identity(v), x) for v, x in zip(results, like, strict=True))
-        for node in reversed(list(self.graph)):
-            if not any(v.uses() or v.is_graph_output() for v in node.outputs):
-                self.graph.remove(node, safe=True)
-        for name in [name for name, v in self.graph.initializers.items() if not v.uses()]:
-            del self.graph.initializers[name]
+        remove_unread(self.graph, self.graph)
+        remove_unread_initializers(self.graph)
 
 
 def _refuse_chance(flow: Flow, name: str) -> None:

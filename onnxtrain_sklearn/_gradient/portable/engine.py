@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
 from ..._graph.contrib.lowering import refusal
-from ..._graph.edits import copy_type
+from ..._graph.edits import copy_type, remove_unread_initializers
 from ..._graph.loops import infer_loops
 from ..._graph.queries import describe, is_float, kind
 from ..._graph.shapes import infer_shapes
@@ -109,8 +109,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         _append_gradient(apart, sources[name], cotangent)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward])
-    for name in [n for n, v in graph.initializers.items() if n not in model.graph.initializers and not v.uses()]:
-        del graph.initializers[name]
+    remove_unread_initializers(graph, kept=model.graph.initializers)
     return result
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from ..._graph.edits import bypass, remove_unread
 from ..._graph.queries import Dims, constant, dims, fixed
 
 BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Where".split())
@@ -24,7 +25,7 @@ def tidy(graph: ir.Graph, own: Collection[ir.Node]) -> None:
                     node.replace_input_with(i, x.producer().inputs[0])  # type: ignore[union-attr]
         if node.op_type == "Mul":
             _drop_one(node)
-    _remove_unused(graph, own)
+    remove_unread(graph, [node for node in own if node.graph is graph])
 
 
 def _needless(node: ir.Node, index: int, x: ir.Value) -> bool:
@@ -51,11 +52,5 @@ def _drop_one(node: ir.Node) -> None:
         if array is not None and array.size == 1 and array.item() == 1 and other is not None:
             same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
             if same and not product.is_graph_output():
-                product.replace_all_uses_with(other)
+                bypass(node, other)
                 return
-
-
-def _remove_unused(graph: ir.Graph, own: Collection[ir.Node]) -> None:
-    for node in reversed(list(own)):
-        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
-            graph.remove(node, safe=True)
