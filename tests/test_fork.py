@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.processes import run_in_new_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
 PROGRAM = """
 import gc, os, signal, sys, warnings
+warnings.simplefilter("ignore")
 import numpy as np
 from onnxtrain_sklearn import MLP, OrtGradientRegressor
 from onnxtrain_sklearn._inference.predictor import Predictor
@@ -69,7 +69,4 @@ assert next(iter(estimator._run.predictors.values()))._session is session
 @pytest.mark.thinned(by=lambda engine: {"sessions"})
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_forked_child_predicts_and_trains_with_sessions_of_its_own(engine):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, engine], capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
+    run_in_new_process(PROGRAM, engine, seconds=400)

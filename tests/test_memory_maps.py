@@ -18,6 +18,7 @@ from onnxtrain_sklearn import MLP, Adam, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training.parameters import FlatParameters, owned
 from onnxtrain_sklearn._training.step import OptimizerState
+from tests.helpers.processes import run_in_new_process
 
 WIDE = 600
 rng = np.random.RandomState(0)
@@ -51,6 +52,10 @@ def fitted_wide(model: str, engine: str) -> OrtGradientRegressor:
 
 def in_a_child(program: str, folder: Path) -> None:
     """Run ``program``, which finds X, y and the name of the folder, in a process of its own."""
+    run_in_new_process(with_data(program, folder))
+
+
+def with_data(program: str, folder: Path) -> str:
     head = f"""
 import sys, joblib, numpy as np
 from pathlib import Path
@@ -59,8 +64,7 @@ X, y = (np.load(folder / name) for name in ("X.npy", "y.npy"))
 """
     np.save(folder / "X.npy", X)
     np.save(folder / "y.npy", y)
-    done = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, (done.returncode, done.stderr)
+    return head + program
 
 
 def assert_equal(estimator: OrtGradientRegressor, twin: OrtGradientRegressor) -> None:
@@ -110,7 +114,8 @@ def test_workers_that_are_given_memory_maps_train(tmp_path):
     estimator = fitted_wide("network", "auto")
     assert len(pickle.dumps(estimator._run.parameters)) > 2**20  # from where on joblib maps arrays
     joblib.dump(estimator, tmp_path / "model")
-    in_a_child(PARALLEL, tmp_path)
+    program = with_data(PARALLEL, tmp_path)  # in an interpreter of its own, as joblib starts others like it
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     estimator.partial_fit(X, y)
     for twin in joblib.load(tmp_path / "after"):
         assert_equal(estimator, twin)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
@@ -28,6 +26,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._runtime.devices import Device
 from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
+from tests.helpers.processes import run_in_new_process
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -218,16 +217,17 @@ def test_another_process_predicts_the_same_and_goes_on(tmp_path):
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", y)
     program = """
-import pickle, sys
+import pickle, sys, warnings
 from pathlib import Path
 import numpy as np
+warnings.simplefilter("error")
 folder = Path(sys.argv[1])
 estimator = pickle.loads((folder / "estimator.pickle").read_bytes())
 X, y = np.load(folder / "X.npy"), np.load(folder / "y.npy")
 np.save(folder / "before.npy", estimator.predict_proba(X))
 np.save(folder / "after.npy", estimator.partial_fit(X, y).predict_proba(X))
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
+    run_in_new_process(program, str(tmp_path))
     assert_array_equal(np.load(tmp_path / "before.npy"), fitted.predict_proba(X))
     assert_array_equal(np.load(tmp_path / "after.npy"), fitted.partial_fit(X, y).predict_proba(X))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import onnx
 import onnx.checker
@@ -17,6 +14,7 @@ from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.training_session import TrainingParameters, TrainingSession
 from tests.helpers.official import needs_training
+from tests.helpers.processes import run_in_new_process
 
 ENGINES = available_engines()
 RNG = np.random.default_rng(2)
@@ -174,7 +172,7 @@ session.load_state(dict(np.load({str(tmp_path / "state.npz")!r})), strict=True)
 for _ in range(4):
     session.run(["loss"], dict(np.load({str(tmp_path / "data.npz")!r})))
 np.savez({str(tmp_path / "after.npz")!r}, **session.get_state())"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    run_in_new_process(program)
     train(session, 4)
     after = np.load(tmp_path / "after.npz")
     assert set(after) == set(session.get_state())
