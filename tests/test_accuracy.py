@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from tests.helpers.selection import one_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -31,11 +32,12 @@ def mean_scores(load: Callable[..., tuple[np.ndarray, np.ndarray]], *make: Calla
 
 
 @pytest.mark.slow
+@one_case
 @pytest.mark.parametrize(
     ("load", "least", "settings"),
     [
-        (load_digits, 0.9, {"max_iter": 40, "batch_size": 64}),
         (load_breast_cancer, 0.9, {"max_iter": 30, "batch_size": 32}),
+        (load_digits, 0.9, {"max_iter": 40, "batch_size": 64}),
     ],
 )
 def test_classification(load, least, settings):
@@ -51,6 +53,7 @@ def test_classification(load, least, settings):
 
 # The loss of scikit-learn's MLP has a factor of one half; Adam does not see the scale of a loss.
 @pytest.mark.slow
+@one_case
 @pytest.mark.parametrize(
     ("optimizer", "width", "alpha", "settings"),
     [

@@ -38,7 +38,7 @@ def demo(tmp_path_factory):
     return folder, result
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_demo_writes_models_and_a_picture(demo):
     folder, _ = demo
     assert {path.name for path in folder.iterdir()} == {"breast_cancer.onnx", "diabetes.onnx", "loss_curves.png"}
@@ -47,7 +47,7 @@ def test_demo_writes_models_and_a_picture(demo):
     assert (folder / "loss_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_demo_prints_the_table_and_the_comparison(demo):
     _, result = demo
     assert result.stderr == ""
@@ -59,7 +59,9 @@ def test_demo_prints_the_table_and_the_comparison(demo):
 def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert command.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
-    assert "needs matplotlib" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "needs matplotlib" in said
+    assert "predictions are equal to predict's" in said
     assert [path.name for path in tmp_path.iterdir()] == ["diabetes.onnx"]
 
 

@@ -73,6 +73,10 @@ def test_import_with_several_distributions():
     assert refused.returncode == 1
     assert "exceptions.RuntimeNotFoundError: Several distributions of onnxruntime" in refused.stderr
     assert "pip uninstall -y onnxruntime onnxruntime-gpu" in refused.stderr
+
+
+@pytest.mark.exhaustive
+def test_import_with_several_distributions_of_one_version():
     taken = import_as_if_installed(onnxruntime.__version__, onnxruntime.__version__)
     assert taken.returncode == 0, taken.stderr
     assert "OnnxTrainWarning: Several distributions of onnxruntime" in taken.stderr

@@ -270,7 +270,7 @@ def test_import_without_onnxruntime_names_the_extras():
     assert "onnxtrain-sklearn[portable]" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_import_needs_no_optional_package():
     result = import_without("matplotlib", "pandas", "skl2onnx", "torch", "onnxscript")
     assert result.returncode == 0, result.stderr

@@ -163,7 +163,8 @@ def assert_consistent(estimator: OrtGradientRegressor, call: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["partial_fit", "fit", "early stopping"])
+@pytest.mark.thinned(by=lambda method: {"interrupt"})
+@pytest.mark.parametrize("method", ["fit", "partial_fit", "early stopping"])
 def test_an_interrupt_at_any_line_leaves_a_whole_epoch_or_none(method):
     settings = {"warm_start": True, "max_iter": 2, "early_stopping": method == "early stopping", "batch_size": 20}
     base = OrtGradientRegressor(MLP((3,)), random_state=0, learning_rate_init=0.1, **settings)

@@ -85,7 +85,7 @@ for name, (call, end, trained) in calls.items():
     run_program(program, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interrupt_in_a_worker_ends_the_search(tmp_path):
     program = """
 if __name__ == "__main__":

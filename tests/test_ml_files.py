@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -92,6 +94,7 @@ def test_the_trained_file_has_the_same_input_and_predicts_what_the_estimator_doe
     assert set(trained.weights_) <= {tensor.name for tensor in exported.graph.initializer}
 
 
+@pytest.mark.thinned(by=lambda case, engine: {re.sub("Classifier|Regressor| of.*", "", case.name), engine})
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in AS_ESTIMATORS], ids=str)
 @ENGINES
 def test_files_train_as_their_estimators(case, engine):

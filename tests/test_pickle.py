@@ -232,7 +232,7 @@ np.save(folder / "after.npy", estimator.partial_fit(X, y).predict_proba(X))
     assert_array_equal(np.load(tmp_path / "after.npy"), fitted.partial_fit(X, y).predict_proba(X))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_of_joblib_find_what_one_process_finds():
     grid = {"optimizer": [Adam()], "learning_rate_init": [1e-4, 0.02]}
     both = [GridSearchCV(pickled_classifier(), grid, cv=2, n_jobs=n, error_score="raise").fit(X, y) for n in (1, 2)]

@@ -94,13 +94,13 @@ def test_networks_train_without_skl2onnx():
     assert "pip install skl2onnx" in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_networks_train_where_skl2onnx_is_another_version():
     hidden = sorted({module for module, _ in skl2onnx_bridge.PRIVATE.values()})
     run_without([*hidden, "skl2onnx"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_networks_train_without_the_private_names_of_sklearn():
     code = """
 import importlib, sys

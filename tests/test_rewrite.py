@@ -40,10 +40,10 @@ def as_number(c):
 
 
 def covered_by_tree(c, engine=None):
-    """Return the operator with its attributes, the words among their values, and the type of x."""
+    """Return the operator with its attributes, the words among their values, the type of x, and the engine."""
     kind = c.feeds["x"].dtype if "x" in c.feeds else None
     words = {(name, value) for name, value in c.attributes.items() if isinstance(value, str)}
-    return {(c.operator, engine, subject) for subject in (*c.attributes, *words, kind)}
+    return {(c.operator, subject) for subject in (*c.attributes, *words, kind, engine)}
 
 
 def right(test):

@@ -113,7 +113,7 @@ def test_searches_and_pipelines():
     assert pickle.loads(pickle.dumps(search)).predict(Inputs(ARRAYS)).shape == (60,)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_in_other_processes():
     alone = cross_val_predict(regressor_of_inputs(), Inputs(ARRAYS), Y, cv=2)
     assert_array_equal(cross_val_predict(regressor_of_inputs(), Inputs(ARRAYS), Y, cv=2, n_jobs=2), alone)

@@ -30,6 +30,7 @@ from sklearn.tree import DecisionTreeClassifier
 from onnxtrain_sklearn import Linear, OrtGradientClassifier, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.selection import one_case
 from tests.helpers.several_labels import (
     CODES,
     KINDS,
@@ -158,7 +159,7 @@ class TestYesOrNo:
         [(OneVsRestClassifier, YES), (OneVsRestClassifier, YES * [1, 0, 1]), (MultiOutputClassifier, YES)],
         ids=["yes", "never", "an estimator a label"],
     )
-    @pytest.mark.thinned(by=lambda wrap, y: {wrap})
+    @one_case
     def test_votes_of_machines_decide(self, wrap, y):
         model = wrap(SVC(probability=True, C=0.1, random_state=0))
         with warnings.catch_warnings():

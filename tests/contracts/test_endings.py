@@ -271,8 +271,8 @@ def reference_slopes(task: str, name: str) -> dict[str, np.ndarray]:
 
 
 def covered_by_ending(task, name, engine=None):
-    """Return the task, and the operators of an ending."""
-    return {task, *((engine, operator) for operator in re.findall(r"[A-Z]\w+(?= ?[<(])", TASKS[task][0][name][0]))}
+    """Return the task with the engine, and the operators of an ending."""
+    return {(task, engine), *re.findall(r"[A-Z]\w+(?= ?[<(])", TASKS[task][0][name][0])}
 
 
 @pytest.mark.thinned(by=covered_by_ending)

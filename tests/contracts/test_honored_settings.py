@@ -139,6 +139,7 @@ def matters(one: Case, opset: int, engine: str, operator: str, attribute: str) -
     return any(a.shape != b.shape or not np.allclose(a, b, 1e-3, 1e-4, equal_nan=True) for a, b in pairs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("table", "operator", "attribute"), settings())
 def test_a_case_shows_that_the_value_of_an_attribute_matters(table, operator, attribute):
     engine = "ort-training" if table == "ort-training" else "portable"

@@ -1,7 +1,7 @@
 """Which tests a run takes: every subject once, all of them, or those of one operator.
 
-A case of a matrix covers the values of its parameters, each for itself. `make test` runs the cases that cover something
-for the first time; the others become ``exhaustive``, and `make test-all` runs these too. A matrix marked
+A case of a matrix covers the values of its parameters, each for itself. `make test` runs as few cases as cover all that
+the matrix does; the others become ``exhaustive``, and `make test-all` runs these too. A matrix marked
 ``thinned(by=...)`` says what a case covers: ``by`` takes its parameters and returns, say, an operator and a form.
 So nothing that is covered is ever left out, and a case that is added needs no mark.
 
@@ -15,7 +15,7 @@ left, spread evenly over its matrix.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ QUICK_CASES = 2
 """Cases of one test that ``--quick`` takes."""
 
 MARKERS = (
-    "exhaustive: a further case of what a case before it covers; `make test-all` runs it, `make test` does not",
+    "exhaustive: a further case of what other cases cover; `make test-all` runs it, `make test` does not",
     "thinned(by): a matrix of cases; by(**parameters) returns what a case covers, and each is covered once by the "
     "cases that are not exhaustive",
     "slow: a test of seconds, as of other processes or many trainings, which `make quick` leaves out",
@@ -32,16 +32,29 @@ MARKERS = (
     "operators(**parameters) returns those that a case proves",
 )
 
+one_case = pytest.mark.thinned(by=lambda **case: "one")
+"""Marks a matrix of which one case is enough."""
+
 
 def thin(items: Iterable[pytest.Item]) -> None:
-    """Mark as exhaustive what covers nothing that a case of the same test before it does not cover."""
-    covered: dict[str, set[Hashable]] = {}
+    """Mark as exhaustive all cases of a test but a few that cover together what all of them do."""
+    tests: dict[str, dict[pytest.Item, set[Hashable]]] = {}
     for item in items:
-        seen = covered.setdefault(item.nodeid.partition("[")[0], set())
-        covers = subjects(item)
-        if covers and covers <= seen:
+        if covers := subjects(item):
+            tests.setdefault(item.nodeid.partition("[")[0], {})[item] = covers
+    for cases in tests.values():
+        for item in cases.keys() - few(cases):
             item.add_marker(pytest.mark.exhaustive)
-        seen |= covers
+
+
+def few(cases: Mapping[pytest.Item, set[Hashable]]) -> set[pytest.Item]:
+    """Return some cases that cover all: again and again the first of those that cover most of what is left."""
+    left, chosen = set().union(*cases.values()), set()
+    while left:
+        best = max(cases, key=lambda item: len(cases[item] & left))
+        left -= cases[best]
+        chosen.add(best)
+    return chosen
 
 
 def subjects(item: Any) -> set[Hashable]:
