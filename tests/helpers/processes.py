@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +14,10 @@ def run_in_new_process(program: str, *arguments: str, seconds: int = 300) -> Non
     """Run ``program`` as the main module of a process that has no session yet; raise AssertionError where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
-        process = CONTEXT.Process(target=_execute, args=(program, arguments, errors))
+        errors.touch()
+        process = CONTEXT.Process(
+            target=exec, args=(HEAD.format(errors=str(errors), arguments=arguments) + program, {})
+        )
         process.start()
         process.join(seconds)
         if process.exitcode is None:
@@ -25,8 +26,9 @@ def run_in_new_process(program: str, *arguments: str, seconds: int = 300) -> Non
         assert process.exitcode == 0, (process.exitcode, errors.read_text(encoding="utf-8"))
 
 
-def _execute(program: str, arguments: tuple[str, ...], errors: Path) -> None:
-    with open(errors, "w", encoding="utf-8") as stream:
-        os.dup2(stream.fileno(), 2)
-    sys.argv = ["-c", *arguments]
-    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+HEAD = """
+import os, sys
+os.dup2(os.open({errors!r}, os.O_WRONLY), 2)
+sys.argv, __name__ = ["-c", *{arguments!r}], "__main__"
+"""
+"""What runs before a program. No function of this module: the child may find other modules of this name."""
