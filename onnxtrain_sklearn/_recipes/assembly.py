@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.shapes import infer_shapes
+from .._inference.graph import class_constant
 from .preprocessing import Preprocessing
 
 
@@ -58,7 +59,7 @@ def _averaged(
     mean = op.Mul(total, 1 / len(results))
     if classes is None:
         return [mean]
-    return [op.Gather(classes, op.ArgMax(mean, axis=1, keepdims=False)), mean]
+    return [op.Gather(class_constant(classes), op.ArgMax(mean, axis=1, keepdims=False)), mean]
 
 
 def _append_model(op: GraphBuilder, model: ir.Model, matrix: ir.Value, prefix: str) -> list[ir.Value]:

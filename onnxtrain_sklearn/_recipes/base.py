@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -23,7 +25,7 @@ from .._graph.protobuf import to_proto
 from .._inference.predictor import Predictor
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
-from .._support.rules import Rules, check_parameters
+from .._support.rules import COUNT, POSITIVE, Range, Rules, check_parameters
 from .._support.typing import MatrixLike
 from .assembly import Member, assembled
 from .examples import Examples
@@ -39,6 +41,17 @@ Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
 
 
+SHARED_RULES: Rules = {
+    "n_ensembles": (COUNT,),
+    "validation_fraction": (Range(Real, 0, 0.5, closed="right"), None),
+    "max_iter": (COUNT,),
+    "batch_size": (COUNT,),
+    "learning_rate_init": (POSITIVE,),
+    "verbose": (bool, Range(Integral, 0)),
+}
+"""Rules of the parameters that the recipes share."""
+
+
 class BaseRecipe(BaseEstimator, ABC):
     """An estimator that takes a raw table."""
 
@@ -52,12 +65,17 @@ class BaseRecipe(BaseEstimator, ABC):
     _parameter_rules: ClassVar[Rules] = {}
     _scaling: ClassVar[str]
     _drops_constants: ClassVar[bool] = False
+    _early_stopping: ClassVar[bool | str] = "best_epoch"
     _graph: bytes
     _inputs: Preprocessing
     _device: Device
     _predictors: dict[int, Predictor]
     classes_: np.ndarray
     n_outputs_: int
+
+    def _store(self, arguments: Mapping[str, object]) -> None:
+        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
+        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
 
     @abstractmethod
     def _encode(self, y: ArrayLike) -> Targets:
@@ -90,8 +108,20 @@ class BaseRecipe(BaseEstimator, ABC):
             A parameter or the data are invalid.
         DivergenceError
             The loss became NaN or infinite.
+
+        After an error the estimator is what it was before.
         """
         check_parameters(self, self._parameter_rules)
+        before = dict(vars(self))
+        try:
+            self._fit(X, y, sample_weight)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        return self
+
+    def _fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         table = read_table(self, X, reset=True)
@@ -101,7 +131,6 @@ class BaseRecipe(BaseEstimator, ABC):
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
         self._train(Examples(table, categorical, targets, weights), device)
-        return self
 
     def _train(self, examples: Examples, device: Device) -> None:
         rng = check_random_state(self.random_state)
@@ -130,7 +159,7 @@ class BaseRecipe(BaseEstimator, ABC):
         if len(held):
             names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, held, device)
             settings |= dict(zip(names, parts, strict=True))
-            network.set_params(early_stopping=True)
+            network.set_params(early_stopping=self._early_stopping)
         if examples.classes is not None:
             settings["classes"] = examples.classes
         return prepared, network.fit(X, y, **settings)

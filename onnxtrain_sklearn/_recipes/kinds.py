@@ -11,9 +11,6 @@ from .._data.targets import Targets, class_targets, regression_targets
 from .._support.typing import ClassWeight, MatrixLike
 from .base import BaseRecipe
 
-_LEAST = 1e-38
-"""A probability of 0 counts as this in logarithms."""
-
 
 class ClassifierRecipe(ClassifierMixin, BaseRecipe):
     """A classifier of raw tables."""
@@ -47,20 +44,6 @@ class ClassifierRecipe(ClassifierMixin, BaseRecipe):
             In the order of ``classes_``.
         """
         return self._predict(X, 1).astype(prediction_type(X), copy=False)
-
-    def decision_function(self, X: MatrixLike) -> np.ndarray:
-        """Return the logarithms of the probabilities; of two classes the difference.
-
-        Parameters
-        ----------
-        X : as in :meth:`predict`
-
-        Returns
-        -------
-        ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes)
-        """
-        logs: np.ndarray = np.log(np.maximum(self.predict_proba(X), _LEAST))
-        return np.asarray(logs[:, 1] - logs[:, 0]) if logs.shape[1] == 2 else logs
 
     def _encode(self, y: ArrayLike) -> Targets:
         targets = class_targets(y, None)

@@ -1,0 +1,29 @@
+"""Estimators for raw tables pass scikit-learn's common checks, but for weights, as rows are held out at random."""
+
+from __future__ import annotations
+
+from unittest import SkipTest
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor
+from tests.test_sklearn_checks import class_and_check
+
+# As scikit-learn declares of its own estimators that hold out rows or draw them.
+BY_CHANCE = {
+    "check_sample_weight_equivalence_on_dense_data": "a row of weight two is held out as one row, and two rows are not"
+}
+
+
+@pytest.mark.slow
+@pytest.mark.thinned(by=class_and_check)
+@parametrize_with_checks(
+    [RealMLPClassifier(hidden_layer_sizes=32), RealMLPRegressor("td-s", hidden_layer_sizes=32)],
+    expected_failed_checks=lambda estimator: BY_CHANCE,
+)
+def test_scikit_learn_check(estimator, check):
+    try:
+        check(estimator)
+    except SkipTest as skipped:
+        pytest.fail(f"skipped: {skipped}")

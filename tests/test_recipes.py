@@ -1,0 +1,242 @@
+"""Estimators for raw tables: the graph takes the table, ensembles are means, and scikit-learn's conventions hold."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+
+from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor
+from onnxtrain_sklearn._recipes.assembly import Member, assembled
+from onnxtrain_sklearn._recipes.folds import validation_folds
+from onnxtrain_sklearn._runtime import sessions
+from tests.helpers.sessions import evaluate
+
+SMALL = {"variant": "td-s", "hidden_layer_sizes": (16,), "max_iter": 12, "random_state": 0}
+
+
+def flowers():
+    """Return iris as a data frame with text, a nullable column and missing values, and labels that are text."""
+    X, y = load_iris(return_X_y=True, as_frame=True)
+    X.columns = ["sepal length", "sepal width", "petal length", "petal width"]
+    X["size"] = np.where(X["petal length"] > 4.5, "large", np.where(X["petal length"] > 2.5, "middle", "small"))
+    X["wide"] = (X["sepal width"] > 3).astype("boolean")
+    X.loc[::7, "size"] = None
+    X.loc[::9, "wide"] = pd.NA
+    X.loc[::11, "sepal length"] = np.nan
+    return X, np.array(["setosa", "versicolor", "virginica"])[y]
+
+
+def feeds_of(X):
+    feeds = {}
+    for name in X:
+        text = X[name].dtype.kind not in "iufb"
+        column = X[name].astype(object).fillna("") if text else X[name].to_numpy(np.float32, na_value=np.nan)
+        feeds[name] = np.asarray(column, object if text else np.float32).reshape(-1, 1)
+    return feeds
+
+
+@pytest.mark.parametrize("variant", ["td", "td-s"])
+@pytest.mark.parametrize("n_ensembles", [1, 3])
+def test_graph_takes_the_table_and_predicts_as_the_classifier(variant, n_ensembles):
+    X, y = flowers()
+    classifier = RealMLPClassifier(**SMALL | {"variant": variant, "max_iter": 40}, n_ensembles=n_ensembles).fit(X, y)
+    assert classifier.score(X, y) > 0.85
+    model = classifier.to_onnx()
+    onnx.checker.check_model(model, full_check=True)
+    assert [value.name for value in model.graph.input] == list(X)
+    labels, probabilities = evaluate(model, **feeds_of(X))
+    np.testing.assert_array_equal(labels, classifier.predict(X))
+    np.testing.assert_array_equal(probabilities, classifier.predict_proba(X).astype(np.float32))
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_ensembles", [1, 2])
+def test_graph_of_a_table_of_numbers_takes_a_matrix(n_ensembles):
+    X, y = load_diabetes(return_X_y=True)
+    regressor = RealMLPRegressor(**SMALL, n_ensembles=n_ensembles).fit(X, y)
+    assert regressor.score(X, y) > 0.3
+    model = regressor.to_onnx()
+    assert [value.name for value in model.graph.input] == ["X"]
+    (predicted,) = evaluate(model, X=X.astype(np.float32))
+    np.testing.assert_array_equal(predicted.ravel(), regressor.predict(X).astype(np.float32))
+
+
+def test_ensemble_is_the_mean_of_its_members():
+    X, y = load_iris(return_X_y=True)
+    classifier = RealMLPClassifier(**SMALL)
+    members = []
+    for seed in range(3):
+        fitted = clone(classifier).set_params(random_state=seed, validation_fraction=None).fit(X, y)
+        network = fitted._network(fitted._inputs, len(X), seed)
+        network.fit(fitted._inputs.transform(_table(fitted, X), fitted._device), y)
+        members.append(Member(fitted._inputs, ir.from_proto(network.to_onnx())))
+    feeds = {"X": X.astype(np.float32)}
+    single = [evaluate(ir.to_proto(assembled([member], np.arange(3))), **feeds)[1] for member in members]
+    labels, probabilities = evaluate(ir.to_proto(assembled(members, np.arange(3))), **feeds)
+    np.testing.assert_allclose(probabilities, np.mean(single, axis=0), atol=1e-6)
+    np.testing.assert_array_equal(labels, probabilities.argmax(axis=1))
+
+
+def _table(estimator, X):
+    from onnxtrain_sklearn._recipes.raw_table import read_table
+
+    return read_table(estimator, X, reset=False)
+
+
+def test_each_network_holds_out_other_rows():
+    labels = np.repeat([0, 1, 2], [60, 30, 1])
+    splits = list(validation_folds(np.arange(91), labels, 3, 0.2, np.random.RandomState(0)))
+    assert len(splits) == 3
+    for rows, held in splits:
+        assert sorted([*rows, *held]) == list(range(91))
+        assert np.bincount(labels[held], minlength=3).tolist() == [12, 6, 0]  # a row alone in its class is trained on
+    assert len(np.unique(np.concatenate([held for _, held in splits]))) == 3 * 18
+
+
+@pytest.mark.parametrize(("count", "fraction", "expected"), [(1, 0.5, 50), (1, 0.1, 10), (10, 0.5, 10), (2, None, 0)])
+def test_size_of_the_validation_part(count, fraction, expected):
+    splits = list(validation_folds(np.arange(100), None, count, fraction, np.random.RandomState(0)))
+    assert [len(held) for _, held in splits] == [expected] * count
+
+
+def test_the_epoch_that_validates_best_is_kept():
+    X, y = load_diabetes(return_X_y=True)
+    regressor = RealMLPRegressor("td-s", hidden_layer_sizes=64, max_iter=60, random_state=0).fit(X, y)
+    (scores,) = regressor.validation_scores_
+    assert len(scores) == regressor.n_iter_ == 60
+    ((_, held),) = validation_folds(np.arange(len(y)), None, 1, 0.2, np.random.RandomState(0))
+    assert regressor.score(X[held], y[held]) == pytest.approx(max(scores), abs=1e-5)
+    assert scores[-1] < max(scores) - 1e-3
+    last = clone(regressor).set_params(validation_fraction=None).fit(X, y)
+    assert last.validation_scores_ == [None]
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_unit_of_the_target_does_not_matter(unit):
+    X, y = load_diabetes(return_X_y=True)
+    expected = RealMLPRegressor(**SMALL).fit(X, y).score(X, y)
+    assert RealMLPRegressor(**SMALL).fit(X, unit * y).score(X, unit * y) == pytest.approx(expected, abs=1e-3)
+
+
+def test_predictions_stay_in_the_range_of_the_targets():
+    X, y = load_diabetes(return_X_y=True)
+    regressor = RealMLPRegressor(**SMALL, validation_fraction=None).fit(X, y)
+    far = regressor.predict(np.vstack([X * 1e4, X * -1e4]))
+    assert far.min() >= y.min() - 1e-3
+    assert far.max() <= y.max() + 1e-3
+
+
+def test_several_targets():
+    X, y = load_diabetes(return_X_y=True)
+    Y = np.column_stack([y, -1e3 * y])
+    regressor = RealMLPRegressor(**SMALL).fit(X, Y)
+    assert regressor.predict(X).shape == Y.shape
+    assert regressor.score(X, Y) > 0.3
+
+
+def test_unseen_and_missing_values_are_predicted():
+    X, y = flowers()
+    classifier = RealMLPClassifier(**SMALL).fit(X, y)
+    odd = X.assign(size="huge")
+    odd["petal width"] = np.nan
+    assert np.isfinite(classifier.predict_proba(odd)).all()
+    np.testing.assert_array_equal(classifier.predict_proba(odd), classifier.predict_proba(odd.assign(size=None)))
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [False, True], ["no", "yes"], [1.0, 2.0]])
+def test_labels_of_two_classes(labels):
+    X, y = load_iris(return_X_y=True)
+    given = np.array(labels)[(y == 2).astype(int)]
+    classifier = RealMLPClassifier(**SMALL | {"max_iter": 30}, n_ensembles=2).fit(X, given)
+    assert classifier.predict(X).dtype == given.dtype
+    assert classifier.score(X, given) > 0.8
+    single = RealMLPClassifier(**SMALL).fit(X, given)
+    kinds = [model.to_onnx().graph.output[0].type.tensor_type.elem_type for model in (classifier, single)]
+    assert kinds[0] == kinds[1]
+
+
+def test_rows_of_weight_zero_do_not_count():
+    X, y = flowers()
+    weights = np.arange(len(y)) % 3 > 0
+    one = RealMLPClassifier(**SMALL).fit(X, y, sample_weight=weights)
+    other = RealMLPClassifier(**SMALL).fit(X[weights], y[weights], sample_weight=np.ones(weights.sum()))
+    np.testing.assert_allclose(one.predict_proba(X), other.predict_proba(X), atol=1e-6)
+
+
+def test_weights_of_rows_and_classes_have_an_effect():
+    X, y = flowers()
+    plain = RealMLPClassifier(**SMALL).fit(X, y).predict_proba(X)[:, 0].mean()
+    by_class = RealMLPClassifier(**SMALL, class_weight={"setosa": 50.0}).fit(X, y).predict_proba(X)[:, 0].mean()
+    by_row = RealMLPClassifier(**SMALL).fit(X, y, sample_weight=np.where(y == "setosa", 50.0, 1.0))
+    assert by_class > plain + 0.02
+    assert by_row.predict_proba(X)[:, 0].mean() == pytest.approx(by_class, abs=1e-6)
+
+
+def test_pickles_hold_the_graph_and_predict_alike():
+    X, y = flowers()
+    classifier = RealMLPClassifier(**SMALL).fit(X, y)
+    expected = classifier.predict_proba(X)
+    copy = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(copy.predict_proba(X), expected)
+    assert copy.to_onnx() == classifier.to_onnx()
+    assert len(pickle.dumps(classifier)) < 1.2 * len(classifier.to_onnx().SerializeToString()) + 20_000
+
+
+def test_equal_seeds_give_equal_models():
+    X, y = flowers()
+    models = [RealMLPClassifier(**SMALL, n_ensembles=2).fit(X, y).to_onnx() for _ in range(2)]
+    assert models[0] == models[1]
+
+
+def test_search_and_cross_validation_of_raw_tables():
+    X, y = flowers()
+    search = GridSearchCV(RealMLPClassifier(**SMALL), {"max_iter": [1, 30]}, cv=3).fit(X, y)
+    assert search.best_params_ == {"max_iter": 30}
+    assert cross_val_score(make_pipeline(clone(search.best_estimator_)), X, y, cv=3).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"variant": "dt"}, "'variant' parameter .* Did you mean 'td'|'variant' parameter"),
+        ({"max_iter": 0}, "'max_iter' parameter"),
+        ({"batch_size": 0}, "'batch_size' parameter"),
+        ({"n_ensembles": 0}, "'n_ensembles' parameter"),
+        ({"validation_fraction": 0.6}, "'validation_fraction' parameter"),
+        ({"learning_rate_init": 0}, "'learning_rate_init' parameter"),
+        ({"categorical_features": ["color"]}, "names 'color', which is no column"),
+        ({"engine": "jax"}, "engine"),
+        ({"device": "abacus"}, "device"),
+    ],
+)
+def test_invalid_parameters(parameters, message):
+    X, y = load_iris(return_X_y=True, as_frame=True)
+    with pytest.raises(ValueError, match=message):
+        RealMLPClassifier(**SMALL | parameters).fit(X, y)
+
+
+def test_an_error_leaves_a_fitted_estimator_as_it_is():
+    X, y = flowers()
+    classifier = RealMLPClassifier(**SMALL).fit(X, y)
+    expected = classifier.predict_proba(X)
+    with pytest.raises(ValueError, match="one label a row"):
+        classifier.fit(X, np.eye(3, dtype=int)[np.arange(len(y)) % 3])
+    np.testing.assert_array_equal(classifier.predict_proba(X), expected)
+
+
+def test_sessions_are_made_once():
+    X, y = flowers()
+    classifier = RealMLPClassifier(**SMALL).fit(X, y)
+    classifier.predict(X)
+    before = len(sessions._sessions)
+    classifier.predict(X)
+    assert len(sessions._sessions) == before
