@@ -50,12 +50,12 @@ def lightgbm(classifies: bool, seed: int) -> Any:
     return (LGBMClassifier if classifies else LGBMRegressor)(random_state=seed, verbose=-1, n_jobs=1)
 
 
-def ours(name: str, **settings: Any) -> Maker:
+def ours(name: str, *given: Any, **settings: Any) -> Maker:
     def make(classifies: bool, seed: int) -> Any:
         import onnxtrain_sklearn
 
         kind = getattr(onnxtrain_sklearn, f"{name}{'Classifier' if classifies else 'Regressor'}")
-        return kind(**settings, random_state=seed)
+        return kind(*given, **settings, random_state=seed)
 
     return make
 
@@ -78,7 +78,7 @@ MODELS: dict[str, Maker] = {
     "HistGradientBoosting": boosting,
     "LightGBM": lightgbm,
     "RealMLP": ours("RealMLP"),
-    "RealMLP TD-S": ours("RealMLP", settings="td-s"),
+    "RealMLP TD-S": ours("RealMLP", "td-s"),
     "TabM": ours("TabM"),
     "TabM-mini": ours("TabM", mini=True),
     "RealMLP (pytabkit)": original("RealMLP_TD"),

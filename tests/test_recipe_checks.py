@@ -7,7 +7,7 @@ from unittest import SkipTest
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor
+from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
 from tests.test_sklearn_checks import class_and_check
 
 # As scikit-learn declares of its own estimators that hold out rows or draw them.
@@ -19,7 +19,12 @@ BY_CHANCE = {
 @pytest.mark.slow
 @pytest.mark.thinned(by=class_and_check)
 @parametrize_with_checks(
-    [RealMLPClassifier(hidden_layer_sizes=32), RealMLPRegressor("td-s", hidden_layer_sizes=32)],
+    [
+        RealMLPClassifier(hidden_layer_sizes=32),
+        RealMLPRegressor("td-s", hidden_layer_sizes=32),
+        TabMClassifier(4, hidden_layer_sizes=32),
+        TabMRegressor(4, hidden_layer_sizes=32),
+    ],
     expected_failed_checks=lambda estimator: BY_CHANCE,
 )
 def test_scikit_learn_check(estimator, check):

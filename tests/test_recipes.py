@@ -14,7 +14,7 @@ from sklearn.datasets import load_diabetes, load_iris
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor
+from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
 from onnxtrain_sklearn._recipes.assembly import Member, assembled
 from onnxtrain_sklearn._recipes.folds import validation_folds
 from onnxtrain_sklearn._runtime import sessions
@@ -44,11 +44,21 @@ def feeds_of(X):
     return feeds
 
 
-@pytest.mark.parametrize("variant", ["td", "td-s"])
-@pytest.mark.parametrize("n_ensembles", [1, 3])
-def test_graph_takes_the_table_and_predicts_as_the_classifier(variant, n_ensembles):
+TABM = {"n_members": 4, "hidden_layer_sizes": 24, "learning_rate_init": 0.01, "max_iter": 60, "random_state": 0}
+
+CLASSIFIERS = {
+    "RealMLP": RealMLPClassifier(**SMALL | {"variant": "td", "max_iter": 40}),
+    "RealMLP TD-S": RealMLPClassifier(**SMALL | {"max_iter": 40}),
+    "TabM": TabMClassifier(**TABM),
+    "TabM-mini": TabMClassifier(**TABM, mini=True, embedding="piecewise_linear"),
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("n_ensembles", [1, 2])
+def test_graph_takes_the_table_and_predicts_as_the_classifier(name, n_ensembles):
     X, y = flowers()
-    classifier = RealMLPClassifier(**SMALL | {"variant": variant, "max_iter": 40}, n_ensembles=n_ensembles).fit(X, y)
+    classifier = clone(CLASSIFIERS[name]).set_params(n_ensembles=n_ensembles).fit(X, y)
     assert classifier.score(X, y) > 0.85
     model = classifier.to_onnx()
     onnx.checker.check_model(model, full_check=True)
@@ -60,9 +70,10 @@ def test_graph_takes_the_table_and_predicts_as_the_classifier(variant, n_ensembl
 
 
 @pytest.mark.parametrize("n_ensembles", [1, 2])
-def test_graph_of_a_table_of_numbers_takes_a_matrix(n_ensembles):
+@pytest.mark.parametrize("regressor", [RealMLPRegressor(**SMALL), TabMRegressor(**TABM)])
+def test_graph_of_a_table_of_numbers_takes_a_matrix(regressor, n_ensembles):
     X, y = load_diabetes(return_X_y=True)
-    regressor = RealMLPRegressor(**SMALL, n_ensembles=n_ensembles).fit(X, y)
+    regressor = clone(regressor).set_params(n_ensembles=n_ensembles).fit(X, y)
     assert regressor.score(X, y) > 0.3
     model = regressor.to_onnx()
     assert [value.name for value in model.graph.input] == ["X"]
@@ -189,6 +200,13 @@ def test_pickles_hold_the_graph_and_predict_alike():
     np.testing.assert_array_equal(copy.predict_proba(X), expected)
     assert copy.to_onnx() == classifier.to_onnx()
     assert len(pickle.dumps(classifier)) < 1.2 * len(classifier.to_onnx().SerializeToString()) + 20_000
+
+
+def test_training_of_tabm_ends_by_its_patience():
+    X, y = load_diabetes(return_X_y=True)
+    regressor = TabMRegressor(**TABM | {"max_iter": 300}, n_iter_no_change=5).fit(X, y)
+    (scores,) = regressor.validation_scores_
+    assert regressor.n_iter_ == len(scores) == int(np.argmax(scores)) + 7 < 300
 
 
 def test_equal_seeds_give_equal_models():
