@@ -88,13 +88,20 @@ def replace_by_constant(op: GraphBuilder, value: ir.Value, array: np.ndarray) ->
 
 def append_copy(op: GraphBuilder, body: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
     """Append copies of the nodes of ``body``, under new names, that read ``inputs``; return the copy's outputs."""
-    copy = body.clone(allow_outer_scope_values=True)
-    given = dict(zip(copy.inputs, inputs, strict=True))
-    results, nodes = [given.get(value, value) for value in copy.outputs], list(copy)
-    copy.outputs.clear()
+    return append_nodes(op, body.clone(allow_outer_scope_values=True), inputs)
+
+
+def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+    """Move the nodes of ``graph``, under new names, to the graph of ``op``, where they read ``inputs``.
+
+    Returns the outputs. Initializers are the caller's to move.
+    """
+    given = dict(zip(graph.inputs, inputs, strict=True))
+    results, nodes = [given.get(value, value) for value in graph.outputs], list(graph)
+    graph.outputs.clear()
     for formal, value in given.items():
         formal.replace_all_uses_with(value)
-    copy.remove(nodes)
+    graph.remove(nodes)
     for node in nodes:
         node.name = op.name(node.op_type)
         for output in node.outputs:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from sklearn.utils import check_random_state
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import replace_input
 from .._graph.protobuf import load, to_proto
 from ..exceptions import ModelError, instead_of
 from .base import Builder, GraphModel, is_builder, keywords_of
@@ -150,10 +151,10 @@ def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, 
     """Let the only input of a graph be the embedding of a new input, in place."""
     if len(model.graph.inputs) != 1:
         raise ModelError(f"build made a graph with {len(model.graph.inputs)} inputs, not 1.")
-    old = model.graph.inputs.pop()
-    name, old.name, dtype = old.name, None, old.dtype or ir.DataType.FLOAT
+    (old,) = model.graph.inputs
+    name, dtype = old.name, old.dtype or ir.DataType.FLOAT
+    old.name = f"{name}/embedded"
     op = GraphBuilder(model.graph, prefix="embedding", constant_nodes=True, dtype=dtype)
     new = ir.val(op.taken.free(str(name)), dtype, ("N", n_features))
-    model.graph.inputs.append(new)
-    old.replace_all_uses_with(emit(op, new), replace_graph_outputs=True)
+    replace_input(model.graph, old, new, emit(op, new))
     model.graph.sort()

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
+from .._graph.edits import append_nodes
 from .._graph.shapes import infer_shapes
 from .._inference.graph import class_constant
 from .preprocessing import Preprocessing
@@ -65,20 +66,11 @@ def _averaged(
 def _append_model(op: GraphBuilder, model: ir.Model, matrix: ir.Value, prefix: str) -> list[ir.Value]:
     """Append a network under new names, its weights under ``prefix`` and their own; return its outputs."""
     graph = model.clone().graph
-    (given,) = graph.inputs
-    outputs, nodes, weights = list(graph.outputs), list(graph), list(graph.initializers.values())
-    given.replace_all_uses_with(matrix)
-    graph.outputs.clear()
+    weights = list(graph.initializers.values())
     graph.initializers.clear()
-    graph.remove(nodes)
     for weight in weights:
         weight.name = op.taken.free(f"{prefix}{weight.name}")
         op.graph.register_initializer(weight)
-    for node in nodes:
-        node.name = op.name(node.op_type)
-        for value in node.outputs:
-            value.name = op.name(value.name) if value.name else value.name
     for domain, version in graph.opset_imports.items():
         op.graph.opset_imports.setdefault(domain, version)
-    op.graph.extend(nodes)
-    return outputs
+    return append_nodes(op, graph, [matrix])
