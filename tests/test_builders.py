@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from onnxtrain_sklearn import Linear, OrtGradientClassifier, OrtGradientRegressor
@@ -198,6 +199,46 @@ def test_weights_start_from_the_data():
     assert_allclose(still.predict(X), y.mean(), rtol=1e-6)
     assert OrtGradientRegressor(Standardized(), optimizer="lbfgs").fit(X, y).score(X, y) > 0.95
     assert set(still.weights_) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "poisson"])
+def test_a_builder_sees_targets_in_the_units_that_are_trained(seen, loss):
+    X, y = line()
+    y, weights = 300.0 + 50.0 * y, np.random.default_rng(0).uniform(0.5, 2.0, len(y))
+    settings = {"loss": loss, "early_stopping": True, "max_iter": 1, "random_state": 0}
+    OrtGradientRegressor(Recorder(), **settings).fit(X, y, weights)
+    rows = [np.flatnonzero((row == X).all(axis=1)).item() for row in seen[0]["X"]]
+    assert 0 < len(rows) < len(y)
+    own, w = y[rows], weights[rows]
+    mean = np.average(own, weights=w)
+    deviation = np.sqrt(np.average((own - mean) ** 2, weights=w))
+    expected = own / mean if loss == "poisson" else (own - mean) / deviation
+    assert_allclose(seen[0]["y"][:, 0], expected, rtol=1e-9, atol=1e-12)
+    OrtGradientRegressor(Recorder(), target_scaling=None, **settings).fit(X, y, weights)
+    assert_array_equal(seen[1]["y"][:, 0], own)
+
+
+class FromLeastSquares(Linear):
+    """A linear model that starts from the least-squares solution of the rows that it sees."""
+
+    def build(self, n_features, n_outputs, random_state=None, *, X, y):
+        model = super().build(n_features, n_outputs, random_state)
+        solution = np.linalg.lstsq(np.c_[X, np.ones(len(X))].astype(np.float64), y, rcond=None)[0]
+        for initializer, array in zip(model.graph.initializer, (solution[:-1], solution[-1]), strict=True):
+            initializer.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), initializer.name))
+        return model
+
+
+@pytest.mark.parametrize("scaling", ["auto", None])
+def test_a_start_from_the_targets_is_right_in_their_units(scaling):
+    X, y = line(outputs=2)
+    y = y * [100.0, 1.0] + [1000.0, -3.0]
+    settings = {"learning_rate_init": 0.0, "target_scaling": scaling, "max_iter": 1, "random_state": 0}
+    expected = LinearRegression().fit(X, y).predict(X)
+    assert_allclose(OrtGradientRegressor(FromLeastSquares(), **settings).fit(X, y).predict(X), expected, rtol=1e-4)
+    passes = OrtGradientRegressor(FromLeastSquares(), **settings).partial_fit(X[:60], y[:60])
+    assert_allclose(passes.predict(X), LinearRegression().fit(X[:60], y[:60]).predict(X), rtol=1e-4)
+    assert_array_equal(passes.partial_fit(X, 2 * y).predict(X), pickle.loads(pickle.dumps(passes)).predict(X))
 
 
 def test_a_weight_counts_like_repeated_rows():

@@ -23,6 +23,10 @@ CHUNK_NUMBERS = 2**23
 """Numbers of an input that are converted at a time: wide rows come in smaller chunks."""
 
 
+INNER_NUMBERS = 2**24
+"""Numbers of the largest value inside the graph at a time: ensembles and convolutions hold many for each row."""
+
+
 class LiveParameters(Protocol):
     """Parameters in training; :class:`~onnxtrain_sklearn._training.parameters.FlatParameters` are such."""
 
@@ -57,6 +61,7 @@ class Predictor:
         if self._live:
             model = model.clone()
             initializers_to_inputs(model.graph, list(self._live))
+        self._inner = _widest_row(model.graph)
         self.outputs = [v.name or "" for v in model.graph.outputs]
         threads = devices.available_threads() if _is_large(model.graph) else 1
         self._session = sessions.create_session(
@@ -68,7 +73,7 @@ class Predictor:
         if rows is None:
             rows = np.arange(len(next(iter(columns.values()))))
         width = max(self._width, *(math.prod(column.shape[1:]) for column in columns.values()))
-        size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width))
+        size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
         return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
@@ -82,6 +87,13 @@ class Predictor:
                 f"the graph with a dynamic batch axis."
             )
         return result
+
+
+def _widest_row(graph: ir.Graph) -> int:
+    """Return the numbers for each row of the largest value whose shape is known but for the batch axis."""
+    shapes = [value.shape for node in graph for value in node.outputs if value.shape is not None]
+    rows = [[d for d in shape if isinstance(d, int)] for shape in shapes if not shape.is_static()]
+    return max(map(math.prod, rows), default=1) or 1
 
 
 def _is_large(graph: ir.Graph) -> bool:

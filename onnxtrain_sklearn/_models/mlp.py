@@ -46,8 +46,8 @@ class MLP(GraphModel):
     normalization : {"batch", "layer"} or None, default=None
         Normalization before each activation, by the mean and the variance of each unit over the minibatch ("batch")
         or of the units of each row ("layer"), with a trained scale and shift. Predictions with "batch" use running
-        statistics, which move by a tenth with each minibatch; such layers have no bias of their own, and the portable
-        engine trains them.
+        statistics, which move by a tenth with each minibatch; such layers have no bias of their own, their statistics
+        count rows, not weights, and the portable engine trains them.
     residual : bool, default=False
         Whether the input of each hidden layer is added to its output. Where the sizes differ, it goes through a matrix
         of its own first.
