@@ -119,6 +119,7 @@ PUBLIC = {
 PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
+    "ema_decay accumulate "
     "trainable output output_kind class_weight target_scaling clip_predictions tol n_iter_no_change early_stopping "
     "scoring validation_fraction callbacks warm_start random_state verbose engine device providers provider_options "
     "session_options"

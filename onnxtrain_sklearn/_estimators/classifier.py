@@ -105,6 +105,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         weight_decay_factors: Mapping[str, float] | None = None,
         weight_decay_schedule: str | Schedule = "constant",
         dropout_schedule: str | Schedule = "constant",
+        ema_decay: float | None = None,
+        accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         output: str | None = None,
         output_kind: str = "auto",

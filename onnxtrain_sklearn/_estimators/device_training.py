@@ -154,7 +154,7 @@ def _with_loss(run: Run, loss: Loss) -> ir.Model:
     single = run.model if run.model.dtype == np.float32 else as_float32(run.model)
     model = single.model.clone()
     graph, head = model.graph, run.head
-    weights = {n: a.astype(np.float32) for n, a in run.weights().items() if n in graph.initializers}
+    weights = {n: a.astype(np.float32) for n, a in run.trained_weights().items() if n in graph.initializers}
     swap_initializers(graph, weights)
     scores = next(v for v in graph.outputs if v.name == single.scores)
     op = GraphBuilder(graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
@@ -201,6 +201,7 @@ def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
             parameters.view(name)[...] = array
         else:
             run.frozen[name] = array.astype(run.frozen[name].dtype)
+    run.parameters = parameters.with_averages(parameters.averages)
     run.state, run.step, run.history.last_finite = state, None, None
     run.predictors.clear()
 

@@ -61,6 +61,17 @@ def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
         )
 
 
+def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
+    """Raise if what applies to the steps of minibatches is given to an optimizer that takes none."""
+    given = {"ema_decay": estimator.ema_decay, "accumulate": estimator.accumulate}
+    for name, default in (("ema_decay", None), ("accumulate", 1)):
+        if isinstance(optimizer, LBFGS) and given[name] != default:
+            raise ValueError(
+                f"{name} has no effect with {type(optimizer).__name__}, which takes no minibatch steps. Set it to "
+                f"{default}."
+            )
+
+
 def _names(source: TrainableModel, trainable: Trainable) -> list[str]:
     """Return the names of all parameters, of constants too where ``trainable`` names them in full."""
     if isinstance(trainable, str):

@@ -89,6 +89,8 @@ def choose_head(
         max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
         engine=choose_engine(estimator.engine),
         device=device,
+        accumulate=int(estimator.accumulate),
+        ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         session_options=estimator.session_options,
         seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
     )

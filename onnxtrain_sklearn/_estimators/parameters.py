@@ -17,6 +17,7 @@ import numpy as np
 
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.rules import (
+    BELOW_ONE,
     COUNT,
     FACTORS,
     FRACTION,
@@ -119,6 +120,15 @@ The schedule that the parameter ``weight_decay`` of the optimizer follows, step 
 ``learning_rate``."""),
     "dropout_schedule": Parameter("str or Schedule", """
 The schedule that all ratios of Dropout in the graph follow, step by step; the names of ``learning_rate``."""),
+    "ema_decay": Parameter("float or None", """
+Decay of an exponential moving average of the weights, in [0, 1), such as 0.999. Predictions, validation scores,
+``weights_`` and ``to_onnx()`` take the average, training goes on from the weights themselves. The average is corrected
+for its start: the initial weights are not part of it. Running statistics are not averaged. None: no average.""",
+        (BELOW_ONE, None)),
+    "accumulate": Parameter("int", """
+Minibatches whose gradients are added up for one step: the same step as by one minibatch of ``accumulate`` times
+``batch_size`` rows, in the memory of one. Only batch statistics and dropout masks are those of each minibatch.""",
+        (COUNT,)),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
 keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
@@ -233,6 +243,8 @@ class Parameters:
     weight_decay_factors: Mapping[str, float] | None
     weight_decay_schedule: str | Schedule
     dropout_schedule: str | Schedule
+    ema_decay: float | None
+    accumulate: int
     trainable: Trainable
     output: str | None
     output_kind: str

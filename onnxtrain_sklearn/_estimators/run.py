@@ -115,8 +115,15 @@ class Run:
         return replace(self.source, model=whole.model, inputs=whole.inputs)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and running statistic, in the graph's order and type."""
-        current = {**self.frozen, **self.parameters.weights()}
+        """Return a copy of every parameter and running statistic of predictions, in the graph's order and type."""
+        return self._in_order(self.parameters.prediction_weights())
+
+    def trained_weights(self) -> dict[str, np.ndarray]:
+        """Return :meth:`weights` without the average of the weights, as they are trained."""
+        return self._in_order(self.parameters.weights())
+
+    def _in_order(self, trained: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        current = {**self.frozen, **trained}
         return {name: current[name].astype(array.dtype) for name, array in self.source.weights().items()}
 
     def predictor(self, *, with_scores: bool = False) -> Predictor:

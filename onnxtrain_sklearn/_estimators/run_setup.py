@@ -69,15 +69,20 @@ def resume_run(
         engine=settings.engine,
         predictors={},
     )
+    averages = settings.ema_decay is not None
     if others:
-        _choose(run, names, {**source.weights(), **old.weights()}, settings)
+        _choose(run, names, {**source.weights(), **old.trained_weights()}, settings)
+    elif averages != old.parameters.averages:
+        run.parameters, run.state = old.parameters.with_averages(averages), replace(old.state, averaged=0)
+        run.step = None
     return run
 
 
 def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings) -> None:
     dtype, running_statistics = run.model.dtype, run.model.running_statistics
     trained, moved = ({name: weights[name] for name in group} for group in (names, running_statistics))
-    run.parameters = FlatParameters(trained, dtype, moved, settings.factors)
+    averages = settings.ema_decay is not None
+    run.parameters = FlatParameters(trained, dtype, moved, settings.factors, averages=averages)
     run.frozen = {n: array.astype(dtype) for n, array in weights.items() if n not in trained and n not in moved}
     run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
 

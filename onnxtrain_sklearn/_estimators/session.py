@@ -30,7 +30,7 @@ from ..losses import Loss, resolve_loss
 from ..models import resolve_builder
 from .built_source import built_source, needs_rows
 from .examples import Call, Examples, batches_for, scaled, training_examples
-from .factors import factors_of, require_schedulable
+from .factors import factors_of, require_schedulable, require_steps
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
@@ -127,6 +127,7 @@ class Session:
         seen = chosen.seen
         factors = factors_of(estimator, seen, chosen.settings.optimizer)
         require_schedulable(scheduled, chosen.settings.optimizer)
+        require_steps(estimator, chosen.settings.optimizer)
         settings = replace(chosen.settings, factors=factors, scheduled=scheduled)
         self._require_same_units(settings.loss)
         head = replace(chosen.head, target_scale=self.scale)

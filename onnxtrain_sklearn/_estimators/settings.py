@@ -84,6 +84,7 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
         tol=float(estimator.tol),
         n_iter_no_change=float(estimator.n_iter_no_change),
         early_stopping=bool(estimator.early_stopping),
+        accumulate=int(estimator.accumulate),
         all_epochs=isinstance(estimator.early_stopping, str),
         verbose=bool(estimator.verbose),
         callbacks=tuple(estimator.callbacks or ()),

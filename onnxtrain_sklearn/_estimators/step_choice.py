@@ -30,5 +30,5 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
 def _key(settings: StepSettings) -> tuple[object, ...]:
     """Return a key that is equal for settings of equal content."""
     objects = content([settings.loss, settings.optimizer, settings.session_options])
-    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm)
+    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
     return (objects, numbers, (*settings.factors.items(), settings.scheduled), settings.engine, settings.device)

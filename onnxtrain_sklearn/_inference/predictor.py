@@ -30,7 +30,7 @@ INNER_NUMBERS = 2**24
 class LiveParameters(Protocol):
     """Parameters in training; :class:`~onnxtrain_sklearn._training.parameters.FlatParameters` are such."""
 
-    def views(self) -> dict[str, np.ndarray]: ...
+    def prediction_views(self) -> dict[str, np.ndarray]: ...
 
 
 class Predictor:
@@ -57,7 +57,7 @@ class Predictor:
         width: int = 1,
     ) -> None:
         self._width = width
-        self._live = {} if live is None else live.views()
+        self._live = {} if live is None else live.prediction_views()
         if self._live:
             model = model.clone()
             initializers_to_inputs(model.graph, list(self._live))

@@ -38,6 +38,7 @@ from .loss_graph import (
 from .parameters import FlatParameters
 from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
 from .step import OptimizerState, Rates
+from .vector_graphs import AVERAGE, SHARE, STEP_WEIGHT, TOTAL, accumulation_graph, average_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +184,24 @@ class BaseStep:
         self._initial_slots = {name: value for graph in graphs.values() for name, value in graph.slots.items()}
         self.state.prepare(self._initial_slots, vector)
         return [SegmentUpdate(one, graphs[one.factors.decay], opened[one.factors.decay]) for one in found]
+
+    def _bind_accumulation(
+        self, total: Array, gradients: Array, share: Array | None = None
+    ) -> dict[tuple[bool, bool], Binding]:
+        """Bind the graphs that add up the gradients of a group of minibatches, by whether one is the first or last."""
+        dtype, found = self.parameters.vector.dtype, {}
+        for first, last in ((True, False), (False, False), (False, True)):
+            graph = accumulation_graph(len(self.parameters.vector), ir_type(dtype), first=first, last=last)
+            inputs = {"gradients": gradients, **({} if first else {TOTAL: total})}
+            inputs |= {} if share is None else {SHARE: share}
+            found[first, last] = Binding(self._session(graph), inputs, {"sum": gradients if last else total})
+        return found
+
+    def _bind_average(self, average: Array, parameters: Array, weight: Array | None = None) -> Binding:
+        """Bind the graph that moves the average of the parameters."""
+        graph = average_graph(len(self.parameters.vector), ir_type(self.parameters.vector.dtype))
+        inputs = {AVERAGE: average, "parameters": parameters, **({} if weight is None else {STEP_WEIGHT: weight})}
+        return Binding(self._session(graph), inputs, {f"new_{AVERAGE}": average})
 
     def _bind_update(
         self, session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]

@@ -15,13 +15,14 @@ import onnx_ir as ir
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.builder import GraphBuilder
-from .._graph.edits import append_output, copy_type, replace_input
+from .._graph.edits import copy_type, replace_input
 from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
 from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 from .step import Rates
+from .vector_graphs import SHARE, STEP_WEIGHT, copy_graph, step_weight
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
@@ -41,6 +42,29 @@ class DevicePass:
     uniform: UniformNumbers
 
 
+class Groups:
+    """The minibatches of one pass in groups of ``size``, each of which makes one step.
+
+    ``weights`` are the sums of the weights of each group, ``shares`` those of each minibatch in its group.
+    """
+
+    def __init__(self, weights: np.ndarray, size: int) -> None:
+        self.size, self._last = size, len(weights) - 1
+        self._starts = np.arange(0, len(weights), size)
+        self.weights = np.add.reduceat(weights, self._starts)
+        totals = np.repeat(self.weights, size)[: len(weights)]
+        self.shares = np.divide(weights, totals, out=np.ones_like(weights), where=totals > 0)
+
+    def position(self, i: int) -> tuple[bool, bool]:
+        """Return whether minibatch ``i`` is the first and the last of its group."""
+        return i % self.size == 0, (i + 1) % self.size == 0 or i == self._last
+
+    def means(self, losses: np.ndarray) -> np.ndarray:
+        """Return the weighted mean over each group."""
+        means: np.ndarray = np.add.reduceat(losses * self.shares, self._starts)
+        return means
+
+
 class DeviceStep(BaseStep):
     """Train on the minibatches of whole epochs on a device.
 
@@ -53,11 +77,14 @@ class DeviceStep(BaseStep):
         self._memory, self._updates = memory, self._segment_updates(optimizer)
         parameters = parts.parameters
         self._buffer, self._gradient = self._new(parameters.buffer), self._new(parameters.gradient)
-        self._moved = self._new(parameters.buffer[len(parameters.vector) :])
+        start = len(parameters.vector)
+        self._moved = self._new(parameters.buffer[start : start + parameters.n_statistics])
         self._slots = {name: self._new(slot) for name, slot in parts.state.slots.items()}
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
+        self._copy = self._copying() if parameters.running_statistics else None
+        self._total = self._accumulation() if parts.settings.accumulate > 1 else None
         self._after = self._bindings_after_the_gradient()
         self._pass(parts.batch, resident=True)
 
@@ -67,16 +94,22 @@ class DeviceStep(BaseStep):
             self._load(batches)
         minibatches = batches.minibatches()
         passes = [self._pass(len(rows), resident=bool(self._data)) for rows in minibatches]
-        weights = np.array([batches.weight_of(rows) for rows in minibatches])
-        every = [next_rates() for _ in minibatches]
-        scalars = self._scalars(weights, every)
+        groups = Groups(np.array([batches.weight_of(rows) for rows in minibatches]), self.settings.accumulate)
+        every = [next_rates() for _ in groups.weights]
+        scalars, losses = self._scalars(groups.weights, every), self._new(np.zeros(len(passes), self._buffer.dtype))
+        shares = self._new(groups.shares.astype(self._buffer.dtype))
         try:
             for i, (one, feeds) in enumerate(self._fed(batches, minibatches, passes)):
-                self._run(one, feeds, {name: array.part(i, ()) for name, array in scalars.items()}, every[i].dropout)
+                step = i // groups.size
+                self._run_pass(one, {**feeds, LOSS: losses.part(i, ())}, every[step].dropout)
+                if self._total is not None and groups.position(i) in self._total:
+                    self._total[groups.position(i)].run(**{SHARE: shares.part(i, ())})
+                if groups.position(i)[1]:
+                    self._run_step({name: array.part(step, ()) for name, array in scalars.items()})
         finally:
             self.synchronize()
-        losses = scalars[LOSS].read().astype(np.float64) + scalars[PENALTY].read()
-        yield from zip(weights.tolist(), losses.tolist(), strict=True)
+        means = groups.means(losses.read().astype(np.float64)) + scalars[PENALTY].read()
+        yield from zip(groups.weights.tolist(), means.tolist(), strict=True)
 
     def synchronize(self) -> None:
         """Bring the host's copies of parameters and optimizer state up to date."""
@@ -105,14 +138,19 @@ class DeviceStep(BaseStep):
             yield one, feeds
             start += shape[0]
 
-    def _run(self, one: DevicePass, feeds: Mapping[str, Array], now: Mapping[str, DeviceArray], dropout: float) -> None:
+    def _run_pass(self, one: DevicePass, feeds: Mapping[str, Array], dropout: float) -> None:
         if one.uniform.buffers:
             one.uniform.draw(self.state.draws, dropout)
             self.state.draws += 1
-        one.gradient.run(**feeds, **{LOSS: now[LOSS]})
+        one.gradient.run(**feeds)
+        if self._copy is not None:
+            self._copy.run()
+
+    def _run_step(self, now: Mapping[str, DeviceArray]) -> None:
         for binding, names in self._after:
             binding.run(**{name: now[key] for name, key in names.items()})
         self.state.t += 1
+        self.state.averaged += self.settings.ema_decay is not None
 
     def _load(self, batches: Batches) -> None:
         """Upload the trained parameters, and the data if they fit."""
@@ -144,7 +182,10 @@ class DeviceStep(BaseStep):
             kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
             arrays |= {_key(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
         arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(dtype)
-        arrays |= {name: np.zeros(len(rates), dtype) for name in (LOSS, PENALTY)}
+        arrays[PENALTY] = np.zeros(len(rates), dtype)
+        if (decay := self.settings.ema_decay) is not None:
+            first = self.state.averaged + 1
+            arrays[STEP_WEIGHT] = np.array([step_weight(decay, first + i) for i in range(len(rates))], dtype)
         return {name: self._new(array) for name, array in arrays.items()}
 
     def _pass(self, rows: int, *, resident: bool) -> DevicePass:
@@ -174,14 +215,22 @@ class DeviceStep(BaseStep):
 
         Each comes with its inputs and outputs that change every step, and their keys in :meth:`_scalars`.
         """
-        bindings = [self._copying()] if self.parameters.running_statistics else []
+        bindings: list[tuple[Binding, dict[str, str]]] = []
         if self.penalized:
             size = (self.parameters.penalized.stop,)
             penalty = self._bind_penalty(self._buffer.part(0, size), self._gradient.part(0, size))
             bindings.append((penalty, {name: name for name in ("strength", PENALTY)}))
         if self.settings.max_grad_norm is not None:
             bindings.append((self._bind_clipping(self._gradient, self._new), {}))
-        return [*bindings, *(self._updating(one) for one in self._updates)]
+        bindings.extend(self._updating(one) for one in self._updates)
+        if self.parameters.average is not None:
+            shape, start = self.parameters.vector.shape, len(self.parameters.buffer) - len(self.parameters.vector)
+            average = self._bind_average(self._buffer.part(start, shape), self._buffer.part(0, shape))
+            bindings.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
+        return bindings
+
+    def _accumulation(self) -> dict[tuple[bool, bool], Binding]:
+        return self._bind_accumulation(self._new(np.zeros_like(self.parameters.gradient)), self._gradient)
 
     def _updating(self, one: SegmentUpdate) -> tuple[Binding, dict[str, str]]:
         """Bind the update of a segment."""
@@ -191,12 +240,12 @@ class DeviceStep(BaseStep):
         binding = self._bind_update(one.session, vectors, self._gradient.part(start, shape), {})
         return binding, {name: _key(one, name) for name in one.coefficients(Rates(0.001), 1)}
 
-    def _copying(self) -> tuple[Binding, dict[str, str]]:
+    def _copying(self) -> Binding:
         """Bind the graph that copies the next running statistics over the current ones."""
         start, kind = len(self.parameters.vector), ir_type(self._moved.dtype)
-        size = len(self.parameters.buffer) - start
+        size = self.parameters.n_statistics
         outputs: dict[str, Array] = {"statistics": self._buffer.part(start, (size,))}
-        return Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs), {}
+        return Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs)
 
     def _new(self, array: np.ndarray) -> DeviceArray:
         return DeviceArray(array, self._memory)
@@ -209,14 +258,6 @@ class DeviceStep(BaseStep):
 def _key(one: SegmentUpdate, name: str) -> str:
     """Return the key of a coefficient among the scalars of a step."""
     return f"{name} {one.factors}"
-
-
-def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
-    """Return the graph that copies the vector ``moved`` to ``statistics``."""
-    value = ir.val("moved", kind, (size,))
-    op = GraphBuilder(ir.Graph([value], [], nodes=[], opset_imports={"": 18}, name="copy"), prefix="copy")
-    append_output(op.graph, op.Identity(value), "statistics", value)
-    return ir.Model(op.graph, ir_version=8)
 
 
 def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:

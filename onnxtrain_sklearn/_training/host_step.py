@@ -9,7 +9,7 @@ below has not used yet. Everything is bound once, so a step neither allocates no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,10 +21,11 @@ from .._runtime.binding import Binding
 from ..optimizers import Optimizer
 from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
-from .loss_graph import LOSS, PARALLEL_WORK, PENALTY, WEIGHT, StepSettings, as_float32
+from .loss_graph import LOSS, PARALLEL_WORK, PENALTY, WEIGHT, Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters
 from .segments import Factors
 from .step import OptimizerState, Rates
+from .vector_graphs import step_weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,8 @@ class HostStep(BaseStep):
         self._penalty = self._penalty_binding() if self.penalized else None
         clips = settings.max_grad_norm is not None
         self._clip = self._bind_clipping(parameters.gradient, np.asarray) if clips else None
+        self._total = self._accumulation_bindings() if settings.accumulate > 1 else None
+        self._average = None if settings.ema_decay is None else self._average_binding()
         self._updates: list[HostUpdate] = []
         if isinstance(settings.optimizer, Optimizer):
             self._updates = self._host_updates(settings.optimizer)
@@ -80,12 +83,42 @@ class HostStep(BaseStep):
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; yield the sum of its weights and its loss before the update."""
+        if self._total is not None:
+            yield from self._train_groups(batches, next_rates)
+            return
         for weight in batches.fill(self.buffers):
             yield weight, self.run(next_rates(), weight)
+
+    def _train_groups(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
+        """Take one step for each group of minibatches; yield the sum of its weights and its loss."""
+        minibatches, count = batches.minibatches(), self.settings.accumulate
+        for start in range(0, len(minibatches), count):
+            group, rates = minibatches[start : start + count], next_rates()
+            weights = [batches.weight_of(rows) for rows in group]
+            total, loss = sum(weights), 0.0
+            for i, (rows, weight) in enumerate(zip(group, weights, strict=True)):
+                batches.gather(rows, self.buffers(len(rows)))
+                share = weight / total if total > 0 else 0.0
+                loss += share * self._pass_gradients(rates.dropout)
+                self._accumulate(i, len(group), share)
+            loss += self._penalty_gradients(total)
+            self._step(rates)
+            yield total, loss
+
+    def _accumulate(self, i: int, count: int, share: float) -> None:
+        """Add the gradients of minibatch ``i`` of ``count``; the last leaves the mean of all in the gradients."""
+        if count > 1 and self._total is not None:
+            self._share[()] = share
+            self._total[i == 0, i == count - 1].run()
 
     def run(self, rates: Rates, weight: float) -> float:
         """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
         loss = self.gradients(weight, rates.dropout)
+        self._step(rates)
+        return loss
+
+    def _step(self, rates: Rates) -> None:
+        """Update the parameters by the gradients."""
         if self._clip is not None:
             self._clip.run()
         self.state.t += 1
@@ -94,7 +127,10 @@ class HostStep(BaseStep):
                 update.scalars[name][()] = value
             for binding in update.bindings:
                 binding.run()
-        return loss
+        if self._average is not None:
+            self.state.averaged += 1
+            self._weight[()] = step_weight(self.settings.ema_decay or 0.0, self.state.averaged)
+            self._average.run()
 
     def gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
@@ -102,6 +138,11 @@ class HostStep(BaseStep):
         The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for. Scheduled
         dropout ratios are multiplied by ``dropout``.
         """
+        loss = self._pass_gradients(dropout)
+        return loss if self._penalty is None else loss + self._penalty_gradients(weight)
+
+    def _pass_gradients(self, dropout: float) -> float:
+        """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
         current = self._current
         if current.uniform.buffers:
             current.uniform.draw(self.state.draws, dropout)
@@ -109,11 +150,15 @@ class HostStep(BaseStep):
         current.gradient.run()
         for statistic, moved in current.moved:
             statistic[...] = moved
+        return float(current.loss.item())
+
+    def _penalty_gradients(self, weight: float) -> float:
+        """Add the gradients of the penalty; return its value."""
         if self._penalty is None:
-            return float(current.loss.item())
+            return 0.0
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
         self._penalty.run()
-        return float(current.loss.item() + self._penalty_value.item())
+        return float(self._penalty_value.item())
 
     def synchronize(self) -> None:
         """Do nothing: the host's arrays are trained in place."""
@@ -134,6 +179,15 @@ class HostStep(BaseStep):
         self._strength, self._penalty_value = np.zeros((), dtype), np.zeros((), dtype)
         arrays = {"strength": self._strength, PENALTY: self._penalty_value}
         return self._bind_penalty(self.parameters.vector[part], self.parameters.gradient[part], **arrays)
+
+    def _accumulation_bindings(self) -> dict[tuple[bool, bool], Binding]:
+        self._share = np.zeros((), self.parameters.vector.dtype)
+        return self._bind_accumulation(np.zeros_like(self.parameters.gradient), self.parameters.gradient, self._share)
+
+    def _average_binding(self) -> Binding:
+        assert self.parameters.average is not None
+        self._weight = np.zeros((), self.parameters.vector.dtype)
+        return self._bind_average(self.parameters.average, self.parameters.vector, self._weight)
 
     def _host_updates(self, optimizer: Optimizer) -> list[HostUpdate]:
         """Return the updates, one for all segments of equal factors."""
@@ -167,12 +221,12 @@ def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequ
     """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients."""
     if model.dtype == np.float32:
         return model
-    weights = model.weights()
+    weights, plain = model.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
     trained = FlatParameters(
         {n: weights[n] for n in names}, model.dtype, {n: weights[n] for n in model.running_statistics}
     )
     try:
-        HostStep(StepParts(model, settings, trained, {}, OptimizerState(), batch=2))
+        HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2))
     except Exception as error:
         if not errors.not_implemented(error):
             raise

@@ -37,6 +37,7 @@ class TrainerSettings:
     decay_schedule: Schedule = field(default_factory=Constant)
     dropout_schedule: Schedule = field(default_factory=Constant)
     all_epochs: bool = False
+    accumulate: int = 1
 
     @property
     def scheduled(self) -> Scheduled:
@@ -88,7 +89,7 @@ class Trainer:
         the best loss on other data, or of another loss function, cannot be compared.
         """
         max_iter = self._settings.max_iter
-        self._begin(max_iter * self._batches.steps)
+        self._begin(max_iter * self._steps)
         self._warn_of_a_finished_schedule()
         ended = self._guarded(self._train)
         self._keep_best()
@@ -100,11 +101,16 @@ class Trainer:
                 ConvergenceWarning,
             )
 
+    @property
+    def _steps(self) -> int:
+        """Steps of one pass."""
+        return -(-self._batches.steps // self._settings.accumulate)
+
     def one_pass(self) -> None:
         """Train for one epoch, for ``partial_fit``."""
         progress = self._history.progress
         if progress.total_steps is None:
-            progress.total_steps = self._settings.max_iter * self._batches.steps
+            progress.total_steps = self._settings.max_iter * self._steps
         self._history.change(early_stopping=False)
         self._warn_of_a_finished_schedule()
 

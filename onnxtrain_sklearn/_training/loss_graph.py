@@ -64,6 +64,8 @@ class StepSettings:
     groups: tuple[int, ...] = ()
     factors: Mapping[str, Factors] = field(default_factory=dict)
     scheduled: Scheduled = field(default_factory=Scheduled)
+    accumulate: int = 1
+    ema_decay: float | None = None
 
 
 def training_graph(

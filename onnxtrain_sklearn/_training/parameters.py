@@ -7,6 +7,7 @@ without a gradient, follow the parameters, so that a single copy holds everythin
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
@@ -41,11 +42,15 @@ class FlatParameters:
         Initial values of the running statistics.
     groups : mapping of str to tuple of float, optional
         Parameters of equal groups are neighbors, those that are not named come first.
+    averages : bool, default=False
+        Whether there is a moving average of the parameters, which predicts in their place.
 
     Attributes
     ----------
-    buffer : ndarray of shape (P + M,)
-        The parameters, followed by the running statistics.
+    buffer : ndarray of shape (P + M,) or (P + M + P,)
+        The parameters, followed by the running statistics and by the average of the parameters.
+    average : ndarray of shape (P,) or None
+        The average of the parameters, a view into ``buffer``.
     vector, gradient : ndarray of shape (P,)
         The parameters, a view into ``buffer``, and their gradients.
     names : tuple of str
@@ -56,12 +61,16 @@ class FlatParameters:
         The part of the vectors that holds parameters of rank >= 2.
     """
 
+    averages: bool = False  # of pickles that have no such attribute
+
     def __init__(
         self,
         weights: Mapping[str, np.ndarray],
         dtype: DType,
         running_statistics: Mapping[str, np.ndarray] | None = None,
         groups: Mapping[str, tuple[float, ...]] | None = None,
+        *,
+        averages: bool = False,
     ) -> None:
         every, group = {**weights, **(running_statistics or {})}, groups or {}
         self.names = tuple(sorted(weights, key=lambda name: (weights[name].ndim < 2, group.get(name, ()))))
@@ -75,13 +84,33 @@ class FlatParameters:
         self._divide(ends[len(self.names)])
         for name in order:
             self.view(name)[...] = every[name]
+        if averages:
+            self._set_averages(averages)
 
     def _divide(self, size: int) -> None:
         self.vector = self.buffer[:size]
         self.gradient = np.zeros_like(self.vector)
+        self.average = self.buffer[-size:] if self.averages else None
+
+    def _set_averages(self, averages: bool) -> None:
+        end = len(self.vector) + self.n_statistics
+        parts = [self.buffer[:end], self.vector] if averages else [self.buffer[:end]]
+        size, self.averages, self.buffer = len(self.vector), averages, np.concatenate(parts)
+        self._divide(size)
+
+    @property
+    def n_statistics(self) -> int:
+        """Number of elements of all running statistics."""
+        return sum(self._spans[name].stop - self._spans[name].start for name in self.running_statistics)
+
+    def with_averages(self, averages: bool) -> FlatParameters:
+        """Return a copy with a moving average that starts from the parameters, or without one."""
+        twin = copy.copy(self)
+        twin._set_averages(averages)
+        return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "vector": len(self.vector), "gradient": None}
+        return {**self.__dict__, "vector": len(self.vector), "gradient": None, "average": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -104,9 +133,23 @@ class FlatParameters:
         """Return every parameter and statistic by name, as a view."""
         return {name: self.view(name) for name in self.names + self.running_statistics}
 
+    def prediction_views(self) -> dict[str, np.ndarray]:
+        """Return every parameter and statistic that predictions use, as a view: the average of the parameters if any.
+
+        Running statistics have no average: those of the last minibatch are used, as by ``torch.optim.swa_utils``.
+        """
+        views = self.views()
+        if self.average is not None:
+            views |= {name: self.average[self._spans[name]].reshape(self._shapes[name]) for name in self.names}
+        return views
+
     def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and statistic by name."""
+        """Return a copy of every parameter and statistic by name, as they are trained."""
         return {name: view.copy() for name, view in self.views().items()}
+
+    def prediction_weights(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and statistic that predictions use."""
+        return {name: view.copy() for name, view in self.prediction_views().items()}
 
 
 Trainable: TypeAlias = "str | Sequence[str] | Callable[[str, np.ndarray], bool]"

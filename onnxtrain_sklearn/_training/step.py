@@ -26,11 +26,15 @@ class Rates(NamedTuple):
 
 @dataclass
 class OptimizerState:
-    """The number of steps, the optimizer's vectors by slot name, and the number of draws of dropout masks."""
+    """The number of steps, the optimizer's vectors by slot name, and the number of draws of dropout masks.
+
+    ``averaged`` is the number of steps in the moving average of the weights.
+    """
 
     t: int = 0
     slots: dict[str, np.ndarray] = field(default_factory=dict)
     draws: int = 0
+    averaged: int = 0
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -44,7 +48,7 @@ class OptimizerState:
 
     def reset(self, slots: Mapping[str, float]) -> None:
         """Reset to the state before the first step: slots at these initial values."""
-        self.t = 0
+        self.t = self.averaged = 0
         for name, initial in slots.items():
             self.slots[name].fill(initial)
 
