@@ -163,3 +163,10 @@ def test_every_earlier_class_leads_to_one_of_now(module):
 def test_other_names_of_modules_are_not_found():
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("onnxtrain_sklearn._nothing")
+
+
+def test_fields_that_were_renamed_keep_their_values():
+    state = {"onnxtrain_sklearn class": "FittedFile", "state": {"label": "label", "takes_gaps": True}}
+    file = stored.restored(state)
+    assert file.allows_missing
+    assert file.label == "label"

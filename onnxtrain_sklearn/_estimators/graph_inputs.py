@@ -55,7 +55,7 @@ def _forget_features(estimator: Any) -> None:
 
 def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
     allowed: bool = estimator.__sklearn_tags__().input_tags.allow_nan
-    return fitted.takes_gaps if isinstance(fitted, FittedFile) else allowed
+    return fitted.allows_missing if isinstance(fitted, FittedFile) else allowed
 
 
 def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> None:

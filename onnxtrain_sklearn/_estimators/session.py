@@ -147,8 +147,8 @@ class Session:
         if isinstance(fitted, FittedFile):
             run.fitted = started(fitted, examples.columns, run.predictions)
             return
-        X, takes_words = self.call.X, fitted.table is not None and fitted.table.takes_words
-        rows = X if takes_words else sample_rows(X)  # words may differ in every row
+        X, splits_words = self.call.X, fitted.table is not None and fitted.table.splits_words
+        rows = X if splits_words else sample_rows(X)  # words may differ in every row
         what = "It is refused, as training would begin from another model: its ONNX form"
         found = predictions_on(self.estimator, run, rows)
         require_equal(self.estimator.model, rows, found, what=what, tolerance=1e-4)

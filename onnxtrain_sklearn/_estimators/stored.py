@@ -38,6 +38,7 @@ EARLIER_CLASSES: Mapping[str, str] = {"Parts": "TablePipeline"}
 
 EARLIER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "FlatParameters": {"everything": "buffer", "moving": "running_statistics"},
+    "FittedFile": {"takes_gaps": "allows_missing"},
     "History": {"plan_told": "warned_of_end", "proven": "last_finite"},
 }
 """Earlier names of attributes and their current names, by class."""

@@ -48,13 +48,13 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
     rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
-    def within(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
+    def convert_inner(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
         variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
         outputs = _declared(scope, container, estimator, variable, raw_scores)
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
         return list(graph.inputs[-len(outputs) :])
 
-    source = Source(op, estimator, rows, name, bool(options.get("raw_scores")), within)
+    source = Source(op, estimator, rows, name, bool(options.get("raw_scores")), convert_inner)
     results = own.emit(source)
     if results is not None:
         _add(graph, results, [variable.full_name for variable in operator.outputs], container)
@@ -130,14 +130,14 @@ def _by_position(
         (rows,), inputs = inputs, []
         for i, (name, part, places) in enumerate(parts):
             start = sum(len(before) for _, _, before in parts[:i])
-            inputs += [_picked(scope, rows, places, transformer.n_features_in_)] if places else []
+            inputs += [_selected_columns(scope, rows, places, transformer.n_features_in_)] if places else []
             parts[i] = (name, part, list(range(start, start + len(places))))
     twin = copy.copy(transformer)
     twin.transformers_ = parts
     return list(skl2onnx_bridge.parse_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
 
 
-def _picked(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
+def _selected_columns(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
     """Return some columns of a matrix, with their number declared."""
     if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
         return rows

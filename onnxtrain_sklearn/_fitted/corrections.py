@@ -72,7 +72,7 @@ def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list
     graph.sort()
 
 
-def _words_of_texts(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
+def _match_token_pattern(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Match scikit-learn's default token pattern in any script; lower-case in a locale that is installed."""
     locale = capabilities.text_locale()
     for node in nodes:
@@ -90,7 +90,7 @@ WORDS = r"(?u)\b\w\w+\b"
 """scikit-learn's default token pattern."""
 
 REPAIRS: dict[type, tuple[Repair, ...]] = {
-    CountVectorizer: (_words_of_texts,),
+    CountVectorizer: (_match_token_pattern,),
     KNeighborsRegressor: (_targets_of_neighbors,),
     MaxAbsScaler: (_leave_missing_values_out,),
     MinMaxScaler: (_leave_missing_values_out,),

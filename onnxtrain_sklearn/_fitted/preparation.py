@@ -93,20 +93,20 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     estimator, texts = record.estimator, None if table is None else table.texts
     rewritten, conversions, structure = _rewritten(record, texts)
 
-    def again(twin: Estimator) -> tuple[ir.Model, object]:
-        other, _, its_structure = _rewritten(record_of(twin), texts)
-        return other.model, its_structure
+    def convert_copy(estimator_copy: Estimator) -> tuple[ir.Model, object]:
+        other, _, structure_of_copy = _rewritten(record_of(estimator_copy), texts)
+        return other.model, structure_of_copy
 
-    model, tracer = rewritten.model, Tracer(estimator, structure, again)
+    model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
-    _hold_others(model.graph, origins)
+    _make_others_constants(model.graph, origins)
     origins = [as_probabilities(model, one, estimator) for one in origins]
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
     keep_threshold(model.graph, record)
     return infer_shapes(model), origins
 
 
-def _hold_others(graph: ir.Graph, origins: Sequence[Origin]) -> None:
+def _make_others_constants(graph: ir.Graph, origins: Sequence[Origin]) -> None:
     """Turn float initializers without an origin into Constant nodes: they are not weights."""
     named_values = {origin.name for origin in origins}
     op = GraphBuilder(graph, prefix="constant", constant_nodes=True)

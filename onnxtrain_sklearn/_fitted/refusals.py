@@ -39,12 +39,12 @@ def refuse_untrainable(record: ModelRecord) -> None:
 def _refuse_other_tasks(record: ModelRecord) -> None:
     if not (record.gives_labels or record.task == "regression"):
         raise ModelError(
-            f"A fitted {record.name} predicts neither numbers nor classes{_what_else(record)}. Give a regressor, a "
+            f"A fitted {record.name} predicts neither numbers nor classes{_other_outputs(record)}. Give a regressor, a "
             f"classifier, a detector of outliers, or a pipeline that ends in one."
         )
 
 
-def _what_else(record: ModelRecord) -> str:
+def _other_outputs(record: ModelRecord) -> str:
     if record.task == "clustering" or record.has_probabilities:  # mixture models
         return ", but clusters"
     return ", but transforms rows" if hasattr(record.estimator, "transform") else ""

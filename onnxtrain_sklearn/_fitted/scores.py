@@ -102,13 +102,13 @@ def _groups(sizes: np.ndarray) -> np.ndarray:
 def expose_scores(model: ir.Model, record: ModelRecord) -> None:
     """Change the graph of a model to end in scores, or in an activation of scores."""
     if not record.gives_labels:
-        show_scores(model, probabilities=None)
+        end_in_scores(model, probabilities=None)
         return
     probabilities = record.has_probabilities
-    show_scores(model, probabilities=probabilities, margin=None if probabilities else 1)
+    end_in_scores(model, probabilities=probabilities, margin=None if probabilities else 1)
 
 
-def show_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:
+def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:
     """Change a graph to end in scores, or in an activation of scores.
 
     ``probabilities`` says whether the output holds probabilities or margins; None: predictions of a regressor.
@@ -142,7 +142,7 @@ def _fold_factor(graph: ir.Graph) -> None:
     tensor = ir.convenience.get_const_tensor(factor)
     if tensor is None or tensor.size != 1 or not (tensor.numpy() > 0).all():
         return
-    exponent = behind(exponential, "Exp")
+    exponent = input_of(exponential, "Exp")
     if exponent is None:
         return
     op = GraphBuilder(graph, prefix="factor", constant_nodes=True)
@@ -153,7 +153,7 @@ def _expose_exponential(graph: ir.Graph) -> None:
     """Move a Reshape before the exponential of a regressor: losses with a log link need the exponential last."""
     reshape = graph.outputs[0].producer()
     before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
-    scores = None if before is None else behind(before, "Exp")
+    scores = None if before is None else input_of(before, "Exp")
     if reshape is None or scores is None:
         return
     op = GraphBuilder(graph, prefix="link", constant_nodes=True)
@@ -166,7 +166,7 @@ def ends_in(value: ir.Value, op_type: str) -> bool:
     return node is not None and node.op_type == op_type
 
 
-def behind(value: ir.Value, op_type: str) -> ir.Value | None:
+def input_of(value: ir.Value, op_type: str) -> ir.Value | None:
     """Return the first input of the operator that computes ``value``; None where it is of another type."""
     node = value.producer()
     return node.inputs[0] if node is not None and node.op_type == op_type else None
@@ -180,7 +180,7 @@ def _single_column(output: ir.Value) -> ir.Value | None:
     first, second = concat.inputs
     assert first is not None
     assert second is not None
-    scores = behind(first, "Sigmoid"), behind(second, "Sigmoid")
+    scores = input_of(first, "Sigmoid"), input_of(second, "Sigmoid")
     if scores[0] is not None and scores[1] is not None:
         return second if _is_negation(scores[0], scores[1]) else None
     return second if _is_negation(first, second) else None

@@ -47,7 +47,7 @@ class TablePipeline:
 def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
     """Return the trained part of a graph, and the steps before it."""
     texts = [spec for spec in whole.inputs if spec.dtype.kind not in "f"]
-    rest, encoder = _cut(whole) if texts else (whole, None)
+    rest, encoder = _split_off_encoder(whole) if texts else (whole, None)
     given = {spec.name for spec in whole.inputs}
     model = rest.model.clone()
     columns = [v for v in model.graph.inputs if v.name in given]
@@ -60,7 +60,7 @@ def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
     """Rename the inputs, in place; other values with one of these names get a new one."""
-    for value in _made(graph):
+    for value in _computed_values(graph):
         if value.name in names:
             value.name = names_of(graph).free(f"{value.name}_")
     for value, name in zip(graph.inputs, names, strict=True):
@@ -82,7 +82,7 @@ def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
     return matrix.name or ""
 
 
-def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
+def _split_off_encoder(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     """Return the trained part of ``whole``, with its parameters, and the encoder of its text.
 
     The encoder reaches up to what reads a parameter, or numbers of the table. A parameter that it holds, as it feeds
@@ -91,8 +91,8 @@ def _cut(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     nodes = _before_numbers(whole.model.graph, whole.parameters)
     border = {v.name for node in nodes for v in node.outputs if _is_read_outside(v, nodes)}
     encoder, rest = whole.model.clone(), whole.model.clone()
-    keep_outputs(encoder, [v for v in _made(encoder.graph) if v.name in border], inputs=True)
-    for value in [v for v in _made(rest.graph) if v.name in border]:
+    keep_outputs(encoder, [v for v in _computed_values(encoder.graph) if v.name in border], inputs=True)
+    for value in [v for v in _computed_values(rest.graph) if v.name in border]:
         read_as_input(rest.graph, value, _varying_rows(value))
     keep_outputs(rest, rest.graph.outputs, inputs=True)
     frozen, left = encoder.graph.initializers, rest.graph.initializers
@@ -143,7 +143,7 @@ def _is_read_outside(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
     return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
 
 
-def _made(graph: ir.Graph) -> list[ir.Value]:
+def _computed_values(graph: ir.Graph) -> list[ir.Value]:
     return [v for node in graph for v in node.outputs]
 
 

@@ -104,7 +104,7 @@ class Table:
         return {column.name: column.kind == "text" for column in self.columns}
 
     @property
-    def takes_words(self) -> bool:
+    def splits_words(self) -> bool:
         """Whether a column is split into words, so that any text is valid."""
         return any(column.kind == "text" and not column.literal for column in self.columns)
 
@@ -117,7 +117,7 @@ class Table:
             A column holds what the fitted model does not take.
         """
         if self.documents:
-            return {column.name: column.texts(_documents(X)) for column in self.columns}
+            return {column.name: column.texts(_text_documents(X)) for column in self.columns}
         arrays = self._numbers(X)
         for i, column in enumerate(self.columns):
             if column.kind == "text":
@@ -152,7 +152,7 @@ def _table_values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
     return array[:, columns]
 
 
-def _documents(X: MatrixLike) -> np.ndarray:
+def _text_documents(X: MatrixLike) -> np.ndarray:
     values = np.asarray(X, dtype=object)
     if isinstance(X, str) or values.ndim != 1:
         raise ValueError(f"The fitted model takes a sequence of texts, got {type(X).__name__} of {values.ndim} axes.")
@@ -164,43 +164,43 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
 
     ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
     """
-    takers = list(_takers(estimator, None))
-    _refuse_text_within(takers)
-    if any(taker.columns is None and taker.steps and _is_vectorizer(taker.steps[0]) for taker in takers):
+    users = list(_first_steps(estimator, None))
+    _refuse_text_within(users)
+    if any(user.columns is None and user.steps and _is_vectorizer(user.steps[0]) for user in users):
         return Table((TableColumn("text", "text", gaps=False),), documents=True)
-    _refuse_hidden_text(estimator, takers)
+    _refuse_hidden_text(estimator, users)
     n_columns = getattr(estimator, "n_features_in_", 0)
     names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(n_columns)])
-    columns = tuple(_agreed_column(str(name), i, takers) for i, name in enumerate(names))
+    columns = tuple(_agreed_column(str(name), i, users) for i, name in enumerate(names))
     kinds = {column.kind for column in columns}
     return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
 
 
 @dataclass(frozen=True)
-class _Taker:
+class _FirstSteps:
     """Steps that take some columns of the data first; None: all columns. They may be within an ensemble.
 
-    The steps ``behind`` them take their outputs, beside those of others.
+    ``later_steps`` take their outputs, together with those of other steps.
     """
 
     steps: tuple[Estimator, ...]
     columns: tuple[int, ...] | None
     ensemble: Any = None
-    behind: tuple[Estimator, ...] = ()
+    later_steps: tuple[Estimator, ...] = ()
 
     @property
-    def takes_gaps(self) -> bool:
+    def allows_missing(self) -> bool:
         """Whether missing values are allowed: every step allows them, up to one that imputes."""
-        for step in (*self.steps, *self.behind):
+        for step in (*self.steps, *self.later_steps):
             if not get_tags(step).input_tags.allow_nan:
                 return False
             if _imputes(step):
                 return True
         return True
 
-    def before(self, later: tuple[Estimator, ...]) -> _Taker:
-        """Return the same with further steps behind."""
-        return replace(self, behind=(*self.behind, *later))
+    def before(self, later: tuple[Estimator, ...]) -> _FirstSteps:
+        """Return the same followed by further steps."""
+        return replace(self, later_steps=(*self.later_steps, *later))
 
     def place(self, column: int) -> int | None:
         """Return the position of a column of the data among the columns of the step."""
@@ -209,36 +209,36 @@ class _Taker:
         return self.columns.index(column) if column in self.columns else None
 
 
-def _takers(
+def _first_steps(
     estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
-) -> Iterator[_Taker]:
-    """Yield the steps that take columns of the data first, with the steps behind them."""
+) -> Iterator[_FirstSteps]:
+    """Yield the steps that take columns of the data first, with the steps that follow them."""
     estimator = unwrapped(estimator)
     if isinstance(estimator, Pipeline):
-        steps = (*(step for _, step in estimator.steps if not _passes_on(step)), *later)
-        yield from _takers(steps[0], columns, steps[1:]) if steps else [_Taker((), columns)]
+        steps = (*(step for _, step in estimator.steps if not _is_passthrough(step)), *later)
+        yield from _first_steps(steps[0], columns, steps[1:]) if steps else [_FirstSteps((), columns)]
     elif isinstance(estimator, ColumnTransformer):
         for name, part, _ in estimator.transformers_:
             taken = estimator._transformer_to_input_indices[name]
-            inner = _takers(part, tuple(i if columns is None else columns[i] for i in taken))
-            yield from (taker.before(later) for taker in inner)
+            inner = _first_steps(part, tuple(i if columns is None else columns[i] for i in taken))
+            yield from (user.before(later) for user in inner)
     elif isinstance(estimator, FeatureUnion):
         for _, part in estimator.transformer_list:
-            yield from (taker.before(later) for taker in _takers(part, columns))
+            yield from (user.before(later) for user in _first_steps(part, columns))
     elif isinstance(estimator, str) and estimator == "drop":
         return
-    elif parts := _inner(estimator):
+    elif parts := _inner_estimators(estimator):
         for part in parts:
-            yield from (replace(taker.before(later), ensemble=estimator) for taker in _takers(part, columns))
+            yield from (replace(user.before(later), ensemble=estimator) for user in _first_steps(part, columns))
     else:
-        yield _Taker(() if _passes_on(estimator) else (estimator, *later), columns)
+        yield _FirstSteps(() if _is_passthrough(estimator) else (estimator, *later), columns)
 
 
-def _passes_on(step: object) -> bool:
+def _is_passthrough(step: object) -> bool:
     return step is None or isinstance(step, str) or (isinstance(step, FunctionTransformer) and step.func is None)
 
 
-def _inner(estimator: Estimator) -> list[Any]:
+def _inner_estimators(estimator: Estimator) -> list[Any]:
     """Return the pipelines and column transformers within an ensemble that get the same columns."""
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
@@ -250,14 +250,14 @@ def _inner(estimator: Estimator) -> list[Any]:
     return list(found.values())
 
 
-def _agreed_column(name: str, index: int, takers: Sequence[_Taker]) -> TableColumn:
+def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps]) -> TableColumn:
     """Return a column by all steps that take it."""
-    places = [(taker, taker.place(index)) for taker in takers]
-    taken = [(taker.steps, place) for taker, place in places if place is not None]
+    places = [(user, user.place(index)) for user in users]
+    taken = [(user.steps, place) for user, place in places if place is not None]
     if not taken:
         return TableColumn(name, "unused")
     if not any(steps and _is_text(steps[0], place) for steps, place in taken):
-        column = TableColumn(name, "number", all(taker.takes_gaps for taker, place in places if place is not None))
+        column = TableColumn(name, "number", all(user.allows_missing for user, place in places if place is not None))
     else:
         column = TableColumn(name, "text")
     for steps, place in taken:
@@ -281,7 +281,7 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
             column,
             literal=column.literal | literal,
             missing=column.missing | absent,
-            gaps=column.gaps and not _is_vectorizer(step) and not (absent and _gives_nan(step)),
+            gaps=column.gaps and not _is_vectorizer(step) and not (absent and _encodes_as_nan(step)),
         )
         if _refuses_unknown(step):
             known = literal | column.missing if column.kind == "text" else literal
@@ -309,7 +309,7 @@ def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
     return np.asarray(categories[place]).tolist() if place < len(categories) else []
 
 
-def _gives_nan(step: Estimator) -> bool:
+def _encodes_as_nan(step: Estimator) -> bool:
     return isinstance(step, OrdinalEncoder) and bool(np.isnan(step.encoded_missing_value))
 
 
@@ -323,10 +323,10 @@ def _refuses_unknown(step: Estimator) -> bool:
     return False
 
 
-def _refuse_text_within(takers: Sequence[_Taker]) -> None:
+def _refuse_text_within(users: Sequence[_FirstSteps]) -> None:
     """Refuse encoders of text within ensembles that give their members numeric matrices."""
-    for taker in takers:
-        ensemble, first = taker.ensemble, taker.steps[0] if taker.steps else None
+    for user in users:
+        ensemble, first = user.ensemble, user.steps[0] if user.steps else None
         if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
             continue
         if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
@@ -337,9 +337,9 @@ def _refuse_text_within(takers: Sequence[_Taker]) -> None:
             )
 
 
-def _refuse_hidden_text(estimator: Estimator, takers: Sequence[_Taker]) -> None:
-    """Refuse encoders of text behind other steps, whose effect on the text has no ONNX form."""
-    first = {id(step) for taker in takers for step in taker.steps}
+def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> None:
+    """Refuse encoders of text that follow other steps, whose effect on the text has no ONNX form."""
+    first = {id(step) for user in users for step in user.steps}
     for _, part in walk(estimator):
         categories = getattr(part, "categories_", ())
         if id(part) not in first and any(
@@ -347,5 +347,5 @@ def _refuse_hidden_text(estimator: Estimator, takers: Sequence[_Taker]) -> None:
         ):
             raise ModelError(
                 f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
-                f"ColumnTransformer that begins the pipeline, behind an imputer at most."
+                f"ColumnTransformer that begins the pipeline, after an imputer at most."
             )

@@ -74,20 +74,20 @@ class Tracer:
 
     def part(self, path: Path) -> Any:
         """Return the estimator of the copy that ``path`` leads to."""
-        return follow(self._twin, path)
+        return follow(self._copy, path)
 
     @cached_property
-    def _twin(self) -> Any:
-        twin, rng = copy.deepcopy(self._root), np.random.RandomState(0)
-        for _, part in list(walk(twin)):
+    def _copy(self) -> Any:
+        other, rng = copy.deepcopy(self._root), np.random.RandomState(0)
+        for _, part in list(walk(other)):
             for path, array in list(own_numbers(part)):
                 assign(part, path, rng.uniform(0.2, 0.8, array.shape))
-        return twin
+        return other
 
     @cached_property
     def _graph(self) -> ir.Graph | None:
         try:
-            model, structure = self._convert(self._twin)
+            model, structure = self._convert(self._copy)
         except Exception:  # a converter may need numbers that belong together
             return None
         return model.graph if structure == self._structure else None

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.model import FittedModel
-from .._fitted.scores import drop_needless_norms, show_scores
+from .._fitted.scores import drop_needless_norms, end_in_scores
 from .._graph.edits import keep_outputs
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
@@ -63,7 +63,7 @@ class FittedFile(FittedModel):
         Names of its outputs: the label, if there is one, and the trained output.
     of_probabilities : bool
         Whether each row of ``values`` sums to one.
-    takes_gaps : bool
+    allows_missing : bool
         Whether an operator accepts missing values: an imputer, IsNaN or a tree.
     order : ndarray or None
         The column of ``values`` for each of the sorted labels, if their order differs.
@@ -73,7 +73,7 @@ class FittedFile(FittedModel):
     label: str | None = None
     values: str = ""
     of_probabilities: bool = False
-    takes_gaps: bool = False
+    allows_missing: bool = False
     order: np.ndarray | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def fitted_file(
         file=_with_outputs(model, label, final),
         label=None if label is None else label.name,
         values=final.name or "",
-        takes_gaps=any(takes_missing_values(node) for node in model.graph),
+        allows_missing=any(takes_missing_values(node) for node in model.graph),
     )
     if label is not None:
         known = replace(known, of_probabilities=_has_probabilities(known))
@@ -137,7 +137,7 @@ def _trainable_file(
             keep_leaf_shares(model, role)
     if label is not None and known.classes is not None:
         known = replace(known, classes=np.sort(known.classes), order=sort_classes(model.graph, known.classes))
-    show_scores(model, probabilities=known.of_probabilities if label is not None else None)
+    end_in_scores(model, probabilities=known.of_probabilities if label is not None else None)
     keep_name(model.graph, name)
     source = _pruned(infer_shapes(model), name)
     settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}

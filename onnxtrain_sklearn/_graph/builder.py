@@ -196,9 +196,10 @@ class GraphBuilder:
         kinds = [p.type_str for p in schema.inputs]
         kinds += kinds[-1:] * (len(inputs) - len(kinds))
         pairs = list(zip(kinds, inputs, strict=False))
-        return [self.value(x, self._partner(kind, pairs) if _is_integer(x) else None) for kind, x in pairs], keywords
+        types = [self._shared_type(kind, pairs) if _is_integer(x) else None for kind, x in pairs]
+        return [self.value(x, dtype) for (_, x), dtype in zip(pairs, types, strict=True)], keywords
 
-    def _partner(self, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
+    def _shared_type(self, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
         """Return the type of those operands that must share the type parameter ``kind`` of the schema."""
         values = [x for other, x in pairs if other == kind and isinstance(x, ir.Value)]
         if values and values[0].dtype is None:

@@ -119,7 +119,7 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
         if size is not None and length is None and size - (start or 0) > expected:
             raise _misplaced(tensor, f"its length is not told, and {size - (start or 0):,} bytes are there")
     for found in ranges.values():
-        _require_apart(sorted(found))
+        _require_disjoint(sorted(found))
     _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
 
 
@@ -137,7 +137,7 @@ def _parse_bytes(tensor: onnx.TensorProto, place: dict[str, str], key: str) -> i
     return int(text)
 
 
-def _require_apart(ranges: list[tuple[int, int]]) -> None:
+def _require_disjoint(ranges: list[tuple[int, int]]) -> None:
     """Raise ModelError if two weights overlap in part; they may share all of their bytes."""
     for (start, end), (next_start, next_end) in pairwise(ranges):
         if next_start < end:

@@ -23,13 +23,13 @@ def inference_form(model: ir.Model) -> ir.Model:
     clone = model.clone()
     for node in list(clone.graph.all_nodes()):
         if node.op_type == "Dropout" and not node.domain:
-            _pass_on(node)
+            _bypass(node)
         elif normalizes_by_batch(node):
             use_running_statistics(node)
     return clone
 
 
-def _pass_on(node: ir.Node) -> None:
+def _bypass(node: ir.Node) -> None:
     source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
     assert source is not None
     assert graph is not None

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from .queries import constant, dims, fixed, operand
 
 
-def misfit(node: ir.Node) -> str | None:
+def operand_error(node: ir.Node) -> str | None:
     """Return what is wrong with the operands of a node, None where nothing is known to be."""
     rule = None if node.domain else OPERAND_RULES.get(node.op_type)
     return None if rule is None else rule(node)
@@ -33,7 +33,7 @@ def _empty_window(node: ir.Node) -> str | None:
     return "its window has no elements" if 0 in (dims(operand(node, 2)) or []) else None
 
 
-def _unlike_blocks(node: ir.Node) -> str | None:
+def _block_ranks_differ(node: ir.Node) -> str | None:
     image, block = (_constant_sizes(node, index) for index in (1, 2))
     if image is not None and block is not None and (not len(image) or len(image) != len(block)):
         return f"its image_shape has {len(image)} sizes and its block_shape {len(block)}"
@@ -70,7 +70,7 @@ def _constant_operand(node: ir.Node, index: int) -> np.ndarray | None:
 
 
 OPERAND_RULES: dict[str, Callable[[ir.Node], str | None]] = {
-    "Col2Im": _unlike_blocks,
+    "Col2Im": _block_ranks_differ,
     "Conv": _empty_kernel,
     "ConvTranspose": _empty_kernel,
     "LRN": _no_channels,

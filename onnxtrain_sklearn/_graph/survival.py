@@ -18,7 +18,7 @@ from .._runtime import distributions, loading
 from .._support.refusal import reason
 from ..exceptions import ModelError
 from .limits import current_limits
-from .operands import misfit
+from .operands import operand_error
 
 
 def require_survivable(proto: onnx.ModelProto) -> None:
@@ -34,7 +34,7 @@ def require_survivable(proto: onnx.ModelProto) -> None:
 def require_loadable(model: ir.Model) -> None:
     """Raise ModelError if onnxruntime crashes when it loads a graph; the graph must have passed the rules."""
     for node in model.graph.all_nodes():
-        if wrong := _weights_unlike_hidden_size(node) or _split_without_sizes(node) or misfit(node):
+        if wrong := _weights_unlike_hidden_size(node) or _split_without_sizes(node) or operand_error(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:
@@ -116,7 +116,7 @@ def _num_outputs(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     return f"num_outputs={count}, but it has {len(node.output)} outputs" if count < len(node.output) else None
 
 
-def _machines_out_of_step(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
+def _inconsistent_svm(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     """The kernel derives the lengths of lists from other lists, and does not check them."""
     lists = {a.name: list(a.ints) or list(a.floats) or list(a.strings) for a in node.attribute}
     size = {name: len(values) for name, values in lists.items()}
@@ -146,7 +146,7 @@ def _too_few_labels(node: Any, settings: dict[str, int]) -> str | None:
     )
 
 
-def _regression_out_of_step(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
+def _inconsistent_svm_regressor(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     size = {a.name: len(a.floats) for a in node.attribute}
     count, coefficients = settings.get("n_supports", 0), size.get("coefficients", 0)
     if not count:
@@ -161,8 +161,8 @@ GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 RULES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
     "GatherND": (_batch_dims,),
     "LinearClassifier": (_too_few_labels,),
-    "SVMClassifier": (_machines_out_of_step,),
-    "SVMRegressor": (_regression_out_of_step,),
+    "SVMClassifier": (_inconsistent_svm,),
+    "SVMRegressor": (_inconsistent_svm_regressor,),
     "Split": (_num_outputs,),
     "TreeEnsembleClassifier": (_too_few_labels,),
 }

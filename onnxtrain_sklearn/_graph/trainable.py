@@ -219,7 +219,7 @@ def trainable_model(
         raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
     separate_running_statistics(graph)
     judged = verdicts(graph, scores) if foreign else {}
-    parameters = _weights_among(graph, judged) if foreign else parameters_of(graph, scores)
+    parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, scores)
     _require_parameters(parameters, scores, initializers)
     return TrainableModel(
         model=model,
@@ -254,10 +254,10 @@ def _first(nodes: Sequence[str]) -> str:
 
 
 def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
-    return _weights_among(graph, verdicts(graph, scores))
+    return _names_of_weights(graph, verdicts(graph, scores))
 
 
-def _weights_among(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
+def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
 
 

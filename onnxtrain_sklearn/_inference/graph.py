@@ -284,11 +284,11 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
     if value is not keep:
         if value.producer() is None or value in op.graph.outputs:
             value = op.Identity(value)
-        value.name = name if value.name == name or _vacated(op, name) else op.name(name)
+        value.name = name if value.name == name or _is_free(op, name) else op.name(name)
     op.graph.outputs.append(value)
 
 
-def _vacated(op: GraphBuilder, name: str) -> bool:
+def _is_free(op: GraphBuilder, name: str) -> bool:
     """Rename what bears ``name`` inside the graph; inputs and initializers keep theirs, and then the answer is no."""
     for value in (v for node in ir.traversal.RecursiveGraphIterator(op.graph) for v in node.outputs if v.name == name):
         value.name = op.name(name)

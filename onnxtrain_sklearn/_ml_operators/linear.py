@@ -33,10 +33,10 @@ def _linear_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     if len(labels) != max(len(coef), 2):
         r.refuse(f"it has {len(coef)} rows of weights for {len(labels)} labels")
     if len(coef) == 1:
-        return lambda: post_transforms.beyond(r, raw(), 0.0, labels), lambda: post_transforms.complement(r, raw())
+        return lambda: post_transforms.label_above(r, raw(), 0.0, labels), lambda: post_transforms.complement(r, raw())
     if not tied:
         return lambda: post_transforms.largest(r, raw(), labels), lambda: post_transforms.transformed(r, raw())
-    return lambda: post_transforms.beyond(r, raw(), 0.0, labels), lambda: _two_columns(r, raw())
+    return lambda: post_transforms.label_above(r, raw(), 0.0, labels), lambda: _two_columns(r, raw())
 
 
 def _two_columns(r: RewrittenNode, score: ir.Value) -> ir.Value:

@@ -39,7 +39,7 @@ def coupled(op: GraphBuilder, pairs: ir.Value, classes: int) -> ir.Value:
     body.input("go_on", _BOOL, [])
     both, value = body.input("both", op.dtype, [2 * classes, None]), body.input("value", op.dtype, [1, None])
     state = _State(both, value, body.input("arrived", _BOOL, [1, None]), classes)
-    swept = _State.of(body, form, body.Where(state.arrived, state.p(body), _sweep(body, form, state)))
+    swept = _State.of(body, form, body.Where(state.arrived, state.p(body), _updated_probabilities(body, form, state)))
     body.graph.outputs.extend([swept.incomplete(body), *swept.values()])
     most = np.array(SWEEPS if classes > 2 else 3)  # two classes need two at most
     ends = op.emit("Loop", most, start.incomplete(op), *start.values(), outputs=3, body=body.graph)
@@ -106,7 +106,7 @@ class _State:
         return op.Cast(op.ReduceMax(open_rows, keepdims=False), to=_BOOL)
 
 
-def _sweep(op: GraphBuilder, form: _Form, state: _State) -> ir.Value:
+def _updated_probabilities(op: GraphBuilder, form: _Form, state: _State) -> ir.Value:
     """Return p after a step for each class.
 
     Each step divides by the new sum of p, as LIBSVM does. One division at the end would give the same numbers, but

@@ -54,7 +54,7 @@ def largest(r: RewrittenNode, scores: ir.Value, labels: np.ndarray) -> ir.Value:
     return _selected_labels(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
 
 
-def beyond(r: RewrittenNode, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:
+def label_above(r: RewrittenNode, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:
     """Return the second label where a single column of scores exceeds ``threshold``, else the first."""
     second = r.op.Cast(r.op.Greater(score, threshold), to=INT64)
     return _selected_labels(r, r.op.Reshape(second, np.array([-1])), labels)

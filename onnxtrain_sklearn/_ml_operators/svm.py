@@ -63,7 +63,7 @@ def _linear_machine_scores(r: RewrittenNode, labels: np.ndarray) -> Sequence[Laz
         top = r.op.ReduceMax(raw(), axes=[1], keepdims=True)
         positive = r.op.Greater(top, 0.0) if (coef < 0).any() else r.op.GreaterOrEqual(top, 0.5)
         largest = r.op.Cast(r.op.ArgMax(raw(), axis=1, keepdims=True), to=FLOAT)
-        return post_transforms.beyond(r, r.op.Where(positive, 1.0, largest), 0.5, labels)
+        return post_transforms.label_above(r, r.op.Where(positive, 1.0, largest), 0.5, labels)
 
     return label, lambda: post_transforms.transformed(r, raw())
 

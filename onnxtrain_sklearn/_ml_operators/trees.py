@@ -71,11 +71,11 @@ def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.nd
     forest = replace(forest, targets=1, target=0 * forest.target, only=second)
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
     positive = bool((forest.value >= 0).all())
-    finish = _beside_zero if second else post_transforms.complement if positive else post_transforms.both_signs
-    return lambda: post_transforms.beyond(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
+    finish = _with_zero_column if second else post_transforms.complement if positive else post_transforms.both_signs
+    return lambda: post_transforms.label_above(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
 
 
-def _beside_zero(r: RewrittenNode, score: ir.Value) -> ir.Value:
+def _with_zero_column(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return the score of the second class beside that of the first, which is zero."""
     return post_transforms.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
 
@@ -88,7 +88,7 @@ def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndar
     if len(labels) == 2:  # onnxruntime gives 0 and 1, whatever the labels are
         if labels.dtype == object:
             r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
-        return post_transforms.beyond(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
+        return post_transforms.label_above(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
     always = [_always_has_weight(forest, target) for target in range(forest.targets)]
     if not all(always) and not r.floats("base_values").size:
         r.refuse("its label ignores classes without a weight in the leaves of a row")

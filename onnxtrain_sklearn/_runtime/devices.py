@@ -83,12 +83,12 @@ def _check_available(names: Sequence[str], device: str) -> None:
         raise DeviceError(
             f"device={device!r} needs {missing[0]}, which the installed onnxruntime {version()} "
             f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}."
-            f"{_meant(missing[0])} "
+            f"{_provider_hint(missing[0])} "
             f"For CUDA install onnxtrain-sklearn[portable-cuda] or [ort-training-cuda]; else use device='cpu'."
         )
 
 
-def _meant(name: str) -> str:
+def _provider_hint(name: str) -> str:
     """Return a suggestion if ``name`` is close to a provider that onnxruntime knows but is not one."""
     known = {_provider_stem(provider): provider for provider in onnxruntime.get_all_providers()}
     close = get_close_matches(_provider_stem(name), known, n=1, cutoff=0.7)

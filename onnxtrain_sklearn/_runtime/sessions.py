@@ -31,7 +31,7 @@ def forks() -> int:
     return _forks
 
 
-def _leave_sessions_behind() -> None:
+def _abandon_sessions() -> None:
     """Count the fork in the child, and never destroy the parent's sessions there: destruction waits for threads too."""
     global _forks
     _forks += 1
@@ -41,7 +41,7 @@ def _leave_sessions_behind() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_sessions_behind)
+    os.register_at_fork(after_in_child=_abandon_sessions)
 
 
 def create_session(

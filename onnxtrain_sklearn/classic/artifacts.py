@@ -159,7 +159,7 @@ def generate_artifacts(
     trained, frozen = _required_parameters(source, requires_grad, frozen_params)
     for name in (*trained, *frozen):
         block.requires_grad(name, name in trained)
-    with _knowing(custom_op_library), base(proto):
+    with _with_operators_of(custom_op_library), base(proto):
         block(*[output.name for output in proto.graph.output])
     folder = Path(os.fsdecode(artifact_directory or "."))
     folder.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def optimizer_model(optimizer: ForwardBlock, block: TrainingBlock, model: onnx.M
     return optimizer.to_model_proto()
 
 
-def _knowing(library: PathLike | None) -> AbstractContextManager[object]:
+def _with_operators_of(library: PathLike | None) -> AbstractContextManager[object]:
     return nullcontext() if library is None else known_operators(os.fsdecode(library))
 
 

@@ -46,7 +46,7 @@ class TrainingState:
             for name in self.weights
         }
 
-    def everything(self) -> dict[str, np.ndarray]:
+    def all_arrays(self) -> dict[str, np.ndarray]:
         """Return copies of weights, moments and counts in one dict."""
         state = self.model_state()
         for weight, slots in self.optimizer_state().items():
@@ -54,8 +54,8 @@ class TrainingState:
         return state
 
     def load(self, given: Mapping[str, Any], *, strict: bool) -> None:
-        """Load a state of :meth:`everything`; ``strict`` raises for missing or unknown names."""
-        current = self.everything()
+        """Load a state of :meth:`all_arrays`; ``strict`` raises for missing or unknown names."""
+        current = self.all_arrays()
         missing, unknown = current.keys() - given.keys(), given.keys() - current.keys()
         if strict and (missing or unknown):
             raise ModelError(f"The state does not fit: missing {sorted(missing)}, unknown {sorted(unknown)}.")
@@ -106,7 +106,7 @@ class StatefulSession:
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Return copies of all weights, moments (``Moment_1_NAME``) and counts (``Update_Count_NAME``) by name."""
-        return self._state.everything()
+        return self._state.all_arrays()
 
     def load_state(self, dict: Mapping[str, Any], strict: bool = False) -> None:
         """Set weights, moments and counts by name, as :meth:`get_state` returns them.

@@ -87,8 +87,8 @@ class Source:
         Start of the names of all nodes that are emitted.
     raw_scores : bool
         Whether a classifier is asked for its decision function instead of probabilities.
-    within : callable
-        ``within(estimator, x, raw_scores)`` converts another estimator and returns its outputs.
+    convert_inner : callable
+        ``convert_inner(estimator, x, raw_scores)`` converts another estimator and returns its outputs.
     known : list of ParameterSource
         The parameters made so far.
     marked : dict of str
@@ -100,7 +100,7 @@ class Source:
     x: ir.Value
     name: str
     raw_scores: bool
-    within: Callable[[Estimator, ir.Value, bool], Sequence[ir.Value]]
+    convert_inner: Callable[[Estimator, ir.Value, bool], Sequence[ir.Value]]
     known: list[ParameterSource] = field(default_factory=list)
     marked: dict[str, str] = field(default_factory=dict)
 
@@ -150,19 +150,19 @@ class Source:
 
     def number(self, estimator: Estimator) -> ir.Value:
         """Return what a regressor predicts, (rows, outputs)."""
-        return self.op.Reshape(self.within(estimator, self.x, False)[0], np.array([-1, 1]))
+        return self.op.Reshape(self.convert_inner(estimator, self.x, False)[0], np.array([-1, 1]))
 
     def label(self, estimator: Estimator) -> ir.Value:
         """Return the labels that a classifier predicts, (rows, 1)."""
-        return self.op.Reshape(self.within(estimator, self.x, False)[0], np.array([-1, 1]))
+        return self.op.Reshape(self.convert_inner(estimator, self.x, False)[0], np.array([-1, 1]))
 
     def probabilities(self, estimator: Estimator) -> ir.Value:
         """Return the probabilities of the classes, (rows, classes)."""
-        return self.op.Reshape(self.within(estimator, self.x, False)[1], np.array([-1, len(estimator.classes_)]))
+        return self.op.Reshape(self.convert_inner(estimator, self.x, False)[1], np.array([-1, len(estimator.classes_)]))
 
     def decision(self, estimator: Estimator) -> ir.Value:
         """Return the decision function of a classifier, in one column for two classes."""
-        scores, classes = self.within(estimator, self.x, True)[1], len(estimator.classes_)
+        scores, classes = self.convert_inner(estimator, self.x, True)[1], len(estimator.classes_)
         return self.op.Gather(scores, np.array([-1]), axis=1) if classes == 2 else scores
 
     def chosen(self, scores: ir.Value) -> ir.Value:

@@ -74,7 +74,7 @@ def _stack(s: Source) -> Sequence[ir.Value] | None:
         return None
     parts = [_given(s, one, by) for one, by in zip(model.estimators_, model.stack_method_, strict=True)]
     rows = op.Concat(*parts, *([s.x] if model.passthrough else []), axis=1)
-    label, scores = s.within(model.final_estimator_, rows, s.raw_scores)
+    label, scores = s.convert_inner(model.final_estimator_, rows, s.raw_scores)
     return s.class_at(op.Cast(op.Reshape(label, np.array([-1])), to=INT64)), scores
 
 

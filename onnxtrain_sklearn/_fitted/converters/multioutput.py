@@ -27,13 +27,13 @@ def in_order_of_labels(estimator: Estimator, parts: Sequence[T]) -> list[T]:
 
 def joined_outputs(s: Source) -> Sequence[ir.Value]:
     """Return the concatenated outputs of the estimators of the labels."""
-    parts = [s.within(one, s.x, False)[-1] for one in s.estimator.estimators_]
-    return _stand_in(s, parts[0]), s.op.Concat(*parts, axis=1)
+    parts = [s.convert_inner(one, s.x, False)[-1] for one in s.estimator.estimators_]
+    return _as_labels(s, parts[0]), s.op.Concat(*parts, axis=1)
 
 
 def _side_by_side(s: Source) -> Sequence[ir.Value]:
-    parts = [s.within(one, s.x, False)[-1] for one in s.estimator.estimators_]
-    return _stand_in(s, parts[0]), s.op.SequenceConstruct(*parts)
+    parts = [s.convert_inner(one, s.x, False)[-1] for one in s.estimator.estimators_]
+    return _as_labels(s, parts[0]), s.op.SequenceConstruct(*parts)
 
 
 def _chain(s: Source) -> Sequence[ir.Value]:
@@ -49,11 +49,11 @@ def _chain(s: Source) -> Sequence[ir.Value]:
     given, parts = [s.x], list[ir.Value]()
     for one in owner.estimators_:
         rows = s.op.Concat(*given, axis=1) if len(given) > 1 else s.x
-        label, numbers = s.within(one, rows, False)
+        label, numbers = s.convert_inner(one, rows, False)
         parts.append(numbers)
         given.append(_link(s, label if method == "predict" else numbers, method))
     parts = in_order_of_labels(owner, parts)
-    return _stand_in(s, parts[0]), s.op.Concat(*parts, axis=1)
+    return _as_labels(s, parts[0]), s.op.Concat(*parts, axis=1)
 
 
 def _link(s: Source, value: ir.Value, method: str) -> ir.Value:
@@ -63,7 +63,7 @@ def _link(s: Source, value: ir.Value, method: str) -> ir.Value:
     return s.op.Gather(value, np.array([1]), axis=1)
 
 
-def _stand_in(s: Source, numbers: ir.Value) -> ir.Value:
+def _as_labels(s: Source, numbers: ir.Value) -> ir.Value:
     return s.op.Cast(numbers, to=INT64)
 
 

@@ -30,7 +30,7 @@ def _one_vs_one(s: Source) -> Sequence[ir.Value]:
 def _prediction(s: Source, estimator: Estimator) -> tuple[ir.Value, ir.Value]:
     """Return whether a classifier of a pair predicts the second class, and its confidence, (rows, 1) each."""
     op = s.op
-    label, scores = s.within(estimator, s.x, hasattr(estimator, "decision_function"))
+    label, scores = s.convert_inner(estimator, s.x, hasattr(estimator, "decision_function"))
     return op.Cast(op.Reshape(label, np.array([-1, 1])), to=FLOAT), op.Gather(scores, np.array([1]), axis=1)
 
 

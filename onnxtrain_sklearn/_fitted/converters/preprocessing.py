@@ -75,7 +75,7 @@ def _distances_to_centers(s: Source) -> ir.Value:
     return distances(s.op, s.x, s.parameter(s.estimator, "cluster_centers_"), 2)
 
 
-def _by_largest(s: Source) -> ir.Value:
+def _divided_by_largest(s: Source) -> ir.Value:
     """Divide each row by its largest absolute value; skl2onnx divides by the largest value."""
     op = s.op
     size = op.ReduceMax(op.Abs(s.x), axes=[1], keepdims=True)
@@ -197,7 +197,7 @@ CONVERTERS: dict[type, Converter] = {
     ),
     MiniBatchKMeans: of_rows(_distances_to_centers, lambda clusters: len(clusters.cluster_centers_)),
     MissingIndicator: of_rows(_indicators_alone, lambda indicator: len(indicator.features_), _has_numeric_marker),
-    Normalizer: of_rows(_by_largest, lambda scaler: scaler.n_features_in_, lambda scaler: scaler.norm == "max"),
+    Normalizer: of_rows(_divided_by_largest, lambda scaler: scaler.n_features_in_, lambda scaler: scaler.norm == "max"),
     SimpleImputer: of_rows(
         _filled,
         lambda imputer: _count_filled(imputer, ~np.isnan(np.asarray(imputer.statistics_, float))),

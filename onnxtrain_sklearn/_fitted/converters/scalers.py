@@ -36,7 +36,7 @@ def _robust(s: Source) -> ir.Value:
     return op.Div(x, s.parameter(scaler, "scale_")) if scaler.with_scaling else x
 
 
-def _by_largest_size(s: Source) -> ir.Value:
+def _scaled_by_largest(s: Source) -> ir.Value:
     scaled = s.op.Div(s.x, s.parameter(s.estimator, "scale_"))
     return _clipped_to_range(s.op, scaled, s.estimator, (-1, 1))
 
@@ -92,7 +92,7 @@ def _per_feature(emit: Callable[[Source], ir.Value]) -> Converter:
 
 
 CONVERTERS: dict[type, Converter] = {
-    MaxAbsScaler: _per_feature(_by_largest_size),
+    MaxAbsScaler: _per_feature(_scaled_by_largest),
     MinMaxScaler: _per_feature(_into_range),
     PowerTransformer: _per_feature(_power_transform),
     RobustScaler: _per_feature(_robust),

@@ -27,7 +27,7 @@ def _machine_regression(s: Source) -> ir.Value:
     model = s.estimator
     attributes = _machine_kernel(model) | _coefficients(model, 1.0) | {"n_supports": len(model.support_vectors_)}
     (score,) = s.ml_operator("SVMRegressor", **attributes)
-    _hold(s, score, "same")
+    _note_attributes(s, score, "same")
     return score
 
 
@@ -55,11 +55,11 @@ def _machine(s: Source) -> Sequence[ir.Value]:
         attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
     label, scores = s.ml_operator("SVMClassifier", outputs=2, **attributes, **{kind: names.tolist()})
     label.dtype = ir.DataType.STRING if names.dtype.kind == "U" else ir.DataType.INT64
-    _hold(s, scores, "negated" if len(names) == 2 else "same")
+    _note_attributes(s, scores, "negated" if len(names) == 2 else "same")
     return label, scores
 
 
-def _hold(s: Source, value: ir.Value, form: str) -> None:
+def _note_attributes(s: Source, value: ir.Value, form: str) -> None:
     """Note which attribute each number of the operator is of; a machine fitted to sparse rows has sparse ones."""
     for role, attribute in (("coef0", "coef0"), ("gamma", "_gamma"), ("prob_a", "_probA"), ("prob_b", "_probB")):
         s.hold(value, role, attribute)

@@ -104,8 +104,8 @@ def _target_inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
     return INVERSES[kind](s, y, path)
 
 
-def _back(s: Source) -> Sequence[ir.Value]:
-    (y,) = s.within(s.estimator.regressor_, s.x, False)
+def _untransformed_target(s: Source) -> Sequence[ir.Value]:
+    (y,) = s.convert_inner(s.estimator.regressor_, s.x, False)
     return [_target_inverse(s, y, ("transformer_",))]
 
 
@@ -113,4 +113,4 @@ def _outputs(regressor: TransformedTargetRegressor) -> int:
     return int(getattr(regressor.transformer_, "n_features_in_", 1))
 
 
-CONVERTERS: dict[type, Converter] = {TransformedTargetRegressor: Converter(_back, _outputs)}
+CONVERTERS: dict[type, Converter] = {TransformedTargetRegressor: Converter(_untransformed_target, _outputs)}

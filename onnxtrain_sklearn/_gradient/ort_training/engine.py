@@ -180,6 +180,9 @@ _ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
 )
+_SINGLE_ELEMENT = _wrong(
+    "the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}
+)
 _REDUCED = "axes keepdims noop_with_empty_axes"
 _WINDOW = f"{PADDING} dilations kernel_shape pads strides"
 
@@ -243,7 +246,7 @@ PROVEN: dict[str, Proven] = {
         inputs=3,
     ),
     "LayerNormalization": Supported(
-        (_wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),),
+        (_SINGLE_ELEMENT,),
         "axis epsilon",
         inputs=3,
         outputs=3,
@@ -299,7 +302,7 @@ PROVEN: dict[str, Proven] = {
 
 FUSED: dict[str, Proven] = {
     "SimplifiedLayerNormalization": Supported(
-        (_wrong("the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}),),
+        (_SINGLE_ELEMENT,),
         "axis epsilon stash_type",
         inputs=2,
         outputs=2,

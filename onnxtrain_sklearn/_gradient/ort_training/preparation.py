@@ -30,7 +30,7 @@ def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
     for passage in path(graph, wrt, _output(graph, of)):
         _free_names(op, passage.node)
         _separate_reads(op, passage.node, wrt)
-        PREPARE.get(kind(passage.node), _leave)(op, passage)
+        PREPARE.get(kind(passage.node), _keep_node)(op, passage)
         if not any(v.uses() or v.is_graph_output() for v in passage.node.outputs):
             graph.remove(passage.node, safe=True)
     seed = _seed(op, _output(graph, of))
@@ -77,7 +77,7 @@ def _forget_invented_names(graph: ir.Graph) -> None:
             value.shape = ir.Shape(sizes)
 
 
-def _leave(op: GraphBuilder, passage: Passage) -> None:
+def _keep_node(op: GraphBuilder, passage: Passage) -> None:
     pass
 
 

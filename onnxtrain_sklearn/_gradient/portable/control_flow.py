@@ -171,12 +171,12 @@ def _scan_frame(node: ir.Node) -> _Frame:
     inputs, body = list(node.inputs), node.attributes["body"].as_graph()
     n = len(inputs) - count
     stacks = len(body.outputs) - n
-    axes, ways = _ints(node, "scan_input_axes", count), _ints(node, "scan_input_directions", count)
+    axes, directions = _ints(node, "scan_input_axes", count), _ints(node, "scan_input_directions", count)
     out_axes, out_ways = _ints(node, "scan_output_axes", stacks), _ints(node, "scan_output_directions", stacks)
     return _Frame(
         "body",
         [(i, i, i, i) for i in range(n)],
-        {n + i: _Scanned(_present(inputs[n + i]), axes[i], bool(ways[i])) for i in range(count)},
+        {n + i: _Scanned(_present(inputs[n + i]), axes[i], bool(directions[i])) for i in range(count)},
         [(n + i, n + i, out_axes[i], bool(out_ways[i])) for i in range(stacks)],
     )
 
@@ -224,14 +224,14 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     first, last = len(carried), len(carried) + len(captured)
     totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, cotangents[first:last], strict=True)]
     body.end_with([*cotangents[:first], *totals, *cotangents[last:]], wanted)
-    scans += _read_again(flow, frame, body, inputs, must=not scans)
+    scans += _recomputation_inputs(flow, frame, body, inputs, must=not scans)
     starts = [_final_cotangent(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
     settings = {
         "body": body.graph,
         "num_scan_inputs": len(scans),
         "scan_input_axes": [scan.axis for scan in scans],
         "scan_input_directions": [int(not scan.backwards) for scan in scans],
-        **_ways_out([frame.scanned[i] for i in sliced]),
+        **_scan_output_settings([frame.scanned[i] for i in sliced]),
     }
     results = _scan_back(flow, starts, [scan.value for scan in scans], settings)
     sources = [_present(flow.node.inputs[s[0]]) for s in carried] + captured
@@ -268,11 +268,11 @@ def _positive(value: ir.Value) -> bool:
     return array is not None and bool(array.item() > 0)
 
 
-def _ways_out(scanned: Sequence[_Scanned]) -> dict[str, Any]:
+def _scan_output_settings(scanned: Sequence[_Scanned]) -> dict[str, Any]:
     if not scanned:
         return {}
-    ways = [int(not scan.backwards) for scan in scanned]
-    return {"scan_output_axes": [scan.axis for scan in scanned], "scan_output_directions": ways}
+    directions = [int(not scan.backwards) for scan in scanned]
+    return {"scan_output_axes": [scan.axis for scan in scanned], "scan_output_directions": directions}
 
 
 def _sources(
@@ -299,16 +299,18 @@ def _final_cotangent(flow: Flow, output: int) -> ir.Value:
     return zeros_like(flow.op, flow.node.outputs[output]) if cotangent is None else cotangent
 
 
-def _read_again(flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool) -> list[_Scanned]:
+def _recomputation_inputs(
+    flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool
+) -> list[_Scanned]:
     """Add the inputs that the body needs to recompute an iteration; return the tensors they are slices of."""
     needed = [i for i, value in enumerate(inputs) if value.uses()]
     if must and not needed:
         needed = [next(iter(frame.scanned), 0)]  # a Scan takes its number of iterations from its slices
     body.graph.inputs.extend(inputs[i] for i in needed)
-    return [frame.scanned[i] if i in frame.scanned else _written_down(flow, frame, i) for i in needed]
+    return [frame.scanned[i] if i in frame.scanned else _stacked_input(flow, frame, i) for i in needed]
 
 
-def _written_down(flow: Flow, frame: _Frame, position: int) -> _Scanned:
+def _stacked_input(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     """Add an output to the forward node that stacks the body input at ``position`` of all iterations."""
     node, graph = flow.node, flow.graph(frame.body)
     value, number = graph.inputs[position], len(node.outputs)

@@ -161,7 +161,7 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     starts = [_start(op, x, size, operand(node, 5 + i), index) for i in range(cell.states)]
     scanned = [projected if bias is None else op.Add(projected, bias)]
     if lengths is not None:
-        scanned.append(_still_going(op, x, lengths))
+        scanned.append(_mask_of_steps(op, x, lengths))
         begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
         starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes return zero states for empty sequences
     ways: dict[str, Any] = {}
@@ -223,7 +223,7 @@ def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, ind
     return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=x.dtype or op.dtype))
 
 
-def _still_going(op: GraphBuilder, x: ir.Value, lengths: ir.Value) -> ir.Value:
+def _mask_of_steps(op: GraphBuilder, x: ir.Value, lengths: ir.Value) -> ir.Value:
     """Return a mask of the steps that are within the length of each sequence."""
     steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
     column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])

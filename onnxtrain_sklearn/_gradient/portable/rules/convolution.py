@@ -57,10 +57,10 @@ def _same_padding(r: Reverse, w: Windows, *, upper: bool) -> Windows:
     if not fixed(shape):
         r.refuse("its auto_pad needs fixed sizes")
     totals = [max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)]
-    return _parted(w, totals, upper=upper)
+    return _with_total_padding(w, totals, upper=upper)
 
 
-def _parted(w: Windows, totals: list[int], *, upper: bool) -> Windows:
+def _with_total_padding(w: Windows, totals: list[int], *, upper: bool) -> Windows:
     """Return the windows with this total padding; an odd element goes to the end (``upper``) or to the beginning."""
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     begin, end = (small, large) if upper else (large, small)
@@ -87,7 +87,7 @@ def _conv_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
     """Add each window's cotangent, times the kernel, to the elements that the window read."""
-    op, unread = r.op, _unread(r.x(), r.y, w)
+    op, unread = r.op, _unread_sizes(r.x(), r.y, w)
     even = w.begin == w.end and unread is not None and not any(unread)
     pads = w.begin + w.end if even else None
     full = op.ConvTranspose(g, kernel, strides=w.strides, dilations=w.dilations, group=group, pads=pads)
@@ -100,7 +100,7 @@ def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, grou
     return op.Pad(full, op.Concat(np.append(start, [0, 0]), missing, axis=0))
 
 
-def _unread(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
+def _unread_sizes(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
     """Return the number of unread elements at the end of each axis, negative if a window extends beyond it.
 
     None if it is unknown.
@@ -132,7 +132,7 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
     result = op.Conv(
         rows, cotangents, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
     )
-    unread = _unread(x, g, w)
+    unread = _unread_sizes(x, g, w)
     if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
         result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)
     return op.Transpose(result, perm=[1, 0, *spatial])
@@ -177,7 +177,7 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
     totals = [w.covered(i, steps[i]) + more[i] - sizes[i] for i in range(n)]
     if min(totals) < 0:
         r.refuse("its output is larger than what its windows span")
-    return _parted(w, totals, upper=mode == "SAME_UPPER")
+    return _with_total_padding(w, totals, upper=mode == "SAME_UPPER")
 
 
 def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
@@ -220,10 +220,10 @@ def _average_pool_rule(r: Reverse) -> Sequence[Thunk]:
         share: Operand = 1 / float(np.prod(w.kernel))
     else:
         share = (1 / _counts(w, _fixed_spatial(r, r.x()), _fixed_spatial(r, r.y), padded)).astype(r.op.dtype.numpy())
-    return [lambda: _spread_alike(r, r.op.Mul(r.g, share), w)]
+    return [lambda: _spread_evenly(r, r.op.Mul(r.g, share), w)]
 
 
-def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
+def _spread_evenly(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
     """Add ``share`` to every element of its window; channels become rows, so a single kernel of ones suffices."""
     op = r.op
     rows = op.Reshape(share, _shape_with_lead(op, [-1, 1], _spatial_shape(op, r.y)))
@@ -233,7 +233,7 @@ def _spread_alike(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
 
 def _lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, r.attribute("kernel_shape", []))
-    return [lambda: _lp_cotangent(r, lambda share: _spread_alike(r, share, w))]
+    return [lambda: _lp_cotangent(r, lambda share: _spread_evenly(r, share, w))]
 
 
 def _global_lp_pool_rule(r: Reverse) -> Sequence[Thunk]:

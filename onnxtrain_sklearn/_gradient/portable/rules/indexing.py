@@ -71,7 +71,7 @@ def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
     return of_data, None, of_updates
 
 
-def _put(r: Reverse, base: ir.Value, updates: ir.Value, reduction: str | None = None) -> ir.Value:
+def _scattered(r: Reverse, base: ir.Value, updates: ir.Value, reduction: str | None = None) -> ir.Value:
     """Scatter like the node, or with another reduction."""
     if reduction is None:
         return r.again(base, r.x(1), updates)
@@ -79,7 +79,7 @@ def _put(r: Reverse, base: ir.Value, updates: ir.Value, reduction: str | None = 
 
 
 def _replaced(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
-    return lambda: _put(r, r.g, zeros_like(r.op, r.x(2))), lambda: pick(r.g)
+    return lambda: _scattered(r, r.g, zeros_like(r.op, r.x(2))), lambda: pick(r.g)
 
 
 def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
@@ -93,18 +93,18 @@ def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
     def of_updates() -> ir.Value:
         zero = op.Equal(updates, 0.0)
         nonzero, zeros = op.Where(zero, 1.0, updates), mask(op, zero)
-        others = op.Div(pick(_put(r, x, nonzero)), nonzero)
-        others_zero = op.Sub(pick(_put(r, zeros_like(op, x), zeros, reduction="add")), zeros)
+        others = op.Div(pick(_scattered(r, x, nonzero)), nonzero)
+        others_zero = op.Sub(pick(_scattered(r, zeros_like(op, x), zeros, reduction="add")), zeros)
         return op.Mul(pick(r.g), op.Where(op.Greater(others_zero, 0.5), 0.0, others))
 
-    return lambda: op.Mul(r.g, _put(r, filled_like(op, x, 1), updates)), of_updates
+    return lambda: op.Mul(r.g, _scattered(r, filled_like(op, x, 1), updates)), of_updates
 
 
 def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
     """Equal extremes share the gradient."""
     op = r.op
     kept, put = mask(op, op.Equal(r.x(), r.y)), mask(op, op.Equal(r.x(2), pick(r.y)))
-    share = op.Div(r.g, _put(r, kept, put, reduction="add"))
+    share = op.Div(r.g, _scattered(r, kept, put, reduction="add"))
     return lambda: op.Mul(kept, share), lambda: op.Mul(put, pick(share))
 
 

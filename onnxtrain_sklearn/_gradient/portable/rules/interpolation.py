@@ -37,7 +37,7 @@ class Taps:
 
     index: ir.Value
     weight: ir.Value
-    slope: ir.Value
+    derivative: ir.Value
 
 
 def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, aligned: bool) -> Taps:
@@ -47,15 +47,15 @@ def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, align
     rows = np.array(powers, op.dtype.numpy())
     index = op.Add(op.Cast(op.Unsqueeze(before, axes=[2]), to=7), np.arange(first, first + rows.shape[1]))
     weight = _polynomial(r, fraction, rows)
-    slope = _polynomial(r, fraction, rows[1:] * np.arange(1, len(rows), dtype=rows.dtype)[:, None])
+    derivative = _polynomial(r, fraction, rows[1:] * np.arange(1, len(rows), dtype=rows.dtype)[:, None])
     if padding == "zeros":
         inside = mask(op, op.And(op.Greater(index, -1), op.Less(index, size)))
-        weight, slope = op.Mul(weight, inside), op.Mul(slope, inside)
+        weight, derivative = op.Mul(weight, inside), op.Mul(derivative, inside)
     elif padding == "reflection":
         period = 2 * (size - aligned)
         index = op.Mod(index, max(period, 1))
         index = op.Min(index, op.Sub(period - (not aligned), index))
-    return Taps(op.Clip(index, np.array(0), np.array(size - 1)), weight, slope)
+    return Taps(op.Clip(index, np.array(0), np.array(size - 1)), weight, derivative)
 
 
 def _polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
@@ -116,7 +116,8 @@ class Samples:
         """Return the cotangent of the coordinates along each axis, (images, points)."""
         op = self.r.op
         shared = op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(g, axes=[3])), axes=[1], keepdims=False)
-        weights = [[t.slope if i == j else t.weight for j, t in enumerate(self.taps)] for i in range(len(self.taps))]
+        count = range(len(self.taps))
+        weights = [[t.derivative if i == j else t.weight for j, t in enumerate(self.taps)] for i in count]
         return [op.ReduceSum(op.Mul(shared, self._outer(parts)), axes=[2], keepdims=False) for parts in weights]
 
 
@@ -221,9 +222,9 @@ def _bins(r: Reverse, start: ir.Value, length: ir.Value, bins: int, size: int) -
     apart = op.Sub(inside, np.arange(size, dtype=op.dtype.numpy()))
     weight = op.Mul(share, op.Max(op.Sub(1.0, op.Abs(apart)), 0.0))
     moves = op.And(op.Equal(inside, op.Unsqueeze(place, axes=[-1])), op.Less(op.Abs(apart), 1.0))
-    slope = op.Neg(op.Mul(op.Mul(share, mask(op, moves)), op.Sign(apart)))
-    along = op.Mul(slope, op.Unsqueeze(fraction, axes=[-1]))
-    return Bins(*(op.ReduceSum(value, axes=[2], keepdims=False) for value in (weight, slope, along)))
+    derivative = op.Neg(op.Mul(op.Mul(share, mask(op, moves)), op.Sign(apart)))
+    along = op.Mul(derivative, op.Unsqueeze(fraction, axes=[-1]))
+    return Bins(*(op.ReduceSum(value, axes=[2], keepdims=False) for value in (weight, derivative, along)))
 
 
 def _largest(r: Reverse, counts: ir.Value) -> ir.Value:

@@ -42,14 +42,14 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     lost = [rank - 2] * (len(left) == 1) + [rank - 1] * (len(right) == 1)
     g = op.Unsqueeze(r.g, axes=lost) if lost else r.g
     rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
-    lead = _lead(r, rank)
+    lead = _batch_sizes(r, rank)
     return (
         lambda: _reduce(r, _times_transposed(r, g, b, len(columns)), [*lead, *rows[-2:]], 0, len(left) == 1),
         lambda: _weight(r, a, g, rows, columns, lead),
     )
 
 
-def _lead(r: Reverse, rank: int) -> list[int | str | None]:
+def _batch_sizes(r: Reverse, rank: int) -> list[int | str | None]:
     y = dims(r.y)
     return [None] * (rank - 2) if y is None else y[: rank - 2]
 
@@ -64,14 +64,14 @@ def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lea
 
 
 def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
-    return _apart(r, lambda value: r.op.MatMul(g, value), _swapped(r, b, rank))
+    return _prevent_fusion(r, lambda value: r.op.MatMul(g, value), _swapped(r, b, rank))
 
 
 def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
-    return _apart(r, lambda value: r.op.MatMul(value, g), _swapped(r, a, rank))
+    return _prevent_fusion(r, lambda value: r.op.MatMul(value, g), _swapped(r, a, rank))
 
 
-def _apart(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
+def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
     """Prevent a fusion: onnxruntime-training 1.19 fuses Transpose and MatMul to an operator that lacks float64."""
     if r.op.dtype is not ir.DataType.DOUBLE:
         return product(transposed)
@@ -92,14 +92,14 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
 
 def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
     """The cotangent replaces the operand, and the operand's indices become those of the output."""
-    terms, output = _letters(r)
+    terms, output = _expanded_indices(r)
     for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
         if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
             r.refuse(f"the sizes of the index {letter!r} differ, which only an ellipsis may")
     return [partial(_einsum_cotangent, r, terms, output, i) for i in range(len(terms))]
 
 
-def _letters(r: Reverse) -> tuple[list[str], str]:
+def _expanded_indices(r: Reverse) -> tuple[list[str], str]:
     """Return the indices of the operands and of the output, with ellipses expanded to letters."""
     equation = r.attribute("equation", "").replace(" ", "")
     left, arrow, output = equation.partition("->")

@@ -53,10 +53,10 @@ def _mean_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir
 def _extreme_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """Equal extremes share the gradient."""
     hit = mask(op, op.Equal(x, y))
-    return op.Mul(hit, op.Div(g, _again(r, "ReduceSum", hit)))
+    return op.Mul(hit, op.Div(g, _reduced_by(r, "ReduceSum", hit)))
 
 
-def _again(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
+def _reduced_by(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
     """Reduce ``value`` by another operator over the same axes, with keepdims."""
     axes = _axes_of_reduction(r)
     if axes == []:
@@ -70,8 +70,8 @@ def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     zero = op.Equal(x, 0.0)
     nonzero = op.Where(zero, 1.0, x)
     zeros = mask(op, zero)
-    others_zero = op.Sub(_again(r, "ReduceSum", zeros), zeros)
-    others = op.Div(_again(r, "ReduceProd", nonzero), nonzero)
+    others_zero = op.Sub(_reduced_by(r, "ReduceSum", zeros), zeros)
+    others = op.Div(_reduced_by(r, "ReduceProd", nonzero), nonzero)
     return op.Mul(g, op.Where(op.Greater(others_zero, 0.5), 0.0, others))
 
 
@@ -84,7 +84,7 @@ def _l2(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> 
 REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "ReduceL2": _l2,
-    "ReduceLogSum": lambda r, op, g, x, y: _broadcast_to_input(r, op.Div(g, _again(r, "ReduceSum", x))),
+    "ReduceLogSum": lambda r, op, g, x, y: _broadcast_to_input(r, op.Div(g, _reduced_by(r, "ReduceSum", x))),
     "ReduceLogSumExp": lambda r, op, g, x, y: op.Mul(g, op.Exp(op.Sub(x, y))),
     "ReduceMax": _extreme_gradient,
     "ReduceMean": _mean_gradient,
