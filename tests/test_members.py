@@ -245,6 +245,29 @@ def test_steps_equal_those_of_the_formula_in_float64(engine):
     assert_allclose(fitted.weights_["bias"], b.ravel(), rtol=0, atol=1e-6)
 
 
+class MembersInDouble(Members):
+    def build(self, n_features, n_outputs, random_state=None):
+        model = super().build(n_features, n_outputs, random_state)
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        for tensor in [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(float), tensor.name))
+        return model
+
+
+@each_engine
+def test_members_in_double_with_a_full_batch(engine):
+    X, y = blobs(60, classes=3)
+    fitted = trained(
+        OrtGradientClassifier, X, y, model=MembersInDouble(), optimizer="lbfgs", engine=engine, alpha=0.1, max_iter=50
+    )
+    assert fitted.weights_["weight"].dtype == np.float64
+    p = softmax(scores_of(fitted, X), axis=2).mean(axis=1)
+    assert_allclose(fitted.predict_proba(X.astype(np.float64)), p, rtol=0, atol=1e-5)
+    assert fitted.loss_curve_[-1] < fitted.loss_curve_[0]
+    assert fitted.score(X, y) > 0.8
+
+
 def test_what_an_ensemble_has_not():
     X, y = blobs(60)
     fitted = trained(OrtGradientClassifier, X, y)

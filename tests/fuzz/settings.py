@@ -56,7 +56,7 @@ def always(name: str, array: np.ndarray) -> str:
 
 
 PARAMETERS: dict[str, list[Any]] = {
-    "loss": [*losses.LOSSES, losses.LogLoss(), losses.Huber(float("nan")), losses.LogLoss],
+    "loss": [*losses.LOSSES, losses.LogLoss(), losses.LogLoss(0.1), losses.Huber(float("nan")), losses.LogLoss],
     "optimizer": [
         "sgd",
         "adam",
@@ -96,7 +96,21 @@ PARAMETERS: dict[str, list[Any]] = {
         {"graph_optimization_level": "x"},
     ],
     "class_weight": ["balanced", {0: 1, 1: 2, 2: 3}, {0: -1}, {"a": "b"}],
-    "model": [MLP((3,)), MLP(()), MLP((0,)), MLP("x"), MLP, Linear(), "mlp", b"", "", [], np.zeros(3)],
+    "clip_predictions": [True],
+    "model": [
+        MLP((3,)),
+        MLP((3, 3), "mish", dropout=0.5, normalization="batch", residual=True),
+        MLP(()),
+        MLP((0,)),
+        MLP("x"),
+        MLP,
+        Linear(),
+        "mlp",
+        b"",
+        "",
+        [],
+        np.zeros(3),
+    ],
 }
 
 NO_CALLS = {"max_iter": (10**30,), "verbose": tuple(WILD)}
