@@ -169,10 +169,10 @@ class PeriodicEmbedding(Embedding):
         phases = "b" in self.form
         shape = (n, 1, self.n_frequencies if phases else self.n_frequencies // 2)
         frequencies = _parameter(op, "frequencies", rng.normal(0.0, self.scale, shape))
-        angles = op.Mul(by_column(op, x), op.Mul(frequencies, 2 * np.pi))
+        angles = op.MatMul(by_column(op, x), op.Mul(frequencies, 2 * np.pi))  # its gradient is a product too
         if phases:
-            return _cosine(op, op.Add(angles, _parameter(op, "phases", rng.uniform(-np.pi, np.pi, shape))))
-        return op.Concat(_cosine(op, angles), op.Sin(angles), axis=-1)
+            return _cosine(op, angles, _parameter(op, "phases", rng.uniform(-np.pi, np.pi, shape)))
+        return op.Concat(_cosine(op, angles, 0.0), op.Sin(angles), axis=-1)
 
 
 class PiecewiseLinearEmbedding(Embedding):
@@ -257,9 +257,9 @@ def resolve_embedding(embedding: str | Embedding) -> Embedding:
     return resolve("embedding", embedding, EMBEDDINGS, Embedding)
 
 
-def _cosine(op: GraphBuilder, angles: ir.Value) -> ir.Value:
+def _cosine(op: GraphBuilder, angles: ir.Value, phases: ir.Value | float) -> ir.Value:
     """By a sine: onnxruntime-training 1.19 has no Cos for float64."""
-    return op.Sin(op.Add(angles, np.pi / 2))
+    return op.Sin(op.Add(angles, op.Add(phases, np.pi / 2) if isinstance(phases, ir.Value) else phases + np.pi / 2))
 
 
 def by_column(op: GraphBuilder, x: ir.Value) -> ir.Value:
