@@ -26,7 +26,7 @@ ROOMS = (
     {"_runtime"},
     {"_graph"},
     {"_losses"},
-    {"graph", "losses", "_data", "_gradient", "_ml_operators", "_models", "_optimizers", "_schedules"},
+    {"finetuning", "graph", "losses", "_data", "_gradient", "_ml_operators", "_models", "_optimizers", "_schedules"},
     {"models", "optimizers", "schedules", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
     {"_estimators"},
@@ -107,6 +107,7 @@ PUBLIC = {
     "RMSprop",
     "Adagrad",
     "LBFGS",
+    "FineTuner",
     "Inputs",
     "losses",
     "schedules",
@@ -120,8 +121,9 @@ PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
-    "trainable output output_kind class_weight target_scaling clip_predictions tol n_iter_no_change early_stopping "
-    "scoring validation_fraction callbacks warm_start random_state verbose engine device providers provider_options "
+    "trainable finetune output output_kind class_weight target_scaling clip_predictions tol n_iter_no_change "
+    "early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine device providers "
+    "provider_options "
     "session_options"
 ).split()
 

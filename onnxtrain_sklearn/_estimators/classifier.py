@@ -27,6 +27,7 @@ from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import ClassWeight, MatrixLike
 from .._training.history import Epoch
+from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource, resolve_builder
 from ..schedules import Schedule
@@ -108,6 +109,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ema_decay: float | None = None,
         accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        finetune: str | FineTuner | None = "auto",
         output: str | None = None,
         output_kind: str = "auto",
         class_weight: Mapping[object, float] | str | None = None,

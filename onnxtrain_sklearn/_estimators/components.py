@@ -13,6 +13,7 @@ from typing import Any
 from sklearn.base import BaseEstimator
 
 from ..exceptions import instead_of
+from ..finetuning import FineTuner
 from ..losses import resolve_loss
 from ..models import resolve_builder
 from ..optimizers import resolve_optimizer
@@ -22,6 +23,7 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
     "model": lambda model: resolve_builder(model) or model,
     "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
     "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
+    "finetune": lambda tuner: FineTuner() if tuner == "auto" else tuner,
     **dict.fromkeys(
         ("learning_rate", "weight_decay_schedule", "dropout_schedule"),
         lambda schedule: resolve_schedule(schedule) if isinstance(schedule, str) else schedule,

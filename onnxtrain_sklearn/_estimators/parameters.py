@@ -32,6 +32,7 @@ from .._support.rules import (
 )
 from .._training.history import Epoch
 from .._training.parameters import Trainable
+from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import MODELS, ModelSource
 from ..optimizers import OPTIMIZERS
@@ -133,6 +134,13 @@ Minibatches whose gradients are added up for one step: the same step as by one m
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
 keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
 "logisticregression.coef", "*.coef", "pca.*"."""),
+    "finetune": Parameter('"auto", FineTuner or None', """
+How ``fit`` trains a model that has been trained before. "auto": a fitted scikit-learn model, also in an ONNX file, is
+fine-tuned by :class:`~onnxtrain_sklearn.FineTuner`, which adapts it to few new rows, unless a parameter of plain
+training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...) differs from its
+default. A FineTuner: given graphs of any kind are fine-tuned, with its settings. None, and always for builders and
+``partial_fit``: plain training by ``optimizer``.""",
+        (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
     "output": Parameter("str or None", """
 The output of the graph to train; None: the first float output that depends on a float initializer.""",
         (Instance(str, "the name of an output of the graph"), None)),
@@ -246,6 +254,7 @@ class Parameters:
     ema_decay: float | None
     accumulate: int
     trainable: Trainable
+    finetune: str | FineTuner | None
     output: str | None
     output_kind: str
     tol: float

@@ -22,6 +22,7 @@ from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.typing import MatrixLike
 from .._training.history import Epoch
+from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource
 from ..schedules import Schedule
@@ -86,6 +87,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         ema_decay: float | None = None,
         accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        finetune: str | FineTuner | None = "auto",
         output: str | None = None,
         output_kind: str = "auto",
         target_scaling: str | None = "auto",

@@ -26,11 +26,13 @@ from .._training.choice import new_trainer
 from .._training.loop import Trainer, TrainerSettings
 from .._training.loss_graph import Scheduled, StepSettings
 from ..exceptions import ModelError
+from ..finetuning import FineTuner
 from ..losses import Loss, resolve_loss
 from ..models import resolve_builder
 from .built_source import built_source, needs_rows
 from .examples import Call, Examples, batches_for, scaled, training_examples
 from .factors import factors_of, require_schedulable, require_steps
+from .fine_tuning import TUNED_PIECE, tuned_names, tuner_of, tuning_trainer
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
@@ -57,6 +59,7 @@ class Session:
         self.old: Run | None = getattr(estimator, "_run", None) if call.resume else None
         self.scale: TargetScale | None = None if self.old is None else self.old.head.target_scale
         self.split: tuple[np.ndarray, np.ndarray | None] | None = None
+        self.tuner: FineTuner | None = None
 
     def prepared(self) -> tuple[Run, Trainer]:
         """Validate everything; return the run and the loop that will train it."""
@@ -69,6 +72,7 @@ class Session:
         if old is None and fitted is not None:
             take_features(estimator, fitted)
         examples = training_examples(estimator, call, source, fitted, old)
+        self.tuner = None if call.one_pass else tuner_of(estimator, fitted)
         if source is None:
             self.scale = self._target_scale(examples)
             source, examples = self._built(examples)
@@ -129,11 +133,15 @@ class Session:
         require_schedulable(scheduled, chosen.settings.optimizer)
         require_steps(estimator, chosen.settings.optimizer)
         settings = replace(chosen.settings, factors=factors, scheduled=scheduled)
+        trainable = estimator.trainable
+        if self.tuner is not None:
+            settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
+            trainable = tuned_names(estimator, self.tuner, seen, fitted)
         self._require_same_units(settings.loss)
         head = replace(chosen.head, target_scale=self.scale)
         if self.old is not None:
-            return resume_run(self.old, seen, head, settings, estimator.trainable, columns), settings
-        run = new_run(chosen.source, seen, head, settings, estimator.trainable, columns, self.rng, fitted)
+            return resume_run(self.old, seen, head, settings, trainable, columns), settings
+        run = new_run(chosen.source, seen, head, settings, trainable, columns, self.rng, fitted)
         run.began = Start.of(estimator.model, estimator.output, estimator.output_kind)
         if chosen.own is not None:
             require_own_start(chosen.own, seen, head, run.plain_predictor(), columns, settings.device)
@@ -166,13 +174,17 @@ class Session:
         """Return the loop over the training rows, with the score of the validation rows."""
         estimator, one_pass = self.estimator, self.call.one_pass
         rows, held_out = self._split(examples)
-        limit = batch_limit(estimator.batch_size, settings.optimizer)
+        rows = self.rng.permutation(rows) if self.tuner else rows  # the first rows stand for all
+        limit = TUNED_PIECE if self.tuner else batch_limit(estimator.batch_size, settings.optimizer)
         shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
         batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
         validate = validation_score(estimator, run, examples, held_out, self.call)
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
-        return new_trainer(loop, prepare_step(run, settings, room, most), batches, run.history, validate)
+        step = prepare_step(run, settings, room, most)
+        if self.tuner is not None:
+            return tuning_trainer(self.tuner, run, examples, rows, loop, step, batches, validate)
+        return new_trainer(loop, step, batches, run.history, validate)
 
     def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the training rows and the rows held out for early stopping; the first call draws them."""

@@ -1,0 +1,134 @@
+"""Fine-tuning of given models: when it replaces plain training, and which weights it leaves alone.
+
+With ``finetune="auto"`` a fitted model is fine-tuned unless a setting of plain training differs from its default: who
+chooses an optimizer or a learning rate gets them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from sklearn.base import is_classifier, is_regressor
+
+from .._data.batches import Batches
+from .._fitted.model import FittedModel
+from .._fitted.traversal import follow
+from .._given.ml_files import FittedFile
+from .._graph.trainable import TrainableModel
+from .._training.fine_tuning import FineTuningTrainer
+from .._training.loop import Trainer, TrainerSettings
+from .._training.parameters import Trainable
+from .._training.step import GradientStep, TrainingStep
+from ..exceptions import ModelError, instead_of
+from ..finetuning import FineTuner
+from ..models import resolve_builder
+from .examples import Examples
+from .parameters import Parameters
+from .run import Run
+
+USED = {
+    "model", "loss", "trainable", "output", "output_kind", "class_weight", "target_scaling", "clip_predictions",
+    "scoring", "callbacks",
+    "finetune", "warm_start", "random_state", "verbose", "engine", "device", "providers", "provider_options",
+    "session_options",
+}  # fmt: skip
+"""The parameters that fine-tuning uses; the others are those of plain training."""
+
+TUNED_PIECE = 1024
+"""Rows of the pieces from which a search accumulates the gradient of all rows."""
+
+SCORED_ROWS = 64
+"""Rows whose scores tell which weights scale and shift the output."""
+
+
+def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | None:
+    """Return the settings of fine-tuning for a call of ``fit``; None: plain training."""
+    tuner = estimator.finetune
+    if tuner is None:
+        return None
+    if tuner == "auto":
+        changed = changed_from_default(estimator) or estimator.warm_start
+        return None if fitted is None or changed else FineTuner()
+    if not isinstance(tuner, FineTuner):
+        raise TypeError(f"finetune must be 'auto', a FineTuner object or None, {instead_of(tuner)}.")
+    tuner.validate()
+    if resolve_builder(estimator.model) is not None:
+        raise ValueError(
+            "finetune is for a trained model: a fitted scikit-learn model or an ONNX graph with weights. This model is "
+            "built for the data; leave finetune='auto' or None."
+        )
+    if changed := changed_from_default(estimator):
+        name, value = next(iter(changed.items()))
+        raise ValueError(
+            f"{name}={value!r} has no effect on fine-tuning, which searches on all rows at once. Leave {name} at its "
+            f"default, or train plainly with finetune=None."
+        )
+    return tuner
+
+
+def changed_from_default(estimator: Parameters) -> dict[str, object]:
+    """Return the parameters of plain training that differ from their defaults."""
+    signature: Mapping[str, inspect.Parameter] = inspect.signature(type(estimator)).parameters
+    names = [name for name in signature if name not in USED]
+    return {n: getattr(estimator, n) for n in names if not _equal(getattr(estimator, n), signature[n].default)}
+
+
+def _equal(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, type(default)) and bool(value == default))
+
+
+def tuned_names(
+    estimator: Parameters, tuner: FineTuner, source: TrainableModel, fitted: FittedModel | None
+) -> Trainable:
+    """Return what ``trainable`` stands for: "all" leaves out the transformers of a fitted model."""
+    everything = isinstance(estimator.trainable, str) and estimator.trainable == "all"
+    if not everything or fitted is None or not tuner.freeze_preprocessing:
+        return estimator.trainable
+    frozen = _of_files(source) if isinstance(fitted, FittedFile) else _of_transformers(estimator.model, fitted)
+    names = [name for name in source.parameters if name not in frozen]
+    return names or "all"
+
+
+def _of_transformers(model: Any, fitted: FittedModel) -> set[str]:
+    """Return the parameters that belong to transformers, not to predictors."""
+    owners = {origin.name: follow(model, origin.owner) for origin in fitted.origins}
+    return {name for name, owner in owners.items() if _transforms(owner)}
+
+
+def _transforms(owner: Any) -> bool:
+    return hasattr(owner, "transform") and not (is_classifier(owner) or is_regressor(owner))
+
+
+def _of_files(source: TrainableModel) -> set[str]:
+    """Return the parameters of the operator Scaler, after which they are named."""
+    return {name for name in source.parameters if re.match(r"scaler(_\d+)?\.", name)}
+
+
+def tuning_trainer(
+    tuner: FineTuner,
+    run: Run,
+    examples: Examples,
+    rows: np.ndarray,
+    loop: TrainerSettings,
+    step: TrainingStep,
+    batches: Batches,
+    validate: Callable[[], float] | None,
+) -> Trainer:
+    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``."""
+    if run.model.running_statistics or any(node.op_type == "Dropout" for node in run.model.model.graph):
+        raise ModelError(
+            "Fine-tuning searches for the least loss of all rows, which dropout and normalization by batch statistics "
+            "change from batch to batch. Export the graph in inference mode, or train it plainly with finetune=None."
+        )
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
+    predictor = run.live_predictor(with_scores=True)
+
+    def scores() -> np.ndarray:
+        return predictor.run(live, rows[:SCORED_ROWS], -1)
+
+    gradients = cast("GradientStep", step)  # L-BFGS is in the settings, so the step is the host's
+    return FineTuningTrainer(tuner, scores, run.rng, loop, gradients, batches, run.history, validate)

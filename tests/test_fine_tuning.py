@@ -1,0 +1,283 @@
+"""Fine-tuning: anchors, the pull towards them and the choice among them, against references in float64."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.decomposition import PCA
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._estimators.examples import Call
+from onnxtrain_sklearn._estimators.session import Session
+from onnxtrain_sklearn._training.fine_tuning import Candidate, FineTuningTrainer, Paths, metric, shares
+from onnxtrain_sklearn._training.recalibration import OutputWeights, anchors
+from tests.helpers.engines import each_engine
+
+X, Y = load_diabetes(return_X_y=True)
+X = (X / X.std(axis=0)).astype(np.float32)
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+OLD, NEW, TEST = slice(0, 250), slice(250, 320), slice(320, None)
+
+
+def ridge():
+    return make_pipeline(StandardScaler(), Ridge()).fit(X[OLD], Y[OLD])
+
+
+def trainer_of(model, y=Y[NEW], **settings) -> FineTuningTrainer:
+    estimator = OrtGradientRegressor(model, random_state=0, **settings)
+    trainer = Session(estimator, Call(X[NEW], y)).prepared()[1]
+    assert isinstance(trainer, FineTuningTrainer)
+    return trainer
+
+
+@dataclass
+class Quadratic:
+    """The mean squared error of a linear model in numpy, in place of a graph's."""
+
+    X: np.ndarray
+    y: np.ndarray
+
+    @property
+    def weights(self) -> np.ndarray:
+        return np.ones(len(self.y))
+
+    def __call__(self, vector, weights):
+        residuals, total = self.X @ vector - self.y, weights.sum()
+        return weights @ residuals**2 / total, 2 * self.X.T @ (weights * residuals) / total
+
+
+@each_engine
+def test_the_loss_of_weighted_rows_and_its_gradient_are_those_of_numpy(engine):
+    objective = trainer_of(Ridge().fit(X[OLD], Y[OLD]), engine=engine)._objective
+    order, weights = objective.rows, np.random.RandomState(0).rand(70)
+    vector = np.random.RandomState(1).randn(11)
+    loss, gradient = objective(vector, weights)
+    names = objective.parameters.names
+    coefficients, bias = (vector[objective.parameters.span(name)] for name in names)
+    rows, y = X[NEW][order].astype(np.float64), Y[NEW][order]
+    residuals = rows @ coefficients + bias - y
+    assert names == ("ridge.coef", "ridge.intercept")
+    assert_allclose(loss, weights @ residuals**2 / weights.sum(), rtol=1e-5)
+    expected = 2 * np.append(rows.T @ (weights * residuals), weights @ residuals) / weights.sum()
+    assert_allclose(gradient, expected, rtol=1e-4)
+
+
+def test_the_end_of_a_path_is_the_minimum_with_the_pull():
+    rng = np.random.RandomState(0)
+    objective = Quadratic(rng.randn(40, 5), rng.randn(40))
+    anchor, scale = rng.randn(5), np.array([1.0, 10.0, 0.1, 1.0, 3.0])
+    output = OutputWeights(np.zeros(5, bool), np.empty(0, int), 1.0)
+    paths = Paths(FineTuner(0.01, max_iter=1000), objective, anchor, output, scale)
+    (_, start), (_, end) = paths.along(anchor, objective.weights)
+    loss, gradient = objective(anchor, objective.weights)
+    pull = 0.01 * 0.5 * (gradient**2 / scale).sum() / (0.003 * loss)
+    hessian = 2 * objective.X.T @ objective.X / 40
+    expected = anchor - np.linalg.solve(hessian + pull * np.diag(scale), gradient)
+    assert_array_equal(start, anchor)
+    assert_allclose(end, expected, atol=2e-3)
+    assert np.abs(expected - anchor).max() > 0.1
+
+
+def test_anchors_are_the_old_weights_with_the_best_shift_and_scale():
+    rng = np.random.RandomState(0)
+    objective = Quadratic(np.column_stack([rng.randn(50, 2), np.ones(50)]), rng.randn(50) + 2)
+    weights, old = rng.rand(50), np.array([1.0, -2.0, 0.5])
+    scores = objective.X @ old
+    output = OutputWeights(np.ones(3, bool), np.array([2]), float(np.sqrt(np.mean(scores**2))))
+    found = anchors(objective, old, output, weights)
+    mean = np.average(objective.y, weights=weights)
+    slope = np.cov(scores, objective.y, aweights=weights)[0, 1] / np.cov(scores, aweights=weights)
+    shift = mean - slope * np.average(scores, weights=weights)
+    assert_array_equal(found["old"], old)
+    assert_allclose(found["shifted"], [1.0, -2.0, 0.5 + mean - np.average(scores, weights=weights)], atol=1e-4)
+    assert_allclose(found["rescaled"], [slope, -2 * slope, 0.5 * slope + shift], atol=1e-3)
+    assert_allclose(found["zero"], [0.0, 0.0, mean], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "scaled", "shift", "linear"),
+    [
+        (Ridge(), {"ridge.coef", "ridge.intercept"}, "ridge.intercept", True),
+        (
+            GradientBoostingRegressor(n_estimators=3),
+            {"gradientboostingregressor.init.constant", "gradientboostingregressor.leaf_values"},
+            "gradientboostingregressor.init.constant",
+            True,
+        ),
+        (
+            MLPRegressor(hidden_layer_sizes=(4,), max_iter=30),
+            {"mlpregressor.coefs.1", "mlpregressor.intercepts.1"},
+            "mlpregressor.intercepts.1",
+            False,
+        ),
+    ],
+    ids=["linear", "boosting", "network"],
+)
+def test_the_weights_that_scale_and_shift_the_scores_are_found(model, scaled, shift, linear):
+    trainer = trainer_of(model.fit(X[OLD], Y[OLD]))
+    output, parameters = trainer._output(), trainer._objective.parameters
+    found = {name for name in parameters.names if output.scaled[parameters.span(name)].all()}
+    assert found == scaled
+    assert_array_equal(output.shifts, np.arange(len(output.scaled))[parameters.span(shift)])
+    assert output.linear is linear
+
+
+def test_a_column_in_other_units_counts_by_its_square():
+    rows = X[NEW].copy()
+    old = Ridge().fit(X[OLD], Y[OLD])
+    plain = trainer_of(old)
+    rows[:, 2] *= 1000.0
+    old.coef_[2] /= 1000.0
+    session = Session(OrtGradientRegressor(old, random_state=0), Call(rows, Y[NEW]))
+    other = session.prepared()[1]
+    first, second = (
+        metric(one._objective, one._vector.astype(float), np.random.RandomState(0))[:10] for one in (plain, other)
+    )
+    assert first.max() / first.min() < 10
+    assert second[2] / np.delete(second, 2).mean() > 1000
+
+
+def test_shares_fall_with_the_distance_from_the_best_in_standard_errors():
+    sizes, noise, signs = np.ones(20), np.random.RandomState(0).randn(20), np.tile([1.0, -1.0], 10)
+    losses = [1 + noise, 1.2 + noise + 0.9 * signs, 9 + noise]
+    candidates = [Candidate(name, 1.0, loss) for name, loss in zip("aab", losses, strict=True)]
+    found = shares(candidates, sizes, linear=True)
+    expected = np.exp(-4 * 0.2 / (0.9 / np.sqrt(20)))
+    assert_allclose(found, np.array([1.0, expected, 0.0]) / (1 + expected), rtol=1e-6)
+    far = [Candidate("a", 1.0, losses[0]), Candidate("b", 1.0, losses[0] + 0.01 * signs)]
+    assert (shares(far, sizes, linear=False) > 0).sum() == 1
+    assert (shares(far, sizes, linear=True) > 0).sum() == 2
+
+
+@each_engine
+def test_the_default_beats_the_old_model_and_a_refit_on_few_shifted_rows(engine):
+    y = 0.6 * Y + 80
+    old = ridge()
+    tuned = OrtGradientRegressor(old, random_state=0, engine=engine).fit(X[NEW], y[NEW])
+    refitted = clone(old).fit(X[NEW], y[NEW])
+    assert tuned.score(X[TEST], y[TEST]) > 0.35
+    assert tuned.score(X[TEST], y[TEST]) > max(refitted.score(X[TEST], y[TEST]), old.score(X[TEST], y[TEST]))
+    assert tuned.to_sklearn()[-1].coef_.shape == old[-1].coef_.shape
+    assert len(tuned.loss_curve_) == tuned.n_iter_ == 2
+    assert tuned.loss_curve_[1] < tuned.loss_curve_[0]
+
+
+def test_transformers_keep_their_numbers_unless_asked_for():
+    old = make_pipeline(StandardScaler(), PCA(4), Ridge()).fit(X[OLD], Y[OLD])
+    before = OrtGradientRegressor(old, learning_rate_init=0.0, max_iter=1).fit(X[NEW], Y[NEW]).weights_
+    kept = OrtGradientRegressor(old, random_state=0).fit(X[NEW], Y[NEW] + 50).weights_
+    free = FineTuner(0.001, recalibrate=False, freeze_preprocessing=False)
+    moved = OrtGradientRegressor(old, random_state=0, finetune=free).fit(X[NEW], 3 * Y[NEW]).weights_
+    changed = {name for name in before if not np.array_equal(before[name], kept[name])}
+    assert changed == {"ridge.coef", "ridge.intercept"}
+    assert not np.array_equal(before["pca.components"], moved["pca.components"])
+
+
+def test_trainable_names_what_is_tuned():
+    old = ridge()
+    tuned = OrtGradientRegressor(old, trainable=["ridge.intercept"], random_state=0).fit(X[NEW], Y[NEW] + 50)
+    before = OrtGradientRegressor(old, learning_rate_init=0.0, max_iter=1).fit(X[NEW], Y[NEW]).weights_
+    changed = {name for name, now in tuned.weights_.items() if not np.array_equal(before[name], now)}
+    assert changed == {"ridge.intercept"}
+
+
+@pytest.mark.parametrize("y", [np.full(70, 3.0), np.full(70, 0.0)])
+def test_a_single_target_value_leaves_the_model_as_it_is(y):
+    old = ridge()
+    with pytest.warns(UserWarning, match="a single value"):
+        tuned = OrtGradientRegressor(old, random_state=0).fit(X[NEW], y)
+    assert_allclose(tuned.predict(X[TEST]), old.predict(X[TEST]), rtol=1e-4)
+
+
+def test_a_single_class_leaves_the_model_as_it_is():
+    rows, labels = load_iris(return_X_y=True)
+    old = LogisticRegression(max_iter=1000).fit(rows, labels)
+    with pytest.warns(UserWarning, match="a single value"):
+        tuned = OrtGradientClassifier(old, random_state=0).fit(rows[:9], labels[:9])
+    assert_allclose(tuned.predict_proba(rows), old.predict_proba(rows), atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_few_rows_are_enough(n):
+    tuned = OrtGradientRegressor(ridge(), random_state=0).fit(X[NEW][:n], Y[NEW][:n])
+    assert np.isfinite(tuned.predict(X[TEST])).all()
+
+
+def test_rows_of_weight_zero_have_no_effect():
+    weights = np.random.RandomState(0).rand(70) + 0.5
+    weights[40:] = 0
+    some = OrtGradientRegressor(ridge(), random_state=0).fit(X[NEW], Y[NEW] + 30, weights)
+    kept = OrtGradientRegressor(ridge(), random_state=0).fit(X[NEW][:40], Y[NEW][:40] + 30, weights[:40])
+    assert_allclose(some.predict(X[TEST]), kept.predict(X[TEST]), rtol=1e-3)
+
+
+def test_validation_data_replace_the_cross_validation():
+    old, y = ridge(), 0.5 * Y + 100
+    wrong = OrtGradientRegressor(old, random_state=0).fit(X[NEW], y[NEW], X_val=X[TEST], y_val=old.predict(X[TEST]))
+    assert_allclose(wrong.predict(X[TEST]), old.predict(X[TEST]), rtol=1e-4)
+    right = OrtGradientRegressor(old, random_state=0).fit(X[NEW], y[NEW], X_val=X[TEST], y_val=y[TEST])
+    assert right.score(X[TEST], y[TEST]) > 0.3
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"optimizer": "sgd"}, {"learning_rate_init": 0.01}, {"max_iter": 3}, {"alpha": 0.1}, {"early_stopping": True}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_setting_of_plain_training_is_followed(setting):
+    plain = OrtGradientRegressor(ridge(), finetune=None, random_state=0, **setting).fit(X[NEW], Y[NEW])
+    auto = OrtGradientRegressor(ridge(), random_state=0, **setting).fit(X[NEW], Y[NEW])
+    assert_array_equal(plain.predict(X[TEST]), auto.predict(X[TEST]))
+    with pytest.raises(ValueError, match=f"{next(iter(setting))}=.* has no effect on fine-tuning"):
+        OrtGradientRegressor(ridge(), finetune=FineTuner(), **setting).fit(X[NEW], Y[NEW])
+
+
+def test_what_is_built_is_not_fine_tuned():
+    with pytest.raises(ValueError, match="finetune is for a trained model"):
+        OrtGradientRegressor(Linear(), finetune=FineTuner()).fit(X[NEW], Y[NEW])
+
+
+def test_an_exported_file_is_fine_tuned_as_the_model_is():
+    old, y = ridge(), 0.6 * Y + 80
+    file = OrtGradientRegressor(old, learning_rate_init=0.0, max_iter=1).fit(X[NEW], Y[NEW]).to_onnx()
+    tuned = OrtGradientRegressor(file, finetune=FineTuner(), random_state=0).fit(X[NEW], y[NEW])
+    assert tuned.score(X[TEST], y[TEST]) > 0.3
+
+
+def test_a_search_over_settings_and_copies_work():
+    search = GridSearchCV(
+        OrtGradientRegressor(ridge(), random_state=0), {"finetune__anchor": ["auto", 0.1], "finetune__cv": [3]}, cv=2
+    )
+    search.fit(X[NEW], Y[NEW])
+    assert isinstance(search.best_params_["finetune__cv"], int)
+    best = search.best_estimator_
+    assert_array_equal(pickle.loads(pickle.dumps(best)).predict(X[TEST]), best.predict(X[TEST]))
+    assert clone(best).fit(X[NEW], Y[NEW]).predict(X[TEST]).tolist() == best.predict(X[TEST]).tolist()
+
+
+def test_partial_fit_goes_on_with_plain_steps():
+    tuned = OrtGradientRegressor(ridge(), random_state=0).fit(X[NEW], Y[NEW])
+    before = tuned.predict(X[TEST])
+    tuned.partial_fit(X[NEW], Y[NEW])
+    assert 0 < np.abs(tuned.predict(X[TEST]) - before).max() < 5
+    assert tuned.n_iter_ == 3
+
+
+@pytest.mark.parametrize("setting", [{"anchor": -1.0}, {"anchor": "none"}, {"cv": 1}, {"max_iter": 0}])
+def test_invalid_settings_are_named(setting):
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        OrtGradientRegressor(ridge(), finetune=FineTuner(**setting)).fit(X[NEW], Y[NEW])
