@@ -128,7 +128,8 @@ def test_codes_are_those_of_an_ordinal_encoder():
     preprocessing, _ = fitted(X)
     result = applied(preprocessing, X)
     encoder = OrdinalEncoder(encoded_missing_value=-1, handle_unknown="use_encoded_value", unknown_value=-1)
-    expected = encoder.fit_transform(X.drop(columns="size").astype(object)) + 1
+    values = X.drop(columns="size").astype(object)
+    expected = encoder.fit_transform(values.where(values.notna(), np.nan)) + 1
     np.testing.assert_array_equal(result[:, 1:5], expected)
     assert preprocessing.code_columns == {1: 4, 2: 3, 3: 4, 4: 3, 5: 3}
 
