@@ -76,31 +76,44 @@ def paired(found: Scores, model: str, original: str) -> tuple[int, float, float,
 
 
 def table_of_scores(found: Scores, models: list[str]) -> list[str]:
-    lines = [f"| table | {' | '.join(models)} |", f"|---|{'---|' * len(models)}"]
+    """Return the mean scores of each table over the splits that all models shown in its row have run."""
+    lines = [f"| table | splits | {' | '.join(models)} |", f"|---|---|{'---|' * len(models)}"]
     for table, by_model in found.items():
-        digits = 4 if not is_error(table) or table == "california" else 2
-        means = {model: mean(by_model[model]) for model in models if model in by_model}
+        splits = set.intersection(*map(set, by_model.values()))
+        means = {model: mean({split: runs[split] for split in splits}) for model, runs in by_model.items()}
+        digits = 2 if is_error(table) and table != "california" else 4
         best = min(means.values()) if is_error(table) else max(means.values())
-        cells = []
-        for model in models:
-            if model not in means:
-                cells.append("–")
-                continue
-            shown = f"{means[model]:.{digits}f}"
-            shown += "" if len(by_model[model]) == SPLITS else f" ({len(by_model[model])})"
-            cells.append(f"**{shown}**" if means[model] == best else shown)
-        lines.append(f"| {table}{' (RMSE)' if is_error(table) else ''} | {' | '.join(cells)} |")
+        shown = {model: f"{score:.{digits}f}" for model, score in means.items()}
+        cells = [f"**{shown[m]}**" if means.get(m) == best else shown.get(m, "–") for m in models]
+        lines.append(f"| {table}{' (RMSE)' if is_error(table) else ''} | {len(splits)} | {' | '.join(cells)} |")
     return lines
 
 
 def table_of_models(found: Scores, models: list[str]) -> list[str]:
-    rivals = [model for model in models if model not in ORIGINALS]
-    rivals = [m for m in rivals if sum(m in by_model for by_model in found.values()) >= len(found) / 2]
+    """Return mean ranks and CPU seconds over the tables that all models of :func:`ranked` ran."""
+    rivals = ranked(found, models)
     by_rank, lines = ranks(found, rivals), ["| model | mean rank | median CPU seconds of a fit |", "|---|---|---|"]
     for model in sorted(by_rank, key=by_rank.__getitem__):
-        seconds = np.median([mean(by_model[model], "fit_seconds") for by_model in found.values() if model in by_model])
-        lines.append(f"| {model} | {by_rank[model]:.2f} | {seconds:.1f} |")
+        lines.append(f"| {model} | {by_rank[model]:.2f} | {seconds_of(found, model, rivals):.1f} |")
     return lines
+
+
+def ranked(found: Scores, models: list[str]) -> list[str]:
+    """Return the models that are ranked: not the originals, and those that ran on half of the tables at least."""
+    counts = {model: sum(model in by_model for by_model in found.values()) for model in models}
+    return [model for model in models if model not in ORIGINALS and counts[model] >= len(found) / 2]
+
+
+def seconds_of(found: Scores, model: str, rivals: list[str]) -> float:
+    """Return the median over the tables that all rivals ran of the CPU seconds of a fit."""
+    tables = [by_model for by_model in found.values() if set(rivals) <= set(by_model)]
+    return float(np.median([mean(by_model[model], "fit_seconds") for by_model in tables]))
+
+
+def what_was_run(found: Scores) -> list[str]:
+    counts = {m: sum(len(by_model.get(m, ())) for by_model in found.values()) for m in MODELS}
+    listed = ", ".join(f"{model} {count}" for model, count in counts.items())
+    return [f"Fits of each model in this run, of {SPLITS * len(TABLES)} in a full one: {listed}."]
 
 
 def table_of_originals(found: Scores) -> list[str]:
@@ -117,16 +130,15 @@ def table_of_originals(found: Scores) -> list[str]:
 
 def draw(found: Scores, models: list[str], path: Path) -> None:
     """Draw mean rank against CPU seconds."""
-    rivals = [m for m in models if m not in ORIGINALS and sum(m in b for b in found.values()) >= len(found) / 2]
-    by_rank = ranks(found, rivals)
+    rivals = ranked(found, models)
     figure, axes = plt.subplots(figsize=(6.4, 4))
-    for model, rank in by_rank.items():
-        seconds = np.median([mean(b[model], "fit_seconds") for b in found.values() if model in b])
+    for model, rank in ranks(found, rivals).items():
+        seconds = seconds_of(found, model, rivals)
         mine = model.startswith(("RealMLP", "TabM"))
         axes.scatter(seconds, rank, color="C1" if mine else "C0")
         axes.annotate(model, (seconds, rank), textcoords="offset points", xytext=(6, 4))
     axes.set(xscale="log", xlabel="CPU seconds of a fit (median over the tables)", ylabel="mean rank (1: best)")
-    axes.margins(x=0.25)
+    axes.margins(x=0.25, y=0.15)
     axes.invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -140,6 +152,7 @@ def main() -> None:
     models = [model for model in MODELS if any(model in by_model for by_model in found.values())]
     failures = sorted({f"{run['model']} on {run['table']}: {run['failure']}" for run in runs if "failure" in run})
     parts = [
+        what_was_run(found),
         table_of_models(found, models),
         table_of_originals(found),
         table_of_scores(found, models),
