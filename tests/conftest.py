@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # scikit-learn's common checks skip those of the array API unless SciPy was imported with it.
@@ -36,3 +37,9 @@ def take(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.It
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of all later collections of garbage, which would traverse it."""
+    gc.collect()
+    gc.freeze()
