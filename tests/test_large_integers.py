@@ -41,7 +41,7 @@ def double_graph():
 
 
 FORMS = {
-    "array": (with_large, "X holds the integer 16777217 in column 1, which becomes 16777216 in float32"),
+    "array": (with_large, "X holds the integer 16777217 in column 1, which is rounded to 16777216 in float32"),
     "unsigned": (lambda: with_large(2**33 + 1, np.uint64), "X holds the integer 8589934593"),
     "negative": (lambda: with_large(-LARGE, np.int32), "X holds the integer -16777217 in column 1"),
     "list": (lambda: with_large().tolist(), "X holds the integer 16777217 in column 1"),
@@ -76,7 +76,7 @@ def test_dicts_and_inputs_by_name():
 
 
 def test_targets():
-    with pytest.warns(OnnxTrainWarning, match="y holds the integer 16777217, which becomes 16777216"):
+    with pytest.warns(OnnxTrainWarning, match="y holds the integer 16777217, which is rounded to 16777216"):
         fit_integers(X, Y + LARGE)
 
 

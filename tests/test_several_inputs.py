@@ -179,7 +179,7 @@ class TestInputs:
             Inputs({"a": 3})
 
     def test_what_takes_one_array_is_told(self):
-        with pytest.raises(TypeError, match="holds several arrays and is none"):
+        with pytest.raises(TypeError, match="contains several arrays and cannot be converted to one"):
             np.asarray(Inputs(ARRAYS))
         with pytest.raises(TypeError, match="indexed by rows"):
             Inputs(ARRAYS)[:, 0]

@@ -249,7 +249,7 @@ def test_unknown_options():
 @pytest.mark.parametrize("wrapper", [OneVsRestClassifier, BaggingClassifier])
 def test_probabilities_that_a_loss_does_not_give(wrapper):
     estimator = fit(wrapper(net(loss="hinge")), TARGETS["strings"])
-    with pytest.raises(ModelError, match="asks for probabilities, but loss='hinge' gives scores alone"):
+    with pytest.raises(ModelError, match="asks for probabilities, but loss='hinge' gives only scores"):
         convert(estimator, zipmap=False)
 
 

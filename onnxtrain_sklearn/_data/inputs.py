@@ -111,8 +111,8 @@ class Inputs:
 
     def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise TypeError(
-            f"{self!r} holds several arrays and is none: it is X for a graph with these inputs, alone or behind steps "
-            f"of a pipeline that leave it as it is."
+            f"{self!r} contains several arrays and cannot be converted to one: use it as X for a graph with these "
+            f"inputs, alone or after steps of a pipeline that do not change it."
         )
 
     def __repr__(self) -> str:

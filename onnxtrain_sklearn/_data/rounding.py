@@ -29,9 +29,9 @@ def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> N
         place = tuple(changed[0])
         column = f" in column {place[1]}" if len(place) == 2 else ""
         warnings.warn(
-            f"{name} holds the integer {values[place]}{column}, which becomes {float(values[place].astype(dtype)):.0f} "
-            f"in {dtype}, the type of the graph: integers are exact up to {limit}. Encode identifiers as categories, "
-            f"and scale numbers before they are given.",
+            f"{name} holds the integer {values[place]}{column}, which is rounded to "
+            f"{float(values[place].astype(dtype)):.0f} in {dtype}, the type of the graph: integers are exact up to "
+            f"{limit}. Encode identifiers as categories, and scale numbers before they are given.",
             OnnxTrainWarning,
             stacklevel=2,
         )

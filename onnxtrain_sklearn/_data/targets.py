@@ -212,5 +212,5 @@ def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndar
         classes = targets.classes
         rows = compute_class_weight(class_weight, classes=classes, y=classes)[targets.values]
     if np.any(rows < 0):
-        raise ValueError(f"class_weight must not hold negative weights, got {class_weight!r}.")
+        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
     return np.asarray(rows)

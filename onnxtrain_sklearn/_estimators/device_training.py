@@ -187,11 +187,11 @@ def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
         if name not in current or array.shape != current[name].shape:
             known = f"{list(current[name].shape)}" if name in current else "none of that name"
             raise ModelError(
-                f"The checkpoint holds {name!r} of shape {list(array.shape)}, the estimator {known}: it is one of "
-                "another model."
+                f"The checkpoint holds {name!r} of shape {list(array.shape)}, the estimator {known}: it is a "
+                "checkpoint of another model."
             )
     if missing := [name for name in parameters.names if name not in checkpoint]:
-        raise ModelError(f"The checkpoint lacks {missing[0]!r}, which is trained: it is one of another model.")
+        raise ModelError(f"The checkpoint lacks {missing[0]!r}, which is trained: it is a checkpoint of another model.")
     state = OptimizerState(draws=run.state.draws)
     for group in checkpoint.optimizer[:1]:
         state.t = group.step

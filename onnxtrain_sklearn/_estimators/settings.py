@@ -71,7 +71,7 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
     dicts = class_weight if isinstance(class_weight, list) else [class_weight]
     numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
     if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
-        raise ValueError(f"class_weight must not hold negative weights or what is no number, got {wrong[0]!r}.")
+        raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
 
 
 def trainer_settings(estimator: Parameters) -> TrainerSettings:

@@ -113,7 +113,7 @@ def _convert_classifier(scope: Scope, operator: Operator, container: Container) 
     raw_scores = container.get_options(estimator, {"raw_scores": None})["raw_scores"]
     if raw_scores is False and not head.has_probabilities:
         raise ModelError(
-            f"raw_scores=False asks for probabilities, but loss={estimator.loss!r} gives scores alone. Set the option "
+            f"raw_scores=False asks for probabilities, but loss={estimator.loss!r} gives only scores. Set the option "
             f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
         )
     form = OutputOptions(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)

@@ -36,7 +36,7 @@ def prune(model: ir.Model, position: int) -> None:
     kept = [value for value in maker.inputs if value is not None] if maker and sequence else [output]
     for value in kept:
         if not isinstance(value.type, ir.TensorType):
-            raise ModelError(f"Its output {value.name!r} is no tensor. Only tensors can be trained.")
+            raise ModelError(f"Its output {value.name!r} is not a tensor. Only tensors can be trained.")
         value.shape = None  # skl2onnx declares two columns where there is one
     keep_outputs(model, kept)
 

@@ -29,12 +29,12 @@ def float_names(values: Sequence[ir.Value]) -> list[str]:
 def require_names(names: Sequence[str], valid: Sequence[str], role: str) -> list[str]:
     """Return the unique names; raise ValueError for an invalid name, TypeError for other types."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{role} holds names, got {names!r}.")
+        raise TypeError(f"{role} must be a list of names, got {names!r}.")
     for name in names:
         if name not in valid:
-            raise ModelError(f"{role} names {name!r}.{nearest(name, valid)}")
+            raise ModelError(f"Unknown name {name!r} in {role}.{nearest(name, valid)}")
     if len(set(names)) < len(names):
-        raise ModelError(f"{role} names one twice: {list(names)}.")
+        raise ModelError(f"{role} contains a name twice: {list(names)}.")
     return list(names)
 
 

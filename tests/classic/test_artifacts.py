@@ -256,7 +256,7 @@ def test_parameters_that_no_device_trains_are_refused(tmp_path, engine):
 
 def test_a_file_that_is_no_checkpoint(tmp_path):
     (tmp_path / "other").write_bytes(b"something else")
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         read_checkpoint(tmp_path / "other")
     generate_artifacts(net(), ["W"], loss=LossType.MSELoss, artifact_directory=tmp_path)
     content = (tmp_path / "checkpoint").read_bytes()

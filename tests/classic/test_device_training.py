@@ -137,7 +137,7 @@ def test_checkpoints_of_other_models_are_refused(tmp_path):
     part = OrtGradientRegressor(MLP(5), trainable=["*weight*"], **RATE).fit(X, Y)
     part.export_artifacts(tmp_path / "part")
     (tmp_path / "file").write_bytes(b"none")
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         estimator.load_checkpoint(tmp_path / "file")
     for name, array in estimator.weights_.items():
         np.testing.assert_array_equal(array, before[name])

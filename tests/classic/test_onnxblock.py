@@ -305,7 +305,7 @@ def test_names_that_are_not_there():
 
 
 def test_without_a_model():
-    with pytest.raises(RuntimeError, match="There is no model to build on"):
+    with pytest.raises(RuntimeError, match="There is no model to extend"):
         blocks.Constant(1.0)()
     with pytest.raises(ValueError, match=r"needs an onnx\.ModelProto"), onnxblock.base(None):
         pass

@@ -334,12 +334,12 @@ def test_configuration_of_the_graph_builder():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"weights_to_train": ["w"]}, ValueError, "weights_to_train names 'w'. Valid names: 'W', 'b'"),
-        ({"weights_to_train": "W"}, TypeError, "weights_to_train holds names"),
-        ({"weights_to_train": ["W", "W"]}, ValueError, "names one twice"),
-        ({"input_names": ["x"]}, ValueError, "input_names names 'x'"),
+        ({"weights_to_train": ["w"]}, ValueError, "Unknown name 'w' in weights_to_train. Valid names: 'W', 'b'"),
+        ({"weights_to_train": "W"}, TypeError, "weights_to_train must be a list of names"),
+        ({"weights_to_train": ["W", "W"]}, ValueError, "contains a name twice"),
+        ({"input_names": ["x"]}, ValueError, "Unknown name 'x' in input_names"),
         ({"input_names": []}, ValueError, "'X'.* are missing"),
-        ({"output_names": ["Z"]}, ValueError, "output_names names 'Z'"),
+        ({"output_names": ["Z"]}, ValueError, "Unknown name 'Z' in output_names"),
         ({"providers": ["NoProvider"]}, ValueError, "Unknown execution provider 'NoProvider'"),
         ({"sess_options": {}}, TypeError, "expected onnxruntime.SessionOptions"),
         ({"run_options": 3}, TypeError, "expected onnxruntime.RunOptions"),

@@ -350,7 +350,7 @@ def test_introspection():
         ("Learning_Rate", "tensor(float)", [1]),
     ]
     assert session.is_output_fp32_node("loss")
-    with pytest.raises(ValueError, match="output_name names 'lost'"):
+    with pytest.raises(ValueError, match="Unknown name 'lost' in output_name"):
         session.is_output_fp32_node("lost")
     assert session.get_providers() == ["CPUExecutionProvider"]
     assert "CPUExecutionProvider" in session.get_provider_options()
@@ -388,11 +388,11 @@ def test_options_of_the_session():
         ({"loss_output_name": "los"}, "loss_output_name='los' is no output"),
         ({"loss_output_name": "P"}, "must be a scalar"),
         ({"training_optimizer_name": "Adam"}, "Unknown training_optimizer_name 'Adam'"),
-        ({"weights_to_train": {"w"}}, "weights_to_train names 'w'"),
+        ({"weights_to_train": {"w"}}, "Unknown name 'w' in weights_to_train"),
         ({"weights_not_to_train": {"W", "b", "V"}}, "no weight to train"),
         ({"weights_to_train": {"W"}, "weights_not_to_train": {"W"}}, "both name"),
         ({"gradient_accumulation_steps": 0}, "at least 1"),
-        ({"optimizer_attributes_map": {"w": {}}}, "optimizer_attributes_map names 'w'"),
+        ({"optimizer_attributes_map": {"w": {}}}, "Unknown name 'w' in optimizer_attributes_map"),
         ({"optimizer_attributes_map": {"W": {"alpha": 1.0}}}, "SGDOptimizer has no attribute 'alpha'"),
         ({"loss_scale": -1.0}, "loss_scale must be a positive number"),
         ({"use_mixed_precision": True}, "use_mixed_precision=True has no meaning"),
@@ -422,7 +422,7 @@ def test_wrong_feeds():
     session = TrainingSession(with_loss(), parameters())
     with pytest.raises(ValueError, match="no input 'Z'"):
         session.run(None, {**feed(), "Z": X})
-    with pytest.raises(ValueError, match="output_names names 'Z'"):
+    with pytest.raises(ValueError, match="Unknown name 'Z' in output_names"):
         session.run(["Z"], feed())
     with pytest.raises(ValueError, match="one number, got 2"):
         session.run(None, {**feed(), "Learning_Rate": np.ones(2)})

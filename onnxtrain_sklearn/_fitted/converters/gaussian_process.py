@@ -113,7 +113,7 @@ def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, 
     if isinstance(kernel, kernels.DotProduct):
         return op.Add(op.MatMul(x, op.Transpose(points, perm=[1, 0])), float(kernel.sigma_0) ** 2)
     if type(kernel) not in STATIONARY or getattr(kernel, "nu", np.inf) not in (0.5, 1.5, 2.5, np.inf):
-        raise ModelError(f"The kernel {kernel} has no form here that can be trained.")
+        raise ModelError(f"The kernel {kernel} is not supported for training.")
     scale = np.broadcast_to(kernel.length_scale, numbers.shape[1]).astype(np.float32)
     if type(kernel) in (kernels.RationalQuadratic, kernels.ExpSineSquared):
         scale = np.ones_like(scale)

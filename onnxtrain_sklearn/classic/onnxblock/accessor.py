@@ -68,7 +68,7 @@ def current_accessor() -> ModelAccessor:
     accessor = _CURRENT.get()
     if accessor is None:
         raise RuntimeError(
-            "There is no model to build on: call blocks within `with onnxblock.base(model)` or `empty_base()`."
+            "There is no model to extend: call blocks within `with onnxblock.base(model)` or `empty_base()`."
         )
     return accessor
 

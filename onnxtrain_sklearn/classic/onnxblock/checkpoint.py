@@ -135,7 +135,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     content = Path(path).read_bytes()
     if content[4:8] != IDENTIFIER:
-        raise ModelError(f"{os.fspath(path)!r} is no checkpoint of onnxruntime-training.")
+        raise ModelError(f"{os.fspath(path)!r} is not a checkpoint of onnxruntime-training.")
     with refusing(f"The checkpoint {os.fspath(path)!r} cannot be read"):
         return _read(content)
 
