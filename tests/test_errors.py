@@ -129,7 +129,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "random_state": ({"random_state": "seed"}, ValueError, "cannot be used to seed"),
     "class_weight": ({"class_weight": "equal"}, ValueError, "class_weight"),
     "class_weight labels": ({"class_weight": {7: 1.0}}, ValueError, r"\[3, 5\], are not in class_weight"),
-    "class_weight sign": ({"class_weight": {3: -1.0, 5: 1.0}}, ValueError, "class_weight must"),
+    "class_weight sign": ({"class_weight": {3: -1.0, 5: 1.0}}, ValueError, "must contain non-negative numbers"),
     "class_weight zero": ({"class_weight": {3: 0.0, 5: 0.0}}, ValueError, "sum of sample_weight is zero"),
 }  # fmt: skip
 
