@@ -251,5 +251,5 @@ class TestProcesses:
 
     def test_other_kernels(self):
         model = GaussianProcessClassifier(kernels.PairwiseKernel(metric="laplacian"), optimizer=None)
-        with pytest.raises(ModelError, match=r"PairwiseKernel.* has no form"):
+        with pytest.raises(ModelError, match=r"PairwiseKernel.* is not supported for training"):
             still(given(model, TWO), X[NEW], TWO[NEW])
