@@ -7,6 +7,7 @@ regression of the old scores (classification); for LightGBM, ``init_model``.
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import numpy as np
 from drift_stories import STORIES, Drift
 from sklearn.base import clone, is_classifier
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.metrics import get_scorer
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -24,8 +25,9 @@ from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 
 
 def _weights_of(model: Any, weights: np.ndarray) -> dict[str, Any]:
-    if isinstance(model, Pipeline):
-        return {f"{model.steps[-1][0]}__sample_weight": weights}
+    last = getattr(model, "regressor", model)
+    if isinstance(last, Pipeline):
+        return {f"{last.steps[-1][0]}__sample_weight": weights}
     return {"sample_weight": weights}
 
 
@@ -50,7 +52,6 @@ class Recalibrated:
 
     def __init__(self, drift: Drift) -> None:
         self.model, self.classes_ = drift.model, getattr(drift.model, "classes_", None)
-        self._estimator_type = "classifier" if self.classes_ is not None else "regressor"
         logistic = make_pipeline(StandardScaler(), LogisticRegression())
         linear = logistic if is_classifier(drift.model) else LinearRegression()
         self.correction = linear.fit(self._output(drift.new[0]), drift.new[1])
@@ -60,11 +61,6 @@ class Recalibrated:
             return np.asarray(self.model.predict(X)).reshape(-1, 1)
         p = np.log(np.clip(self.model.predict_proba(X), 1e-7, 1))
         return p[:, 1:] - p[:, :1] if len(self.classes_) == 2 else p
-
-    def __sklearn_tags__(self) -> Any:
-        return self.model.__sklearn_tags__()
-
-    def fit(self) -> None: ...
 
     def predict(self, X: Any) -> np.ndarray:
         return np.asarray(self.correction.predict(self._output(X)))
@@ -96,31 +92,55 @@ METHODS: dict[str, Callable[[Drift], Any]] = {
 
 
 def score(drift: Drift, model: Any) -> float:
-    try:
-        if drift.score == "neg_log_loss":
-            p = np.clip(model.predict_proba(drift.test[0]), 1e-7, 1)
-            picked = p[np.arange(len(p)), np.searchsorted(drift.model.classes_, drift.test[1])]
-            return float(np.log(picked / p.sum(axis=1)).mean())
-        return float(get_scorer(drift.score)._score_func(drift.test[1], model.predict(drift.test[0])))
-    except Exception as error:
-        print(error)
-        return float("nan")
+    if drift.score == "neg_log_loss":
+        p = np.clip(model.predict_proba(drift.test[0]), 1e-7, 1)
+        picked = p[np.arange(len(p)), np.searchsorted(drift.model.classes_, drift.test[1])]
+        return float(np.log(picked / p.sum(axis=1)).mean())
+    scorer = {"r2": r2_score, "accuracy": accuracy_score}[drift.score]
+    return float(scorer(drift.test[1], model.predict(drift.test[0])))
 
 
-def measure(name: str, n: int, seeds: int, methods: dict[str, Callable[[Drift], Any]]) -> dict[str, Any]:
-    """Return the scores of each method by seed, and the seconds that it took."""
-    found: dict[str, Any] = {method: [] for method in methods}
-    seconds: dict[str, list[float]] = {method: [] for method in methods}
-    for seed in range(seeds):
-        drift = STORIES[name][0](n, seed)
-        tried = dict(methods)
-        if hasattr(drift.model, "booster_") and "old" in tried:
-            tried["refit both"] = init_model if False else refit_on_both
-        for method, fit in tried.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                start = time.process_time()
-                model = fit(drift)
-                seconds[method].append(time.process_time() - start)
-                found[method].append(score(drift, model))
-    return {"scores": found, "seconds": seconds}
+def methods_of(drift: Drift) -> dict[str, Callable[[Drift], Any]]:
+    return {**METHODS, "init_model": init_model} if hasattr(drift.model, "booster_") else METHODS
+
+
+def scores_of(drift: Drift) -> dict[str, tuple[float, float]]:
+    """Return score and CPU seconds of each method."""
+    found = {}
+    for name, fit in methods_of(drift).items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = time.process_time()
+            model = fit(drift)
+            found[name] = score(drift, model), time.process_time() - start
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--stories", nargs="*", default=[""], help="parts of the names of stories")
+    arguments = parser.parse_args()
+    print("| story | new rows |", " | ".join(METHODS), "| seconds | better than the best rival by |")
+    print("|---|---|" + "---|" * (len(METHODS) + 2))
+    for name, (story, sizes) in STORIES.items():
+        if any(part in name for part in arguments.stories):
+            for n in sizes:
+                print(row(name, n, [scores_of(story(n, seed)) for seed in range(arguments.seeds)]), flush=True)
+
+
+def row(name: str, n: int, found: list[dict[str, tuple[float, float]]]) -> str:
+    """Return a row of the table: mean scores, and the difference to the best rival with its standard error."""
+    scores = {method: np.array([one[method][0] for one in found]) for method in found[0]}
+    rivals = [method for method in scores if method not in ("old", "fine-tuned")]
+    best = max(rivals, key=lambda method: float(scores[method].mean()))
+    ahead = scores["fine-tuned"] - scores[best]
+    error = ahead.std(ddof=1) / np.sqrt(len(ahead)) if len(ahead) > 1 else np.nan
+    means = " | ".join(f"{scores[method].mean():.3f}" for method in METHODS)
+    more = "".join(f", {m}: {v.mean():.3f}" for m, v in scores.items() if m not in METHODS)
+    seconds = np.mean([one["fine-tuned"][1] for one in found])
+    return f"| {name}{more} | {n} | {means} | {seconds:.1f} | {ahead.mean():+.3f} ± {error:.3f} ({best}) |"
+
+
+if __name__ == "__main__":
+    main()
