@@ -171,3 +171,20 @@ def test_the_gradient_of_dropout_passes_where_nothing_was_dropped(engine):
     dropped, gradient = session.run(["d", "x_grad"], {"x": x, "w": w})
     assert 0.3 < np.mean(dropped == 0) < 0.5
     np.testing.assert_allclose(gradient, np.where(dropped == 0, 0, w / 0.6), rtol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("opset", [13, 17, 18])
+def test_normalization_by_a_norm_in_float64(opset, p):
+    """Opsets below 18 have a kernel of the operator in float64, but on some versions none of the norm alone."""
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
+    g (double[3] x, double[3] w) => (double loss) {{
+        y = LpNormalization<axis = 0, p = {p}>(x) z = Mul(y, w) loss = ReduceSum<keepdims = 0>(z)
+    }}"""
+    graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x"], engine="portable")
+    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    x, w = np.array([0.5, -2.0, 1.5]), np.array([1.0, 3.0, -2.0])
+    norm = np.linalg.norm(x, p)
+    of_norm = np.sign(x) if p == 1 else x / norm
+    (gradient,) = session.run(["x_grad"], {"x": x, "w": w})
+    assert_allclose(gradient, w / norm - of_norm * (w @ x) / norm**2, rtol=1e-12)

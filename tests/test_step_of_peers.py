@@ -12,6 +12,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.loss_graph import TARGET
+from onnxtrain_sklearn._training.step import Rates
 from onnxtrain_sklearn.losses import LogLoss, SquaredError
 from tests.helpers.data import DATA
 from tests.helpers.engines import each_engine
@@ -45,7 +46,7 @@ def test_steps_are_those_of_pytorch(name, engine, torch_run):
     for i in range(20):
         columns = step.buffers(step.batch).columns
         columns["x0"][...], columns[TARGET][...] = torch_run["x0"][i], torch_run["y"][i]
-        losses.append(step.run(rate, 16.0))
+        losses.append(step.run(Rates(rate), 16.0))
         if i == 0:
             for parameter in step.parameters.names:
                 gradient = step.parameters.gradient_view(parameter)

@@ -40,7 +40,7 @@ NOT_DRAWN: dict[str, str] = dict.fromkeys(CASES_ONLY, "not of one kind with othe
 
 MAY_REFUSE = {
     "ort-training": "may be equal or broadcast|needs fixed sizes|must be fixed|not known|of unknown rank",
-    "portable": "needs fixed sizes|must be fixed|not known",
+    "portable": "needs fixed sizes|must be fixed|not known|output_padding is not less than the stride",
 }
 
 NO_KERNEL = "NOT_IMPLEMENTED|ValidateOpsetForDomain|Type Error|not supported by|No Op registered"

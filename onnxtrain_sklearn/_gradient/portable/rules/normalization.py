@@ -195,7 +195,9 @@ def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """A zero vector stays zero; the gradient at this kink is 0."""
     op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
-    norm = op.emit(f"ReduceL{p}", x, axes=axes, keepdims=1)[0]
+    # Sums, as onnxruntime 1.19 lacks ReduceL1 and ReduceL2 in float64 below opset 18.
+    total = op.ReduceSum(op.Abs(x) if p == 1 else op.Mul(x, x), axes=axes, keepdims=True)
+    norm = total if p == 1 else op.Sqrt(total)
     along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
     direction = r.y if p == 2 else op.Sign(x)
     cotangent = op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)
