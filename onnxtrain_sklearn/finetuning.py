@@ -41,7 +41,8 @@ class FineTuner(Component):
         Whether scalers, encoders, decompositions and other transformers in a fitted model keep their numbers, where
         ``trainable="all"``.
     cv : int, default=5
-        Number of folds, at least 2; not more than rows.
+        Number of folds, at least 2; not more than rows. Of more than 5000 rows, fewer for more than 20,000 weights,
+        some are held out once instead: they suffice to choose.
     max_iter : int, default=50
         Largest number of iterations of each search.
 

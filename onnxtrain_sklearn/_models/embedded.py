@@ -140,7 +140,7 @@ def _column_numbers(columns: Sequence[int], n_features: int) -> np.ndarray:
     chosen = np.asarray(columns, np.int64)
     if chosen.ndim != 1 or not len(chosen) or len(np.unique(chosen)) != len(chosen):
         raise ValueError(f"columns must be a list of different column numbers, got {columns!r}.")
-    if chosen.min() < 0 or chosen.max() >= n_features:
+    if np.any((chosen < 0) | (chosen >= n_features)):
         raise ValueError(
             f"columns must be between 0 and {n_features - 1}, as X has {n_features} columns, got {columns!r}."
         )

@@ -20,6 +20,9 @@ from .step import GradientStep
 CROSS_VALIDATED_ROWS, CROSS_VALIDATED_WORK = 1000, 20_000_000
 """Most rows that take part in the cross-validation, and most rows times parameters; others are trained on only."""
 
+ENOUGH_FOR_ONE_SPLIT = 5
+"""Number of all rows for each row of the cross-validation from which these are held out once, not fold by fold."""
+
 GROUPS = 10
 """Number of groups of held-out rows; the standard error of a loss is estimated from theirs."""
 
@@ -120,7 +123,8 @@ class FineTuningTrainer(Trainer):
         order = self._rng.permutation(n_rows)[:most]
         order = order[np.argsort(targets[order], kind="stable")]
         folds = np.full(n_rows, -1)
-        folds[order] = np.arange(len(order)) % min(self._tuner.cv, len(order))
+        once = ENOUGH_FOR_ONE_SPLIT * len(order) <= n_rows
+        folds[order] = 0 if once else np.arange(len(order)) % min(self._tuner.cv, len(order))
         return folds
 
 
