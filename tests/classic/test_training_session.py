@@ -1,4 +1,4 @@
-"""Training sessions: optimizers against numpy, a run against our estimator, states, accumulation, introspection."""
+"""Training sessions: optimizers against numpy, a run against our estimator, accumulation, introspection."""
 
 from __future__ import annotations
 
@@ -14,49 +14,9 @@ from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.training_session import TrainingParameters, TrainingSession
 from tests.helpers.official import needs_training
-from tests.helpers.processes import run_in_new_process
+from tests.helpers.training_sessions import BODY, WEIGHTS, X, Y, feed, net, parameters, train, with_loss
 
 ENGINES = available_engines()
-RNG = np.random.default_rng(2)
-X = RNG.normal(size=(40, 3)).astype(np.float32)
-Y = (np.maximum(X @ [[1.0], [-2.0], [0.5]], 0) + 0.3).astype(np.float32)
-WEIGHTS = {
-    "W": RNG.normal(size=(3, 4)).astype(np.float32),
-    "b": RNG.normal(size=4).astype(np.float32),
-    "V": RNG.normal(size=(4, 1)).astype(np.float32),
-}
-BODY = "Z = MatMul(X, W) S = Add(Z, b) H = Tanh(S) P = MatMul(H, V)"
-
-
-def net(body=BODY, inputs="float[N, 3] X", outputs="float[N, 1] P", weights=WEIGHTS):
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18]> net ({inputs}) => ({outputs}) {{ {body} }}'
-    )
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in weights.items())
-    return model
-
-
-def with_loss(body=BODY, **options):
-    loss = " D = Sub(P, y) Q = Mul(D, D) loss = ReduceMean<keepdims = 0>(Q)"
-    given = {"inputs": "float[N, 3] X, float[N, 1] y", "outputs": "float loss, float[N, 1] P", **options}
-    return net(body + loss, **given).SerializeToString()
-
-
-def parameters(optimizer="SGDOptimizer", **attributes):
-    result = TrainingParameters()
-    result.loss_output_name, result.training_optimizer_name = "loss", optimizer
-    for name, value in attributes.items():
-        setattr(result, name, value)
-    return result
-
-
-def feed(rate=None, rows=slice(None)):
-    found = {"X": X[rows], "y": Y[rows]}
-    return found if rate is None else {**found, "Learning_Rate": np.array([rate], np.float32)}
-
-
-def train(session, steps=5, rate=0.01):
-    return [float(session.run(["loss"], feed(rate))[0]) for _ in range(steps)]
 
 
 def numpy_gradients(weights, x=X, y=Y):
@@ -153,70 +113,6 @@ def test_a_session_trains_as_our_estimator_does(kind, optimizer, attributes, eng
         np.testing.assert_allclose(loss, estimator.loss_, rtol=1e-3, atol=1e-5)
     for name, array in estimator.weights_.items():
         np.testing.assert_allclose(session.get_state()[name], array, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["SGDOptimizer", "AdamOptimizer", "AdamWOptimizer", "LambOptimizer"])
-def test_a_state_goes_on_in_a_new_process(tmp_path, kind):
-    session = TrainingSession(with_loss(), parameters(kind))
-    train(session, 3)
-    np.savez(tmp_path / "state.npz", **session.get_state())
-    (tmp_path / "net.onnx").write_bytes(with_loss())
-    np.savez(tmp_path / "data.npz", **feed(0.01))
-    program = f"""
-import numpy as np
-from onnxtrain_sklearn.classic.training_session import TrainingParameters, TrainingSession
-parameters = TrainingParameters()
-parameters.loss_output_name, parameters.training_optimizer_name = "loss", {kind!r}
-session = TrainingSession({str(tmp_path / "net.onnx")!r}, parameters)
-session.load_state(dict(np.load({str(tmp_path / "state.npz")!r})), strict=True)
-for _ in range(4):
-    session.run(["loss"], dict(np.load({str(tmp_path / "data.npz")!r})))
-np.savez({str(tmp_path / "after.npz")!r}, **session.get_state())"""
-    run_in_new_process(program)
-    train(session, 4)
-    after = np.load(tmp_path / "after.npz")
-    assert set(after) == set(session.get_state())
-    for name, array in session.get_state().items():
-        np.testing.assert_array_equal(after[name], array)
-
-
-def test_states():
-    session = TrainingSession(with_loss(), parameters("AdamOptimizer"))
-    train(session, 2)
-    state = session.get_state()
-    assert set(state) == {f"{p}{w}" for w in WEIGHTS for p in ("", "Moment_1_", "Moment_2_", "Update_Count_")}
-    assert state["Update_Count_W"].tolist() == [2]
-    optimizer = session.get_optimizer_state()
-    np.testing.assert_array_equal(optimizer["W"]["Moment_1"], state["Moment_1_W"])
-    np.testing.assert_array_equal(session.get_model_state()["full_precision"]["W"], state["W"])
-    assert session.get_partition_info_map() == {}
-    fresh = parameters("AdamOptimizer")
-    fresh.set_optimizer_initial_state(optimizer)
-    weights = {name: state[name] for name in WEIGHTS}
-    second = TrainingSession(with_loss(weights=weights), fresh)
-    assert train(session, 3) == train(second, 3)
-    session.load_state({"W": state["W"], "other": np.ones(1)})
-    np.testing.assert_array_equal(session.get_state()["W"], state["W"])
-    for wrong, match in (
-        ({"W": state["W"]}, "missing"),
-        ({**state, "other": np.ones(1)}, r"unknown \['other'\]"),
-        ({**state, "W": np.ones((3, 4))}, r"'W' as float64\[3, 4\], expected float32"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            session.load_state(wrong, strict=True)
-    bad = parameters("AdamOptimizer")
-    bad.set_optimizer_initial_state({"W": {"Moment_3": np.ones(1)}})
-    with pytest.raises(ValueError, match="no state 'Moment_3' of 'W'"):
-        TrainingSession(with_loss(), bad)
-    with pytest.raises(ValueError, match="no weights of mixed precision"):
-        session.get_model_state(include_mixed_precision_weights=True)
-
-
-def test_states_are_copies():
-    session = TrainingSession(with_loss(), parameters())
-    before = session.get_state()["W"].copy()
-    session.get_state()["W"][...] = 7
-    np.testing.assert_array_equal(session.get_state()["W"], before)
 
 
 def test_without_the_rate_nothing_is_trained():
