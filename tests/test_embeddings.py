@@ -225,6 +225,7 @@ def test_copies_train_alike(embedding):
     assert_array_equal(restored.predict_proba(X), fitted.predict_proba(X))
 
 
+@pytest.mark.slow
 def test_a_search_over_embeddings():
     data, y = load_diabetes(return_X_y=True)
     grid = {

@@ -243,6 +243,7 @@ def test_workers_of_joblib_find_what_one_process_finds():
     assert_array_equal(cross_val_score(fitted, X, y, n_jobs=2, cv=2), cross_val_score(fitted, X, y, cv=2))
 
 
+@pytest.mark.slow
 def test_fitted_estimators_travel_to_workers():
     fitted = OrtGradientRegressor(MLP((4,)).build(6, 1, 0), max_iter=2).fit(X, y)
     results = joblib.Parallel(n_jobs=2)(joblib.delayed(fitted.predict)(part) for part in (X[:60], X[60:]))

@@ -161,6 +161,7 @@ def test_gradients_far_from_zero():
     assert_allclose(found, network(rows.astype(np.float64), arrays(proto), "mish"), rtol=1e-4)
 
 
+@pytest.mark.slow
 @each_engine
 def test_both_variants_learn(engine):
     X, y = load_breast_cancer(return_X_y=True)
@@ -210,6 +211,7 @@ def test_copies_train_alike():
     assert weights_equal(quietly(restored.partial_fit, TABLE, LABELS), quietly(fitted.partial_fit, TABLE, LABELS))
 
 
+@pytest.mark.slow
 def test_a_search():
     grid = {"model__variant": ["td", "td-s"], "model__embedding__scale": [0.1, 1.0]}
     model = RealMLP(hidden_layer_sizes=(8,), embedding=PeriodicEmbedding())

@@ -215,6 +215,7 @@ def test_equal_seeds_give_equal_models():
     assert models[0] == models[1]
 
 
+@pytest.mark.slow
 def test_search_and_cross_validation_of_raw_tables():
     X, y = flowers()
     search = GridSearchCV(RealMLPClassifier(**SMALL), {"max_iter": [1, 30]}, cv=3).fit(X, y)

@@ -174,6 +174,7 @@ def test_copies_train_alike():
     assert weights_equal(quietly(restored.partial_fit, X, LABELS), quietly(fitted.partial_fit, X, LABELS))
 
 
+@pytest.mark.slow
 def test_a_search():
     grid = {"model__mini": [False, True], "model__n_members": [2, 3]}
     search = GridSearchCV(OrtGradientClassifier(small(), **SETTINGS), grid, cv=2, error_score="raise")

@@ -10,6 +10,7 @@ from tests.helpers.processes import run_in_new_process
 from tests.helpers.training_sessions import WEIGHTS, feed, parameters, train, with_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["SGDOptimizer", "AdamOptimizer", "AdamWOptimizer", "LambOptimizer"])
 def test_a_state_goes_on_in_a_new_process(tmp_path, kind):
     session = TrainingSession(with_loss(), parameters(kind))
