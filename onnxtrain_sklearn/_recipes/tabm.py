@@ -56,7 +56,7 @@ class TabMClassifier(ClassifierRecipe):
 
     Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
     marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
-    table as it is. A step costs about twenty times one of RealMLP: 32 networks of 512 units are trained.
+    table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class TabMRegressor(RegressorRecipe):
 
     Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
     marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
-    table as it is. A step costs about twenty times one of RealMLP: 32 networks of 512 units are trained.
+    table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained.
 
     Parameters
     ----------
