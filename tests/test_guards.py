@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -127,6 +128,14 @@ PARAMETERS = (
     "session_options"
 ).split()
 
+# Names that several modules define on purpose; every other name says what it is in all of the package.
+SHARED_NAMES = {
+    "__all__",
+    *("CONVERTERS", "LOWERINGS", "RULES"),  # tables, joined in a registry
+    "differentiate",  # what every gradient engine is called by
+    *("AdamW", "Constant", "Linear", "Quantile", "SGD"),  # public, named as in other libraries
+}
+
 
 @cache
 def modules() -> list[str]:
@@ -226,6 +235,26 @@ def test_borders_alone_import_it(package, importers):
 def test_protobuf_stays_at_the_border():
     beyond = {module: uses_of_onnx(module) - PROTOBUF.get(module, set()) for module in modules()}
     assert not {module: names for module, names in beyond.items() if names}
+
+
+def defined_names(module: str) -> set[str]:
+    """Return the names of the functions, classes and constants at the top level of ``module``."""
+    names = set()
+    for node in syntax_tree(module).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_names_are_defined_in_one_module():
+    places = defaultdict(list)
+    for module in modules():
+        for name in defined_names(module) - SHARED_NAMES:
+            places[name].append(module)
+    repeated = {name: found for name, found in places.items() if len(found) > 1}
+    assert len(repeated) < 10, f"rename some of these after what they are: {repeated}"
 
 
 def test_values_are_replaced_by_the_functions_of_edits():

@@ -36,13 +36,13 @@ def built_source(
     (column,) = examples.columns.values()
     keywords = _keywords(builder, column, examples, rows)
     whole = load(builder.build(math.prod(column.shape[1:]), examples.targets.n_outputs, rng, **keywords))
-    source = replace(trainable_model(whole), reference=whole, members=_members(builder))
+    source = replace(trainable_model(whole), reference=whole, members=_declared_members(builder))
     _require_scores_of_members(source)
     _require_one_input(source, column, f"{type(builder).__name__}.build")
     return source
 
 
-def _members(builder: Builder) -> int | None:
+def _declared_members(builder: Builder) -> int | None:
     """Return how many members the graphs of the builder have; the builder has validated its parameters before."""
     members = getattr(builder, "n_members", None)
     if members is None or (isinstance(members, int | np.integer) and members >= 1):

@@ -22,7 +22,7 @@ _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class LinearLayer:
     """``X @ weight + bias``, of shapes (n_features, k) and (k,)."""
 
     weight: np.ndarray
@@ -46,7 +46,7 @@ class LinearCoefficients:
         bias = self._affine("intercept_").bias
         return float(bias[0]) if self._run.head.task == "regression" and len(bias) == 1 else bias
 
-    def _affine(self, name: str) -> Affine:
+    def _affine(self, name: str) -> LinearLayer:
         run: Run | None = getattr(self, "_run", None)
         found = None if run is None else affine_scores(run)
         if found is None:
@@ -55,29 +55,29 @@ class LinearCoefficients:
         return found
 
 
-def affine_scores(run: Run) -> Affine | None:
+def affine_scores(run: Run) -> LinearLayer | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
     source, head = run.source, run.head
     if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or run.deployed is not source:
         return None
     scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
     found = _Trace(source.inputs[0].name, run.weights()).of(scores)
-    if not isinstance(found, Affine) or found.weight.shape[1] != head.n_outputs:
+    if not isinstance(found, LinearLayer) or found.weight.shape[1] != head.n_outputs:
         return None
     if head.task == "multiclass" and head.n_outputs == 2:
-        return Affine(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
+        return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
     return found if head.target_scale is None else _in_units(found, head.link, head.target_scale)
 
 
-def _in_units(found: Affine, link: str, scale: TargetScale) -> Affine:
+def _in_units(found: LinearLayer, link: str, scale: TargetScale) -> LinearLayer:
     """Convert the linear layer of scaled targets to the units of the targets."""
     if link == "exp":  # scale · exp(s) = exp(s + log scale)
-        return Affine(found.weight, (found.bias + np.log(scale.scale)).astype(found.bias.dtype))
+        return LinearLayer(found.weight, (found.bias + np.log(scale.scale)).astype(found.bias.dtype))
     bias = found.bias * scale.scale + scale.center
-    return Affine((found.weight * scale.scale).astype(found.weight.dtype), bias.astype(found.bias.dtype))
+    return LinearLayer((found.weight * scale.scale).astype(found.weight.dtype), bias.astype(found.bias.dtype))
 
 
-Found: TypeAlias = "np.ndarray | Affine | str | None"
+Found: TypeAlias = "np.ndarray | LinearLayer | str | None"
 """What is known of a value: a constant, affine in the input, the input ("X"), or None."""
 
 
@@ -109,7 +109,7 @@ def _attribute_or(node: ir.Node, name: str, default: object) -> Any:
 
 def _linear_layout(node: ir.Node, inputs: Sequence[Found]) -> Found:
     value = inputs[0]
-    if isinstance(value, Affine):
+    if isinstance(value, LinearLayer):
         return value if node.op_type in ("Identity", "Cast") or value.weight.shape[1] == 1 else None
     if isinstance(value, np.ndarray) and node.op_type == "Reshape" and isinstance(inputs[1], np.ndarray):
         return value.reshape(inputs[1])
@@ -120,15 +120,15 @@ def _is_input(value: Found) -> bool:
     return isinstance(value, str)
 
 
-def _linear_matmul(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_matmul(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     x, weight = inputs[:2]
     if not _is_input(x) or not isinstance(weight, np.ndarray) or weight.ndim > 2:
         return None
     weight = weight.reshape(len(weight), -1)
-    return Affine(weight, np.zeros(weight.shape[1], weight.dtype))
+    return LinearLayer(weight, np.zeros(weight.shape[1], weight.dtype))
 
 
-def _linear_gemm(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_gemm(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     weight = inputs[1]
     if _attribute_or(node, "transA", 0) or not isinstance(weight, np.ndarray):
         return None
@@ -138,43 +138,43 @@ def _linear_gemm(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
     return _shifted(found, bias, np.float32(_attribute_or(node, "beta", 1.0)))
 
 
-def _shifted(found: Found, bias: Found, factor: float | np.float32 = 1) -> Affine | None:
-    if not isinstance(found, Affine) or not isinstance(bias, np.ndarray):
+def _shifted(found: Found, bias: Found, factor: float | np.float32 = 1) -> LinearLayer | None:
+    if not isinstance(found, LinearLayer) or not isinstance(bias, np.ndarray):
         return None
     columns = found.weight.shape[1]
     if bias.size not in (1, columns) or (bias.ndim > 1 and bias.shape[-1] != bias.size):
         return None
     added = np.broadcast_to(bias.reshape(-1) * factor, (columns,)).astype(found.weight.dtype)
-    return Affine(found.weight, found.bias + added)
+    return LinearLayer(found.weight, found.bias + added)
 
 
-def _linear_sum(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
-    a, b = inputs if isinstance(inputs[0], Affine) else reversed(inputs)
+def _linear_sum(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
+    a, b = inputs if isinstance(inputs[0], LinearLayer) else reversed(inputs)
     return _shifted(a, b)
 
 
-def _difference(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _difference(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     return _shifted(inputs[0], inputs[1], -1)
 
 
-def _negative(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
-    return Affine(-inputs[0].weight, -inputs[0].bias) if isinstance(inputs[0], Affine) else None
+def _negative(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
+    return LinearLayer(-inputs[0].weight, -inputs[0].bias) if isinstance(inputs[0], LinearLayer) else None
 
 
-def _linear_concat(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
-    parts = [part for part in inputs if isinstance(part, Affine)]
+def _linear_concat(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
+    parts = [part for part in inputs if isinstance(part, LinearLayer)]
     if _attribute_or(node, "axis", None) not in (1, -1) or len(parts) < len(inputs):
         return None
-    return Affine(np.hstack([part.weight for part in parts]), np.hstack([part.bias for part in parts]))
+    return LinearLayer(np.hstack([part.weight for part in parts]), np.hstack([part.bias for part in parts]))
 
 
-def _linear_gather(node: ir.Node, inputs: Sequence[Found]) -> Affine | None:
+def _linear_gather(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     found, places = inputs
-    if not isinstance(found, Affine) or not isinstance(places, np.ndarray):
+    if not isinstance(found, LinearLayer) or not isinstance(places, np.ndarray):
         return None
     if _attribute_or(node, "axis", 0) not in (1, -1):
         return None
-    return Affine(found.weight[:, places.reshape(-1)], found.bias[places.reshape(-1)])
+    return LinearLayer(found.weight[:, places.reshape(-1)], found.bias[places.reshape(-1)])
 
 
 def _transposed(node: ir.Node, inputs: Sequence[Found]) -> np.ndarray | None:

@@ -27,7 +27,7 @@ def factors_of(estimator: Parameters, source: TrainableModel, optimizer: BaseOpt
     _require_effect(estimator, optimizer)
     builder: Any = resolve_builder(estimator.model)
     owners = [] if builder is None or isinstance(optimizer, LBFGS) else [builder]
-    names = _names(source, estimator.trainable)
+    names = _parameter_names(source, estimator.trainable)
     rates, decays = (_resolved(attribute, [*owners, estimator], names) for attribute in (RATE, DECAY))
     if not (rates or decays):
         return NO_FACTORS
@@ -72,7 +72,7 @@ def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
             )
 
 
-def _names(source: TrainableModel, trainable: Trainable) -> list[str]:
+def _parameter_names(source: TrainableModel, trainable: Trainable) -> list[str]:
     """Return the names of all parameters, of constants too where ``trainable`` names them in full."""
     if isinstance(trainable, str):
         trainable = [trainable]

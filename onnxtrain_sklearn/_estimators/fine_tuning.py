@@ -74,10 +74,10 @@ def changed_from_default(estimator: Parameters) -> dict[str, object]:
     """Return the parameters of plain training that differ from their defaults."""
     signature: Mapping[str, inspect.Parameter] = inspect.signature(type(estimator)).parameters
     names = [name for name in signature if name not in USED]
-    return {n: getattr(estimator, n) for n in names if not _equal(getattr(estimator, n), signature[n].default)}
+    return {n: getattr(estimator, n) for n in names if not _is_default(getattr(estimator, n), signature[n].default)}
 
 
-def _equal(value: Any, default: Any) -> bool:
+def _is_default(value: Any, default: Any) -> bool:
     return value is default or (isinstance(value, type(default)) and bool(value == default))
 
 

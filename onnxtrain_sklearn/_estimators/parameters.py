@@ -67,7 +67,7 @@ def _switch(text: str) -> Parameter:
     return Parameter("bool", text, (bool,))
 
 
-def _names(registry: Mapping[str, object]) -> str:
+def _listed(registry: Mapping[str, object]) -> str:
     return fill(", ".join(f'"{name}"' for name in registry), 110) + "."
 
 
@@ -82,7 +82,7 @@ features and labels are kept, columns of text that it encodes too. Outlier detec
 labels -1 and 1.
 A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a builder
 with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``. Names:
-""" + _names(MODELS)),
+""" + _listed(MODELS)),
     "loss": Parameter("str, Loss or block", """
 What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
 :mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. The mean over the rows of a minibatch, weighted by
@@ -92,12 +92,12 @@ that minimize it."""),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the
 learning rate a step, as in PyTorch. Names:
-""" + _names(OPTIMIZERS)),
+""" + _listed(OPTIMIZERS)),
     "learning_rate_init": Parameter("float", """
 Learning rate that the schedule starts from; 0 leaves the weights as they are.""", (NOT_NEGATIVE,)),
     "learning_rate": Parameter("str or Schedule", """
 The schedule that the rate follows, a name or an object. Names:
-""" + _names(SCHEDULES)),
+""" + _listed(SCHEDULES)),
     "batch_size": Parameter('int or "auto"', """
 Rows of a minibatch; "auto": min(200, n_samples). L-BFGS always takes all rows.""", (OneOf(("auto",)), COUNT)),
     "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),

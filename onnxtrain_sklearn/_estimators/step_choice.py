@@ -20,14 +20,14 @@ def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> Tr
     rows.
     """
     shapes = tuple(spec.shape for spec in run.model.inputs)
-    key = (sessions.forks(), _key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
+    key = (sessions.forks(), _settings_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
     if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
         run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, batch))
         run.step_key, run.engine = key, run.step.engine
     return run.step
 
 
-def _key(settings: StepSettings) -> tuple[object, ...]:
+def _settings_key(settings: StepSettings) -> tuple[object, ...]:
     """Return a key that is equal for settings of equal content."""
     objects = content([settings.loss, settings.optimizer, settings.session_options])
     numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)

@@ -17,7 +17,7 @@ from . import sklearn_private
 from .record import ModelRecord, Threshold, record_of
 from .traversal import last_step, unwrapped
 
-SAMPLE = 256
+CHECKED_ROWS = 256
 """Number of rows on which predictions are compared."""
 
 
@@ -25,7 +25,7 @@ def sample_rows(X: MatrixLike) -> Any:
     """Return rows spread over the data, indexed as scikit-learn does."""
     rows: Any = X
     n = rows.shape[0] if hasattr(rows, "shape") else len(rows)
-    return sklearn_private._safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(int)))
+    return sklearn_private._safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, CHECKED_ROWS)).astype(int)))
 
 
 def require_equal(

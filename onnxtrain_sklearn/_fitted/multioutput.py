@@ -46,7 +46,7 @@ def expose_labels(model: ir.Model, record: ModelRecord) -> None:
         return
     op = GraphBuilder(graph, prefix="labels", constant_nodes=True)
     machine = bool(record.members) and record.members[0].is_libsvm
-    places, indicators = _places(op, record), record.has_indicators
+    places, indicators = _label_columns(op, record), record.has_indicators
     if indicators:
         columns = [_logit(op, place) if probable else _margin(op, place) for place in places]
     else:
@@ -87,7 +87,7 @@ def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Val
     return place[0]
 
 
-def _places(op: GraphBuilder, record: ModelRecord) -> list[Place]:
+def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
     """Return the columns of each label."""
     values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in record.outputs or ()]
     if len(values) == len(sizes):

@@ -18,7 +18,7 @@ from .._graph.names import Names
 from .._ml_operators.context import Role
 from .._support.typing import Estimator
 from .converters.context import ConversionRecord
-from .tracers import Tracer, numbers_of
+from .tracers import Tracer, fitted_numbers
 from .traversal import Path, follow, has_attributes, walk
 
 
@@ -127,15 +127,15 @@ def _equal_attributes(owner: Estimator, array: np.ndarray) -> list[tuple[Path, s
     """Return the attributes with these numbers, and in which form; those that scikit-learn documents come first."""
     found = [
         (path, form)
-        for path, numbers in numbers_of(owner)
+        for path, numbers in fitted_numbers(owner)
         if numbers.size == array.size
         for form, (there, _) in FORMS.items()
-        if _equal(there, numbers, array)
+        if _equal_in_form(there, numbers, array)
     ]
     return sorted(found, key=lambda one: _last(one[0]).startswith("_"))
 
 
-def _equal(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
+def _equal_in_form(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
     with np.errstate(all="ignore"):
         formed = form(numbers.astype(np.float64)).astype(np.float32)
     same_shape = _squeezed(formed.shape) == _squeezed(array.shape)

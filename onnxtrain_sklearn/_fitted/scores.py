@@ -66,7 +66,7 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin
         return origin
     share = 1.0 / len(getattr(owner, "estimators_", [owner]))
     sizes = np.atleast_1d(owner.n_classes_)
-    done = normalize_leaves(model, origin.name, share, _groups(sizes), several=len(sizes) > 1)
+    done = normalize_leaves(model, origin.name, share, _group_sums(sizes), several=len(sizes) > 1)
     return replace(origin, role="leaf_probabilities") if done else origin
 
 
@@ -93,7 +93,7 @@ def normalize_leaves(model: ir.Model, name: str, share: float, groups: np.ndarra
     return True
 
 
-def _groups(sizes: np.ndarray) -> np.ndarray:
+def _group_sums(sizes: np.ndarray) -> np.ndarray:
     """Return the matrix that sums the columns of each group."""
     group = np.repeat(np.arange(len(sizes)), sizes)
     return np.asarray(group[:, None] == group, np.float32)

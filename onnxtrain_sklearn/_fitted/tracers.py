@@ -22,12 +22,12 @@ FITTED_SETTINGS = frozenset({"coef0"})
 """Constructor arguments that are numbers of the fitted model."""
 
 
-def numbers_of(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
+def fitted_numbers(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
     yield from own_numbers(owner)
     for name, value in vars(owner).items():
         if isinstance(value, BaseEstimator) and _is_fitted_name(name):
-            yield from (((name, *path), array) for path, array in numbers_of(value))
+            yield from (((name, *path), array) for path, array in fitted_numbers(value))
 
 
 def own_numbers(owner: object) -> Iterator[tuple[Path, np.ndarray]]:

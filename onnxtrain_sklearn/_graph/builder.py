@@ -257,3 +257,9 @@ def _attribute_key(attribute: object) -> object:
     if isinstance(attribute, np.ndarray):  # whose repr is shortened
         return attribute.dtype, attribute.shape, attribute.tobytes()
     return id(attribute) if isinstance(attribute, ir.Graph) else attribute
+
+
+def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> GraphBuilder:
+    """Return the builder of a new graph of opset 18 with these inputs; the names of its nodes start with ``name``."""
+    graph = ir.Graph(list(inputs), [], nodes=[], opset_imports={"": 18}, name=name)
+    return GraphBuilder(graph, dtype=dtype, prefix=name)

@@ -33,7 +33,7 @@ PRODUCTS: dict[str, frozenset[int]] = {
 }
 """Inputs at which a constant is a weight, regardless of its name: operator -> positions."""
 
-NORMALIZATIONS: dict[str, tuple[int, int]] = {
+SCALE_AND_BIAS: dict[str, tuple[int, int]] = {
     "BatchNormalization": (1, 2),
     "GroupNormalization": (1, 2),
     "InstanceNormalization": (1, 2),
@@ -136,7 +136,7 @@ class Roles:
             return Verdict(False, "a mask: it holds values that are not finite")
         if node.domain and array.size > 1:
             return Verdict(True, f"operand of {node.domain}.{kind}")
-        if not node.domain and index in NORMALIZATIONS.get(kind, ()):
+        if not node.domain and index in SCALE_AND_BIAS.get(kind, ()):
             return self._of_normalization(node, index, value, array)
         if not node.domain and self._is_affine(node, index, value):
             return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} behind a product or normalization")
@@ -149,7 +149,7 @@ class Roles:
         return self._of_arithmetic(node, index, value, array)
 
     def _of_normalization(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
-        scale, _ = NORMALIZATIONS[node.op_type]
+        scale, _ = SCALE_AND_BIAS[node.op_type]
         neutral = float(index == scale)
         if is_made_up(value) and (array == neutral).all():
             return Verdict(False, f"filled in for a {node.op_type} without a {'scale' if index == scale else 'bias'}")
@@ -242,7 +242,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _is_normalization(node: ir.Node | None) -> bool:
-    return node is not None and not node.domain and node.op_type in NORMALIZATIONS
+    return node is not None and not node.domain and node.op_type in SCALE_AND_BIAS
 
 
 def _is_mask(array: np.ndarray, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Invalid graphs that crash the process: ONNX's checker accepts them, and later steps read memory out of bounds.
 
-ONNX's shape inference crashes on the nodes of :data:`RULES`. They were found by inferring every operator of opsets 13,
-18 and 26 with settings out of range, in child processes. None of them is valid, and all are refused by rule.
+ONNX's shape inference crashes on the nodes of :data:`CRASHES`. They were found by inferring every operator of opsets
+13, 18 and 26 with settings out of range, in child processes. None of them is valid, and all are refused by rule.
 onnxruntime crashes on further nodes with operands that do not fit, such as a convolution of another rank than its
 kernel. Strict inference reports those, and few valid graphs: what it reports is first loaded in a child process.
 """
@@ -26,7 +26,7 @@ def require_survivable(proto: onnx.ModelProto) -> None:
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         settings = {a.name: a.i for a in node.attribute}
         for wrong in filter(
-            None, (rule(node, settings) for rule in (_axis_out_of_range, *RULES.get(node.op_type, ())))
+            None, (rule(node, settings) for rule in (_axis_out_of_range, *CRASHES.get(node.op_type, ())))
         ):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
 
@@ -158,7 +158,7 @@ def _inconsistent_svm_regressor(node: onnx.NodeProto, settings: dict[str, int]) 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 """Number of gates of a recurrent operator: the blocks of its weights."""
 
-RULES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
+CRASHES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
     "GatherND": (_batch_dims,),
     "LinearClassifier": (_too_few_labels,),
     "SVMClassifier": (_inconsistent_svm,),

@@ -21,7 +21,7 @@ from .distances import squared_distances
 from .pairwise_coupling import coupled
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
-_SMALLEST = 1e-7
+_LEAST_PROBABILITY = 1e-7
 
 
 def _svm_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
@@ -140,7 +140,8 @@ def _pairwise_probabilities(r: RewrittenNode, pairs: ir.Value) -> ir.Value:
     op, count = r.op, len(r.floats("rho"))
     slope = r.parameter("prob_a", r.floats("prob_a")[:count])
     scaled = op.Add(op.Mul(pairs, slope), r.parameter("prob_b", r.floats("prob_b")[:count]))
-    return op.Clip(op.Sigmoid(op.Neg(scaled)), np.float32(_SMALLEST), np.float32(1) - np.float32(_SMALLEST))
+    least = np.float32(_LEAST_PROBABILITY)
+    return op.Clip(op.Sigmoid(op.Neg(scaled)), least, np.float32(1) - least)
 
 
 RULES: dict[tuple[str, str], RewriteRule] = {

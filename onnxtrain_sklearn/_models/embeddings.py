@@ -171,8 +171,8 @@ class PeriodicEmbedding(Embedding):
         frequencies = _parameter(op, "frequencies", rng.normal(0.0, self.scale, shape))
         angles = op.MatMul(by_column(op, x), op.Mul(frequencies, 2 * np.pi))  # its gradient is a product too
         if phases:
-            return _cosine(op, angles, _parameter(op, "phases", rng.uniform(-np.pi, np.pi, shape)))
-        return op.Concat(_cosine(op, angles, 0.0), op.Sin(angles), axis=-1)
+            return _cosine_as_sine(op, angles, _parameter(op, "phases", rng.uniform(-np.pi, np.pi, shape)))
+        return op.Concat(_cosine_as_sine(op, angles, 0.0), op.Sin(angles), axis=-1)
 
 
 class PiecewiseLinearEmbedding(Embedding):
@@ -257,7 +257,7 @@ def resolve_embedding(embedding: str | Embedding) -> Embedding:
     return resolve("embedding", embedding, EMBEDDINGS, Embedding)
 
 
-def _cosine(op: GraphBuilder, angles: ir.Value, phases: ir.Value | float) -> ir.Value:
+def _cosine_as_sine(op: GraphBuilder, angles: ir.Value, phases: ir.Value | float) -> ir.Value:
     """By a sine: onnxruntime-training 1.19 has no Cos for float64."""
     return op.Sin(op.Add(angles, op.Add(phases, np.pi / 2) if isinstance(phases, ir.Value) else phases + np.pi / 2))
 
@@ -284,14 +284,14 @@ def _codes(op: GraphBuilder, columns: ir.Value, edges: Sequence[np.ndarray], bin
     high += 1
     for j, cut in enumerate(edges):
         n = len(cut) - 1
-        left[j, 0, :n], slope[j, 0, :n] = cut[:-1], 1.0 / np.maximum(np.diff(cut), _SMALLEST)
-        low[j, 0, :1], high[j, 0, max(n - 1, 0)] = -_LARGEST, _LARGEST
+        left[j, 0, :n], slope[j, 0, :n] = cut[:-1], 1.0 / np.maximum(np.diff(cut), _LEAST_WIDTH)
+        low[j, 0, :1], high[j, 0, max(n - 1, 0)] = -_UNBOUNDED, _UNBOUNDED
     positions = op.Mul(op.Sub(columns, left), slope)
     return op.Max(op.Min(positions, high), low)
 
 
-_LARGEST = np.finfo(np.float32).max
-_SMALLEST = np.float32(1e-35)  # its inverse is finite
+_UNBOUNDED = np.finfo(np.float32).max
+_LEAST_WIDTH = np.float32(1e-35)  # its inverse is finite
 
 
 def _parameter(op: GraphBuilder, name: str, array: np.ndarray) -> ir.Value:

@@ -17,17 +17,39 @@ _SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 """The constants of Klambauer et al., with which activations keep mean 0 and variance 1 from layer to layer."""
 
 
-def _elu(op: GraphBuilder, x: ir.Value, alpha: float = 1.0) -> ir.Value:
-    """Emit x where it is positive, else ``alpha (exp(x) - 1)``, in operators that every engine differentiates."""
+def _signs_apart(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Emit x where it is positive, and ``exp(x) - 1`` where it is negative, in operators that have gradients."""
     positive = op.Relu(x)
-    return op.Add(positive, op.Mul(op.Sub(op.Exp(op.Sub(x, positive)), 1.0), alpha))
+    return positive, op.Sub(op.Exp(op.Sub(x, positive)), 1.0)
+
+
+def _elu(op: GraphBuilder, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+    """Emit x where it is positive, else ``alpha (exp(x) - 1)``."""
+    positive, negative = _signs_apart(op, x)
+    return op.Add(positive, op.Mul(negative, alpha))
+
+
+def _selu_minus_x(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    positive, negative = _signs_apart(op, x)
+    scaled = op.Add(op.Mul(positive, _SELU_SCALE), op.Mul(negative, _SELU_SCALE * _SELU_ALPHA))
+    return op.Sub(scaled, x)
+
+
+def _mish_square(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Emit s² with s = sigmoid(-x): ``tanh(softplus(x)) = (1 - s²) / (1 + s²)``."""
+    s = op.Sigmoid(op.Neg(x))
+    return op.Mul(s, s)
 
 
 def _mish(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Emit ``x tanh(softplus(x))``, as ``x (1 - s²) / (1 + s²)`` with s = sigmoid(-x)."""
-    s = op.Sigmoid(op.Neg(x))
-    square = op.Mul(s, s)
+    """Emit ``x tanh(softplus(x))``."""
+    square = _mish_square(op, x)
     return op.Mul(x, op.Div(op.Sub(1.0, square), op.Add(square, 1.0)))
+
+
+def _mish_minus_x(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    square = _mish_square(op, x)
+    return op.Mul(op.Mul(x, -2.0), op.Div(square, op.Add(square, 1.0)))
 
 
 ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
@@ -44,6 +66,9 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "mish": _mish,
 }
 """Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
+
+DEVIATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {"selu": _selu_minus_x, "mish": _mish_minus_x}
+"""Activation functions minus x, for parametric activations, in forms that are fast forwards and backwards."""
 
 
 class Draw(Protocol):

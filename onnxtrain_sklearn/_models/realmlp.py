@@ -14,10 +14,11 @@ from .._graph.builder import GraphBuilder
 from .._support.rules import BELOW_ONE, CODE_COLUMNS, Instance, OneOf, Rules, Sizes
 from .base import GraphModel
 from .embeddings import EMBEDDINGS, Embedding, PeriodicEmbedding, resolve_embedding
-from .layers import ACTIVATIONS, empty_graph, finish, layer_sizes
+from .layers import ACTIVATIONS, DEVIATIONS, empty_graph, finish, layer_sizes
 from .table import (
-    Table,
+    CodedTable,
     category_vectors,
+    coded_table,
     difference,
     embedded,
     heads,
@@ -25,7 +26,6 @@ from .table import (
     numbers_of,
     robust_scaling,
     signed_one_hot,
-    table_of,
     task_of,
 )
 from .values import some_rows, values_of, width_of
@@ -34,27 +34,6 @@ MAX_ONE_HOT = 9
 """Codes of a categorical column that become indicators, at most; the rest become vectors of VECTOR_SIZE numbers."""
 
 VECTOR_SIZE = 8
-
-_SELU = (1.0507009873554805, 1.6732632423543772)
-
-
-def _selu(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Return selu(x) - x."""
-    scale, alpha = _SELU
-    positive = op.Relu(x)
-    negative = op.Mul(op.Sub(op.Exp(op.Sub(x, positive)), 1.0), scale * alpha)
-    return op.Sub(op.Add(op.Mul(positive, scale), negative), x)
-
-
-def _mish(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Return x tanh(softplus(x)) - x, by s = sigmoid(-x): tanh(-log s) = 1 - 2 s² / (1 + s²)."""
-    s = op.Sigmoid(op.Neg(x))
-    square = op.Mul(s, s)
-    return op.Mul(op.Mul(x, -2.0), op.Div(square, op.Add(square, 1.0)))
-
-
-DEVIATIONS = {"selu": _selu, "mish": _mish}
-"""What activations add to the identity, in forms that are fast forwards and backwards."""
 
 
 class RealMLP(GraphModel):
@@ -173,7 +152,7 @@ class RealMLP(GraphModel):
         rng = check_random_state(random_state)
         task, rows = task_of(y), None if X is None else some_rows(X, rng)
         graph, op, x = empty_graph(n_features)
-        h = self._columns(op, x, table_of(n_features, self.categories, self._max_one_hot()), rng, rows)
+        h = self._columns(op, x, coded_table(n_features, self.categories, self._max_one_hot()), rng, rows)
         width = width_of(op, h)
         h = op.Mul(h, op.parameter("scale", np.ones(width, np.float32)))
         outputs = heads(n_outputs, task)
@@ -198,7 +177,7 @@ class RealMLP(GraphModel):
         return None if self.embedding is None else resolve_embedding(self.embedding)
 
     def _columns(
-        self, op: GraphBuilder, x: ir.Value, table: Table, rng: np.random.RandomState, rows: np.ndarray | None
+        self, op: GraphBuilder, x: ir.Value, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None
     ) -> ir.Value:
         """Return the embedded numbers, the scaled indicators and the vectors, side by side."""
         parts, numbers = [], numbers_of(op, x, table)
@@ -241,7 +220,7 @@ class RealMLP(GraphModel):
         return op.Add(x, op.Mul(deviation, op.parameter(f"{name}.activation", np.ones(size, np.float32))))
 
 
-def _scaled_indicators(op: GraphBuilder, x: ir.Value, table: Table, rows: np.ndarray | None) -> ir.Value:
+def _scaled_indicators(op: GraphBuilder, x: ir.Value, table: CodedTable, rows: np.ndarray | None) -> ir.Value:
     """Return indicators, centered, scaled and clipped as numbers are: they have two or three values."""
     indicators = signed_one_hot(table.indicators)
     columns = indicators.emit(op, x)

@@ -24,7 +24,7 @@ NONE = -1.0
 
 
 @dataclass(frozen=True)
-class Table:
+class CodedTable:
     """The columns of a table: numbers, categories that become indicators, and categories that become vectors.
 
     Attributes
@@ -40,17 +40,17 @@ class Table:
     vectors: tuple[tuple[int, int], ...]
 
 
-def table_of(n_features: int, categories: Mapping[int, int] | None, max_one_hot: float = np.inf) -> Table:
+def coded_table(n_features: int, categories: Mapping[int, int] | None, max_one_hot: float = np.inf) -> CodedTable:
     """Return the columns; categorical ones of more than ``max_one_hot`` codes become vectors."""
     known = sorted((int(i), int(size)) for i, size in (categories or {}).items())
     if known and known[-1][0] >= n_features:
         raise ValueError(f"categories names column {known[-1][0]}, but X has {n_features} columns.")
     numbers = np.setdiff1d(np.arange(n_features), [i for i, _ in known])
     few = tuple((i, size) for i, size in known if size <= max_one_hot)
-    return Table(numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
+    return CodedTable(numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
 
 
-def numbers_of(op: GraphBuilder, x: ir.Value, table: Table) -> ir.Value | None:
+def numbers_of(op: GraphBuilder, x: ir.Value, table: CodedTable) -> ir.Value | None:
     """Return the numeric columns, None where there are none."""
     if not len(table.numbers):
         return None
@@ -68,8 +68,8 @@ class Indicators:
     def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
         """Append the columns for a table ``x``."""
         codes = op.Gather(x, self.source, axis=1)
-        hot = _equal(op, codes, self.plus)
-        return op.Sub(hot, _equal(op, codes, self.minus)) if (self.minus != NONE).any() else hot
+        hot = _marked(op, codes, self.plus)
+        return op.Sub(hot, _marked(op, codes, self.minus)) if (self.minus != NONE).any() else hot
 
     def values(self, X: np.ndarray) -> np.ndarray:
         """Return the columns for rows."""
@@ -77,10 +77,10 @@ class Indicators:
         return np.asarray((codes == self.plus).astype(np.float32) - (codes == self.minus))
 
 
-def one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
+def full_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
     """Return one column for each code, that of missing categories included."""
     found = [(i, float(code), NONE) for i, size in columns for code in range(size)]
-    return _indicators(found)
+    return _from_entries(found)
 
 
 def signed_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
@@ -88,15 +88,15 @@ def signed_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
     found = []
     for i, size in columns:
         found += [(i, 1.0, 2.0)] if size == BINARY else [(i, float(code), NONE) for code in range(1, size)]
-    return _indicators(found)
+    return _from_entries(found)
 
 
-def _indicators(found: Sequence[tuple[int, float, float]]) -> Indicators:
+def _from_entries(found: Sequence[tuple[int, float, float]]) -> Indicators:
     source, plus, minus = zip(*found, strict=True) if found else ((), (), ())
     return Indicators(np.array(source, np.int64), np.array(plus, np.float32), np.array(minus, np.float32))
 
 
-def _equal(op: GraphBuilder, codes: ir.Value, wanted: np.ndarray) -> ir.Value:
+def _marked(op: GraphBuilder, codes: ir.Value, wanted: np.ndarray) -> ir.Value:
     return op.Cast(op.Equal(codes, wanted), to=int(ir.DataType.FLOAT))
 
 
@@ -123,7 +123,7 @@ def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def embedded(
     op: GraphBuilder,
     numbers: ir.Value,
-    table: Table,
+    table: CodedTable,
     embedding: Embedding | None,
     rng: np.random.RandomState,
     rows: np.ndarray | None,

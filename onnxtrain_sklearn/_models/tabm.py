@@ -15,7 +15,17 @@ from .._support.rules import BELOW_ONE, CODE_COLUMNS, COUNT, Instance, OneOf, Ru
 from .base import GraphModel
 from .embeddings import EMBEDDINGS, Embedding, resolve_embedding
 from .layers import ACTIVATIONS, empty_graph, finish, layer_sizes
-from .table import Table, difference, embedded, heads, insert_dropout, numbers_of, one_hot, table_of, task_of
+from .table import (
+    CodedTable,
+    coded_table,
+    difference,
+    embedded,
+    full_one_hot,
+    heads,
+    insert_dropout,
+    numbers_of,
+    task_of,
+)
 from .values import dense_rows, width_of
 
 
@@ -126,7 +136,7 @@ class TabM(GraphModel):
         self.validate()
         rng, rows = check_random_state(random_state), None if X is None else dense_rows(X)
         graph, op, x = empty_graph(n_features)
-        table = table_of(n_features, self.categories)
+        table = coded_table(n_features, self.categories)
         h = self._columns(op, x, table, rng, rows)
         n_in, hidden = width_of(op, h), []
         r = self._first_vectors(table, n_in, rng)
@@ -150,20 +160,20 @@ class TabM(GraphModel):
         return layer_sizes(self.hidden_layer_sizes)
 
     def _columns(
-        self, op: GraphBuilder, x: ir.Value, table: Table, rng: np.random.RandomState, rows: np.ndarray | None
+        self, op: GraphBuilder, x: ir.Value, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None
     ) -> ir.Value:
         """Return the embedded numbers and the indicators, side by side."""
         parts, numbers = [], numbers_of(op, x, table)
         if numbers is not None:
             parts.append(embedded(op, numbers, table, self._embedding(), rng, rows))
         if table.indicators:
-            parts.append(one_hot(table.indicators).emit(op, x))
+            parts.append(full_one_hot(table.indicators).emit(op, x))
         return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
 
     def _embedding(self) -> Embedding | None:
         return None if self.embedding is None else resolve_embedding(self.embedding)
 
-    def _first_vectors(self, table: Table, width: int, rng: np.random.RandomState) -> np.ndarray:
+    def _first_vectors(self, table: CodedTable, width: int, rng: np.random.RandomState) -> np.ndarray:
         """Return the vectors r of the first layer, equal for all that a column of the table becomes."""
         n_numbers, sizes = len(table.numbers), [size for _, size in table.indicators]
         embedding, embedded_width = self._embedding(), width - sum(sizes)
@@ -177,7 +187,7 @@ class TabM(GraphModel):
         self, op: GraphBuilder, h: ir.Value, r: np.ndarray, n_out: int, rng: np.random.RandomState, name: str
     ) -> ir.Value:
         members, n_in = self.n_members, r.shape[-1]
-        weight, bias = _uniform(rng, n_in, (n_in, n_out)), _uniform(rng, n_in, (n_out,))
+        weight, bias = _uniform_weight(rng, n_in, (n_in, n_out)), _uniform_weight(rng, n_in, (n_out,))
         if self.mini:
             return op.Add(op.MatMul(h, op.parameter(f"{name}.weight", weight)), op.parameter(f"{name}.bias", bias))
         h = op.MatMul(op.Mul(h, op.parameter(f"{name}.input_weight", r)), op.parameter(f"{name}.weight", weight))
@@ -185,10 +195,11 @@ class TabM(GraphModel):
         return op.Add(h, op.parameter(f"{name}.bias", np.tile(bias, (members, 1, 1))))
 
     def _heads(self, op: GraphBuilder, h: ir.Value, n_in: int, n_out: int, rng: np.random.RandomState) -> ir.Value:
-        weight = op.parameter("heads.weight", _uniform(rng, n_in, (self.n_members, n_in, n_out)))
-        return op.Add(op.MatMul(h, weight), op.parameter("heads.bias", _uniform(rng, n_in, (self.n_members, 1, n_out))))
+        weight = op.parameter("heads.weight", _uniform_weight(rng, n_in, (self.n_members, n_in, n_out)))
+        bias = op.parameter("heads.bias", _uniform_weight(rng, n_in, (self.n_members, 1, n_out)))
+        return op.Add(op.MatMul(h, weight), bias)
 
 
-def _uniform(rng: np.random.RandomState, n_in: int, shape: tuple[int, ...]) -> np.ndarray:
+def _uniform_weight(rng: np.random.RandomState, n_in: int, shape: tuple[int, ...]) -> np.ndarray:
     bound = n_in**-0.5
     return rng.uniform(-bound, bound, shape).astype(np.float32)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import onnx_ir as ir
 from onnx_ir import Value
 
-from .._graph.builder import GraphBuilder
+from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import append_output
 from ..exceptions import ModelError
 from .scheduled_decay import ScheduledDecay
@@ -77,7 +77,7 @@ def update_graph(
     vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
     coefficients = rule.coefficients(0.001, 1).items()
     scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
-    op = _builder([*vectors.values(), *scalars.values()], dtype, "update")
+    op = new_graph([*vectors.values(), *scalars.values()], dtype, "update")
     state = {name: vectors[name] for name in slots}
     parameters, new_state = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
     if new_state.keys() != slots.keys():
@@ -110,7 +110,7 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
     0.8 % off, and one of 1e20 makes it infinite and all gradients zero. A norm that is not finite gives NaN throughout.
     """
     gradients, max_norm = ir.val("gradients", dtype, ("P",)), ir.val("max_norm", dtype, ())
-    op = _builder([gradients, max_norm], ir.DataType.DOUBLE, "clip")
+    op = new_graph([gradients, max_norm], ir.DataType.DOUBLE, "clip")
     norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=ir.DataType.DOUBLE), keepdims=False))
     ratio = op.Div(op.Cast(max_norm, to=ir.DataType.DOUBLE), op.Add(norm, 1e-6))
     scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
@@ -119,11 +119,6 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
     append_output(op.graph, clipped, "new_gradients", gradients)
     append_output(op.graph, op.Cast(norm, to=dtype), "norm", max_norm)
     return ir.Model(op.graph, ir_version=8)
-
-
-def _builder(inputs: list[Value], dtype: ir.DataType, name: str) -> GraphBuilder:
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name=name)
-    return GraphBuilder(graph, dtype=dtype, prefix=name)
 
 
 def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:

@@ -28,7 +28,7 @@ from .._runtime.devices import Device
 from .._support.rules import COUNT, POSITIVE, Range, Rules, check_parameters
 from .._support.typing import MatrixLike
 from .assembly import Member, assembled
-from .examples import Examples
+from .examples import TableExamples
 from .folds import validation_folds
 from .preprocessing import Preprocessing, fit_preprocessing
 from .raw_table import CategoricalFeatures, categorical_columns, read_table
@@ -130,9 +130,9 @@ class BaseRecipe(BaseEstimator, ABC):
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
-        self._train(Examples(table, categorical, targets, weights), device)
+        self._train(TableExamples(table, categorical, targets, weights), device)
 
-    def _train(self, examples: Examples, device: Device) -> None:
+    def _train(self, examples: TableExamples, device: Device) -> None:
         rng = check_random_state(self.random_state)
         members, networks = [], []
         for split in validation_folds(examples.used, examples.labels, self.n_ensembles, self.validation_fraction, rng):
@@ -144,7 +144,7 @@ class BaseRecipe(BaseEstimator, ABC):
 
     def _member(
         self,
-        examples: Examples,
+        examples: TableExamples,
         split: tuple[np.ndarray, np.ndarray],
         device: Device,
         rng: np.random.RandomState,
@@ -165,7 +165,7 @@ class BaseRecipe(BaseEstimator, ABC):
         return prepared, network.fit(X, y, **settings)
 
     def _keep(
-        self, examples: Examples, networks: list[Network], graph: bytes, inputs: Preprocessing, device: Device
+        self, examples: TableExamples, networks: list[Network], graph: bytes, inputs: Preprocessing, device: Device
     ) -> None:
         """Set the fitted attributes, all at once."""
         vars(self).update(

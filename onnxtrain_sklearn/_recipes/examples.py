@@ -13,7 +13,7 @@ from .raw_table import RawTable
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class TableExamples:
     """The rows to fit, with their targets and weights."""
 
     table: RawTable

@@ -67,7 +67,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
         )
     array = validate_data(estimator, X, reset=reset, dtype=None, ensure_all_finite=False)
     if array.dtype.kind in "OUS":
-        columns = [_column(f"x{i}", array[:, i].astype(object)) for i in range(array.shape[1])]
+        columns = [_numbers_or_objects(f"x{i}", array[:, i].astype(object)) for i in range(array.shape[1])]
     else:
         warn_of_rounding(array, np.dtype(np.float32), "X")
         columns = [_finite(f"x{i}", array[:, i].astype(np.float64)) for i in range(array.shape[1])]
@@ -101,10 +101,10 @@ def _from_series(name: str, series: Any) -> np.ndarray:
     if kind in "mMc":
         what = "complex numbers" if kind == "c" else "times"
         raise TypeError(f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them.")
-    return _column(name, np.array([*series, None], object)[:-1])  # None: lists in cells make no second axis
+    return _numbers_or_objects(name, np.array([*series, None], object)[:-1])  # None: lists in cells make no second axis
 
 
-def _column(name: str, values: np.ndarray) -> np.ndarray:
+def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
     """Return the numbers of a column of objects, where all are numbers, else the objects."""
     listed = [None if is_missing(value) else value for value in values.tolist()]
     for kind in {type(value) for value in listed if not isinstance(value, str | bytes | Real | None)}:
@@ -141,7 +141,7 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
         if chosen != "from_dtype":
             raise ValueError(f"categorical_features must be 'from_dtype', a list or None, got {chosen!r}.")
         return table.is_categorical
-    places = _places(table, [] if chosen is None else list(chosen))
+    places = _chosen_indices(table, [] if chosen is None else list(chosen))
     for i, (name, column) in enumerate(zip(table.names, table.columns, strict=True)):
         if column.dtype == object and i not in places:
             raise ValueError(f"could not convert string to float: column {name!r} of X holds text and is not listed in "
@@ -149,7 +149,7 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
     return tuple(i in places for i in range(len(table.names)))
 
 
-def _places(table: RawTable, chosen: Collection[Any]) -> set[int]:
+def _chosen_indices(table: RawTable, chosen: Collection[Any]) -> set[int]:
     """Return the indices of the columns that names, indices or a mask stand for."""
     width = len(table.names)
     if chosen and all(isinstance(one, bool | np.bool_) for one in chosen):

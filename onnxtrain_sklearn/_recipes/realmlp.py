@@ -44,7 +44,7 @@ VARIANTS = {"td": Variant(0.04, 0.2, 0.02), "td-s": Variant(0.04, 0.07, 0.0)}
 """The settings by name; "td-s" is the simple one."""
 
 
-def _network_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[str, Any]:
+def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[str, Any]:
     """Return the parameters of the network that both kinds share."""
     given, decay = recipe.learning_rate_init, VARIANTS[recipe.variant].weight_decay
     scheduled = {"weight_decay_schedule": "flat_cos", "dropout_schedule": "flat_cos"} if decay else {}
@@ -63,7 +63,7 @@ def _network_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[
     }
 
 
-def _builder(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
+def _realmlp(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
     return RealMLP(recipe.variant, recipe.hidden_layer_sizes, categories=preprocessing.code_columns or None)
 
 
@@ -178,9 +178,9 @@ class RealMLPClassifier(ClassifierRecipe):
         self._store(vars())
 
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientClassifier:
-        settings = _network_settings(self, VARIANTS[self.variant].rate_of_classes, n_rows, seed)
+        settings = _realmlp_settings(self, VARIANTS[self.variant].rate_of_classes, n_rows, seed)
         return OrtGradientClassifier(
-            _builder(self, preprocessing), loss=LogLoss(label_smoothing=LABEL_SMOOTHING), **settings
+            _realmlp(self, preprocessing), loss=LogLoss(label_smoothing=LABEL_SMOOTHING), **settings
         )
 
 
@@ -287,5 +287,5 @@ class RealMLPRegressor(RegressorRecipe):
         self._store(vars())
 
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientRegressor:
-        settings = _network_settings(self, VARIANTS[self.variant].rate_of_numbers, n_rows, seed)
-        return OrtGradientRegressor(_builder(self, preprocessing), clip_predictions=True, **settings)
+        settings = _realmlp_settings(self, VARIANTS[self.variant].rate_of_numbers, n_rows, seed)
+        return OrtGradientRegressor(_realmlp(self, preprocessing), clip_predictions=True, **settings)

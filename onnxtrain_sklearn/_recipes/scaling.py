@@ -18,8 +18,8 @@ from .._graph.builder import GraphBuilder
 CLIP = 3.0
 """Bound that smooth clipping tends to."""
 
-_FAR = 1e6
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_SCALED = 1e6
+_LARGEST_FACTOR = float(np.finfo(np.float32).max)
 
 
 class Scaling(ABC):
@@ -69,7 +69,7 @@ class Robust(Affine):
         return cls(median, _reciprocal(spread))
 
     def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
-        far = np.float32(_FAR)  # squares of larger numbers overflow
+        far = np.float32(_LARGEST_SCALED)  # squares of larger numbers overflow
         x = op.Clip(super().emit(op, x), -far, far)
         return op.Div(x, op.Sqrt(op.Add(op.Mul(op.Mul(x, x), 1 / CLIP**2), 1.0)))
 
@@ -159,7 +159,7 @@ SCALINGS: dict[str, type[Scaling]] = {"robust": Robust, "quantile": Quantile, "s
 def _reciprocal(spread: np.ndarray) -> np.ndarray:
     """Return 1 / spread, 0 where it is 0, within the range of float32."""
     with np.errstate(divide="ignore", over="ignore"):
-        return np.where(spread > 0, np.minimum(1 / spread, _LARGEST), 0.0)
+        return np.where(spread > 0, np.minimum(1 / spread, _LARGEST_FACTOR), 0.0)
 
 
 # Rational approximations of the quantile function of the normal distribution, relative error 1.15e-9 (Acklam).

@@ -30,7 +30,7 @@ RULES: Rules = {
 }
 
 
-def _network_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
+def _tabm_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
     """Return the parameters of the network that both kinds share."""
     return {
         "optimizer": AdamW(weight_decay=recipe.weight_decay),
@@ -46,7 +46,7 @@ def _network_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _builder(recipe: Any, preprocessing: Preprocessing) -> TabM:
+def _tabm(recipe: Any, preprocessing: Preprocessing) -> TabM:
     built = {name: getattr(recipe, name) for name in BUILT}
     return TabM(**built, categories=preprocessing.code_columns or None)
 
@@ -177,8 +177,8 @@ class TabMClassifier(ClassifierRecipe):
         self._store(vars())
 
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientClassifier:
-        settings = _network_settings(self, n_rows, seed)
-        return OrtGradientClassifier(_builder(self, preprocessing), **settings)
+        settings = _tabm_settings(self, n_rows, seed)
+        return OrtGradientClassifier(_tabm(self, preprocessing), **settings)
 
 
 class TabMRegressor(RegressorRecipe):
@@ -299,5 +299,5 @@ class TabMRegressor(RegressorRecipe):
         self._store(vars())
 
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientRegressor:
-        settings = _network_settings(self, n_rows, seed)
-        return OrtGradientRegressor(_builder(self, preprocessing), **settings)
+        settings = _tabm_settings(self, n_rows, seed)
+        return OrtGradientRegressor(_tabm(self, preprocessing), **settings)

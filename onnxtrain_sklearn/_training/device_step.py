@@ -180,7 +180,7 @@ class DeviceStep(BaseStep):
         for one in {one.factors: one for one in self._updates}.values():
             steps = [one.coefficients(now, self.state.t + i + 1) for i, now in enumerate(rates)]
             kinds = {name: np.int64 if isinstance(value, int) else dtype for name, value in steps[0].items()}
-            arrays |= {_key(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
+            arrays |= {_scalar_name(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
         arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(dtype)
         arrays[PENALTY] = np.zeros(len(rates), dtype)
         if (decay := self.settings.ema_decay) is not None:
@@ -238,7 +238,7 @@ class DeviceStep(BaseStep):
         vectors = {"parameters": self._buffer.part(start, shape)}
         vectors |= {name: self._slots[name].part(start, shape) for name in one.graph.slots}
         binding = self._bind_update(one.session, vectors, self._gradient.part(start, shape), {})
-        return binding, {name: _key(one, name) for name in one.coefficients(Rates(0.001), 1)}
+        return binding, {name: _scalar_name(one, name) for name in one.coefficients(Rates(0.001), 1)}
 
     def _copying(self) -> Binding:
         """Bind the graph that copies the next running statistics over the current ones."""
@@ -255,7 +255,7 @@ class DeviceStep(BaseStep):
         return flat.part(span.start - offset, shape)
 
 
-def _key(one: SegmentUpdate, name: str) -> str:
+def _scalar_name(one: SegmentUpdate, name: str) -> str:
     """Return the key of a coefficient among the scalars of a step."""
     return f"{name} {one.factors}"
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .._gradient.engine import differentiate
-from .._graph.builder import GraphBuilder
+from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
 from .._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
@@ -143,12 +143,11 @@ def penalty_graph(size: int, dtype: DType, settings: StepSettings) -> ir.Model:
     """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, in place."""
     kind = ir_type(dtype)
     weights, strength = ir.val("weights", kind, (size,)), ir.val("strength", kind, ())
-    graph = ir.Graph([weights, strength], [], nodes=[], opset_imports={"": 18}, name="penalty")
-    op = GraphBuilder(graph, dtype=kind, prefix="penalty")
+    op = new_graph([weights, strength], kind, "penalty")
     value = op.Mul(append_penalty(op, weights, alpha=settings.alpha, l1_ratio=settings.l1_ratio), strength)
     value.name, value.dtype, value.shape = PENALTY, kind, ir.Shape([])
-    graph.outputs.append(value)
-    model = differentiate(ir.Model(graph, ir_version=8), ["weights"], PENALTY, settings.engine).model
+    op.graph.outputs.append(value)
+    model = differentiate(ir.Model(op.graph, ir_version=8), ["weights"], PENALTY, settings.engine).model
     penalty_gradient = next(v for v in model.graph.outputs if v.name == "weights_grad")
     gradients = ir.val("gradients", kind, (size,))
     model.graph.inputs.append(gradients)

@@ -12,7 +12,7 @@ from .loss_graph import TARGET
 from .parameters import FlatParameters
 from .step import GradientStep
 
-SAMPLE = 64
+SAMPLED_ROWS = 64
 """Number of rows whose gradients are squared."""
 
 
@@ -66,7 +66,7 @@ class RowObjective:
         parameter changes the predictions.
         """
         self.parameters.vector[...] = vector
-        chosen = rng.permutation(np.arange(len(self._pieces[0])))[:SAMPLE]
+        chosen = rng.permutation(np.arange(len(self._pieces[0])))[:SAMPLED_ROWS]
         targets = self._load(self._pieces[0])
         targets[chosen] = targets[rng.permutation(chosen)]
         squares = np.zeros(len(vector))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
+from .._graph.builder import new_graph
 from .._graph.edits import append_output
 
 TOTAL, SHARE = "total", "share"
@@ -23,7 +21,7 @@ def accumulation_graph(size: int, kind: ir.DataType, *, first: bool, last: bool)
     """
     gradients, share = ir.val("gradients", kind, (size,)), ir.val(SHARE, kind, ())
     total = ir.val(TOTAL, kind, (size,))
-    op = _builder([gradients, share] if first else [gradients, share, total], kind, "accumulate")
+    op = new_graph([gradients, share] if first else [gradients, share, total], kind, "accumulate")
     part = op.Mul(gradients, share)
     append_output(op.graph, part if first else op.Add(total, part), "sum", gradients if last else total)
     return ir.Model(op.graph, ir_version=8)
@@ -33,7 +31,7 @@ def average_graph(size: int, kind: ir.DataType) -> ir.Model:
     """Return the graph that moves ``average`` towards ``parameters`` by the share ``step_weight`` of their distance."""
     average, parameters = ir.val(AVERAGE, kind, (size,)), ir.val("parameters", kind, (size,))
     weight = ir.val(STEP_WEIGHT, kind, ())
-    op = _builder([average, parameters, weight], kind, "average")
+    op = new_graph([average, parameters, weight], kind, "average")
     moved = op.Add(average, op.Mul(op.Sub(parameters, average), weight))
     append_output(op.graph, moved, f"new_{AVERAGE}", average)
     return ir.Model(op.graph, ir_version=8)
@@ -52,11 +50,6 @@ def step_weight(decay: float, steps: int) -> float:
 def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
     """Return the graph that copies the vector ``moved`` to ``statistics``."""
     value = ir.val("moved", kind, (size,))
-    op = _builder([value], kind, "copy")
+    op = new_graph([value], kind, "copy")
     append_output(op.graph, op.Identity(value), "statistics", value)
     return ir.Model(op.graph, ir_version=8)
-
-
-def _builder(inputs: Sequence[ir.Value], kind: ir.DataType, name: str) -> GraphBuilder:
-    graph = ir.Graph(list(inputs), [], nodes=[], opset_imports={"": 18}, name=name)
-    return GraphBuilder(graph, dtype=kind, prefix=name)

@@ -87,7 +87,9 @@ def _nearest(s: Source) -> Sequence[ir.Value] | None:
     nearest, away = nearest_points(op, s.x, s.parameter(model, "_fit_X"), model.n_neighbors, power)
     weights = op.Unsqueeze(_inverse(op, away), axes=[1])
     found = op.Gather(_targets(s), nearest, axis=0)
-    return _mean(s, op.Squeeze(op.MatMul(weights, found), axes=[1]), op.ReduceSum(weights, axes=[2], keepdims=False))
+    return _neighbor_mean(
+        s, op.Squeeze(op.MatMul(weights, found), axes=[1]), op.ReduceSum(weights, axes=[2], keepdims=False)
+    )
 
 
 def _counts_targets(model: Estimator) -> bool:
@@ -113,7 +115,7 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     away = distances(op, s.x, points, _power(model))
     near = op.Cast(op.LessOrEqual(away, float(model.radius)), to=FLOAT)
     weights = near if counts else _inverse(op, away, near)
-    return _mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
+    return _neighbor_mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
 
 
 def _power(model: Estimator) -> float:
@@ -150,7 +152,7 @@ def _classes(model: Estimator) -> list[np.ndarray]:
     return list(model.classes_) if several_labels(model) else [np.asarray(model.classes_)]
 
 
-def _mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
+def _neighbor_mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     if not is_classifier(model):
         return (op.Div(sums, total),)

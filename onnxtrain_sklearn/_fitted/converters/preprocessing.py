@@ -22,7 +22,7 @@ from .neighbors import distances
 
 Function = Callable[[GraphBuilder, ir.Value], ir.Value]
 
-_FAR = 1e300
+_NO_DISTANCE = 1e300
 
 FUNCTIONS: dict[Any, Function] = {
     np.abs: lambda op, x: op.Abs(x),
@@ -89,12 +89,12 @@ def _missing(op: GraphBuilder, x: ir.Value, marker: float) -> ir.Value:
     return op.IsNaN(x) if np.isnan(marker) else op.Equal(x, float(marker))
 
 
-def _columns(op: GraphBuilder, x: ir.Value, chosen: object) -> ir.Value:
+def _gathered(op: GraphBuilder, x: ir.Value, chosen: object) -> ir.Value:
     return op.Gather(x, np.asarray(chosen, np.int64), axis=1)
 
 
 def _indicators(op: GraphBuilder, x: ir.Value, indicator: MissingIndicator) -> ir.Value:
-    marked = _missing(op, _columns(op, x, indicator.features_), indicator.missing_values)
+    marked = _missing(op, _gathered(op, x, indicator.features_), indicator.missing_values)
     return op.Cast(marked, to=FLOAT)
 
 
@@ -128,7 +128,7 @@ def _filled(s: Source) -> ir.Value:
     statistics = np.asarray(imputer.statistics_, np.float32)
     kept = np.flatnonzero(~np.isnan(statistics))
     whole = len(kept) == len(statistics)
-    chosen = x if whole else _columns(op, x, kept)
+    chosen = x if whole else _gathered(op, x, kept)
     # NaN marks columns that are dropped: such statistics are not trained.
     trained = whole and imputer.strategy != "constant"
     numbers = s.parameter(imputer, "statistics_") if trained else statistics[kept]
@@ -149,7 +149,7 @@ def _filled_by_neighbors(s: Source) -> ir.Value:
     missing = _missing(op, x, imputer.missing_values)
     order, columns = _distances_of_known(op, x, missing, imputer), []
     for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
-        absent, column = _columns(op, missing, [i]), _columns(op, x, [i])
+        absent, column = _gathered(op, missing, [i]), _gathered(op, x, [i])
         if imputer._valid_mask[i]:
             columns.append(op.Where(absent, _mean_of_donors(op, order, imputer, i), column))
         else:
@@ -166,7 +166,7 @@ def _distances_of_known(op: GraphBuilder, x: ir.Value, missing: ir.Value, impute
     squares = op.Add(op.MatMul(op.Mul(given, given), there.T.copy()), op.MatMul(here, (known**2).T.copy()))
     total = op.Max(op.Sub(squares, op.MatMul(given, 2 * known.T)), np.zeros(()))
     count = op.MatMul(here, there.T.copy())
-    return op.Where(op.Greater(count, np.zeros(())), op.Div(total, op.Max(count, np.ones(()))), np.array(_FAR))
+    return op.Where(op.Greater(count, np.zeros(())), op.Div(total, op.Max(count, np.ones(()))), np.array(_NO_DISTANCE))
 
 
 def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: object) -> ir.Value:
@@ -174,9 +174,9 @@ def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: o
     donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
     numbers = np.asarray(imputer._fit_X[donors, i], np.float32)
     count = np.array([min(imputer.n_neighbors, len(donors))])
-    distance, nearest = op.emit("TopK", _columns(op, order, donors), count, axis=1, largest=0, outputs=2)
+    distance, nearest = op.emit("TopK", _gathered(op, order, donors), count, axis=1, largest=0, outputs=2)
     distance.dtype, nearest.dtype = ir.DataType.DOUBLE, ir.DataType.INT64
-    near = op.Cast(op.Less(distance, np.array(_FAR)), to=FLOAT)
+    near = op.Cast(op.Less(distance, np.array(_NO_DISTANCE)), to=FLOAT)
     total = op.ReduceSum(op.Mul(near, op.Gather(numbers, nearest, axis=0)), axes=[1], keepdims=True)
     share = op.ReduceSum(near, axes=[1], keepdims=True)
     return op.Where(op.Greater(share, 0.0), op.Div(total, op.Max(share, 1.0)), float(numbers.mean(dtype=float)))

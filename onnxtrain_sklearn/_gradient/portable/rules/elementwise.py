@@ -21,7 +21,7 @@ from ..context import GradientRule, Reverse, Thunk, mask
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 
 
-def _mish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+def _mish_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     t = op.Tanh(op.Softplus(x))
     rise = op.Mul(op.Mul(x, op.Sub(1.0, op.Mul(t, t))), op.Sigmoid(x))
     return op.Mul(g, op.Add(t, rise))
@@ -65,7 +65,7 @@ def _sine(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     return op.Mul(g, op.Sin(op.Add(x, pi / 2)) if double else op.Cos(x))
 
 
-def _selu(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     alpha, gamma = r.attribute("alpha", 1.67326319217681884765625), r.attribute("gamma", 1.05070102214813232421875)
     return op.Mul(g, op.Where(op.Greater(x, 0.0), gamma, op.Add(y, alpha * gamma)))
 
@@ -107,12 +107,12 @@ COTANGENTS: dict[str, Cotangent] = {
     "Identity": lambda r, op, g, x, y: g,
     "LeakyRelu": lambda r, op, g, x, y: op.Mul(g, op.Where(op.Greater(x, 0.0), 1.0, r.attribute("alpha", 0.01))),
     "Log": lambda r, op, g, x, y: op.Div(g, x),
-    "Mish": _mish,
+    "Mish": _mish_cotangent,
     "Neg": lambda r, op, g, x, y: op.Neg(g),
     "Reciprocal": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Mul(y, y))),
     "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Greater(y, 0.0))),
     "Round": lambda r, op, g, x, y: None,
-    "Selu": _selu,
+    "Selu": _selu_cotangent,
     "Shrink": _shrink,
     "Sigmoid": lambda r, op, g, x, y: op.Mul(g, op.Mul(y, op.Sub(1.0, y))),
     "Sign": lambda r, op, g, x, y: None,

@@ -46,8 +46,8 @@ def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, align
     fraction = op.Unsqueeze(op.Sub(place, before), axes=[2])
     rows = np.array(powers, op.dtype.numpy())
     index = op.Add(op.Cast(op.Unsqueeze(before, axes=[2]), to=7), np.arange(first, first + rows.shape[1]))
-    weight = _polynomial(r, fraction, rows)
-    derivative = _polynomial(r, fraction, rows[1:] * np.arange(1, len(rows), dtype=rows.dtype)[:, None])
+    weight = _tap_polynomial(r, fraction, rows)
+    derivative = _tap_polynomial(r, fraction, rows[1:] * np.arange(1, len(rows), dtype=rows.dtype)[:, None])
     if padding == "zeros":
         inside = mask(op, op.And(op.Greater(index, -1), op.Less(index, size)))
         weight, derivative = op.Mul(weight, inside), op.Mul(derivative, inside)
@@ -58,7 +58,7 @@ def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, align
     return Taps(op.Clip(index, np.array(0), np.array(size - 1)), weight, derivative)
 
 
-def _polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
+def _tap_polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
     """Evaluate the polynomial of each tap by Horner's scheme; without rows it is 0."""
     start: ir.Value = r.op.Mul(fraction, 0.0)
     return reduce(lambda value, row: r.op.Add(r.op.Mul(value, fraction), row), rows[::-1], start)

@@ -36,14 +36,14 @@ def _crops(r: Reverse) -> bool:
     return bool(r.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize")
 
 
-def _scales(r: Reverse) -> ir.Value | None:
+def _given_scales(r: Reverse) -> ir.Value | None:
     """Return the scales, None if sizes are given; in older opsets the scales are then empty."""
     return None if r.has(3) else operand(r.node, 2)
 
 
 def _keeps(r: Reverse, place: int, axis: int) -> bool:
     """Whether an axis is known to be unchanged; with a scale, equal sizes do not imply it."""
-    scales = _scales(r)
+    scales = _given_scales(r)
     if _crops(r):
         return False
     if scales is not None:
@@ -55,7 +55,7 @@ def _keeps(r: Reverse, place: int, axis: int) -> bool:
 
 def _interpolation_matrix(r: Reverse, place: int, axis: int, count: int) -> ir.Value:
     """Return the matrix of an axis: one row per input position, one column per output position."""
-    op, dtype, scales = r.op, r.x().dtype or r.op.dtype, _scales(r)
+    op, dtype, scales = r.op, r.x().dtype or r.op.dtype, _given_scales(r)
     size = _length(r, r.x(), axis)
     unit = op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0), value=ir.tensor([0], dtype=dtype)))
     roi: Operand = np.zeros(0, dtype.numpy())
