@@ -8,12 +8,24 @@ import re
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, losses, schedules
+from onnxtrain_sklearn import (
+    MLP,
+    SGD,
+    Adam,
+    OrtGradientClassifier,
+    OrtGradientRegressor,
+    RealMLPClassifier,
+    RealMLPRegressor,
+    TabMClassifier,
+    TabMRegressor,
+    losses,
+    schedules,
+)
 from onnxtrain_sklearn._support.rules import accepts
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 from onnxtrain_sklearn.models import MODELS
@@ -125,7 +137,8 @@ def test_every_parameter_is_checked(params, match):
     assert not hasattr(estimator, "classes_")
 
 
-ESTIMATORS = [OrtGradientClassifier, OrtGradientRegressor]
+RECIPES = [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor]
+ESTIMATORS = [OrtGradientClassifier, OrtGradientRegressor, *RECIPES]
 DECLARED = [pytest.param(kind, name, id=f"{kind.__name__}-{name}") for kind in ESTIMATORS for name in kind.declared]
 WRONG_VALUES = [
     "no", "", 0, 1, -1, 2.5, 7, 0.0, -0.1, 1.0, 1.5, np.nan, np.inf, -np.inf, None, [], {}, object(), MLP, b"auto",
@@ -162,7 +175,12 @@ def test_the_documentation_shows_kind_and_default(kind, name):
 def test_the_documentation_is_filled_in(kind):
     text = inspect.getdoc(kind)
     assert not re.search(r"\{[a-z]+\}", text)
-    assert ("classes_ :" in text) == (kind is OrtGradientClassifier)
+    assert ("classes_ :" in text) == is_classifier(kind())
+
+
+@pytest.mark.parametrize("kind", [OrtGradientClassifier, OrtGradientRegressor])
+def test_the_documentation_lists_the_names(kind):
+    text = inspect.getdoc(kind)
     assert all(f'"{name}"' in text for registry in (MODELS, OPTIMIZERS, SCHEDULES) for name in registry)
 
 

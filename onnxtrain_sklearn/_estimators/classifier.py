@@ -25,6 +25,7 @@ from .._data.targets import (
 from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
+from .._support.declared import documented
 from .._support.typing import ClassWeight, MatrixLike
 from .._training.history import Epoch
 from ..finetuning import FineTuner
@@ -38,7 +39,7 @@ from .availability import (
     trains_in_minibatches,
 )
 from .base import BaseOrtGradient
-from .docstrings import documented
+from .docstrings import attributes
 from .examples import Call
 from .parameters import CLASSIFIER
 
@@ -53,13 +54,13 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
     return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
 
-@documented(
-    score="Accuracy",
-    classes="""\
+CLASSES_ENTRY = """\
 classes_ : ndarray of shape (n_classes,), or list of them
     Sorted labels; for several labels a row that are 0 or 1, their indices, for others the classes of each.
-""",
-)
+"""
+
+
+@documented(attributes=attributes(score="Accuracy", classes=CLASSES_ENTRY))
 class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     """Train an ONNX graph for classification, by gradient descent on its own weights.
 

@@ -1,18 +1,10 @@
-"""Generates the docstring sections on parameters and attributes of the estimators from the declarations."""
+"""The docstring section on the attributes of the estimators."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import TypeVar
 
-from .parameters import Parameters
-
-E = TypeVar("E", bound=type[Parameters])
-
-
-def documented(*, score: str, classes: str = "") -> Callable[[E], E]:
-    """Return a decorator that fills ``{parameters}`` and ``{attributes}`` in the docstring of an estimator.
+def attributes(*, score: str, classes: str = "") -> str:
+    """Return the section on attributes.
 
     Parameters
     ----------
@@ -21,22 +13,7 @@ def documented(*, score: str, classes: str = "") -> Callable[[E], E]:
     classes : str
         The entry of ``classes_``, for a classifier.
     """
-
-    def fill(cls: E) -> E:
-        if cls.__doc__ is not None:  # python -OO
-            attributes = ATTRIBUTE_SECTION.replace("{classes}\n", classes).replace("{score}", score)
-            text = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
-            cls.__doc__ = text.replace("{attributes}", attributes)
-        return cls
-
-    return fill
-
-
-def _parameter_section(cls: type[Parameters]) -> str:
-    """Return the section on parameters, in the order and with the defaults of the constructor."""
-    signature = inspect.signature(cls).parameters
-    entries = (cls.declared[name].documented(name, given.default) for name, given in signature.items())
-    return f"Parameters\n----------\n{''.join(entries)}\n"
+    return ATTRIBUTE_SECTION.replace("{classes}\n", classes).replace("{score}", score)
 
 
 ATTRIBUTE_SECTION = """\

@@ -1,21 +1,18 @@
 """The parameters of the estimators: valid values and documentation, declared once.
 
-The constructors repeat names, types and defaults, because scikit-learn reads their signatures. Validation and
-documentation are derived from the declarations here. A parameter without rules is checked where it is looked up, like
-the names of losses, engines and devices.
+Names of losses, engines and devices are checked where they are looked up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
-from textwrap import fill, indent
-from typing import ClassVar
+from textwrap import fill
 
 import numpy as np
 
 from .._optimizers.lbfgs import BaseOptimizer
+from .._support.declared import Declared, Parameter, switch
 from .._support.rules import (
     BELOW_ONE,
     COUNT,
@@ -27,8 +24,6 @@ from .._support.rules import (
     Instance,
     OneOf,
     Range,
-    Rule,
-    check_parameters,
 )
 from .._training.history import Epoch
 from .._training.parameters import Trainable
@@ -37,34 +32,6 @@ from ..losses import Loss, LossSource
 from ..models import MODELS, ModelSource
 from ..optimizers import OPTIMIZERS
 from ..schedules import SCHEDULES, Schedule
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """The declaration of a parameter.
-
-    Attributes
-    ----------
-    kind : str
-        Its type and valid values, as in the documentation.
-    text : str
-        Its meaning.
-    rules : tuple
-        The constraints on its values; empty if they are checked elsewhere.
-    """
-
-    kind: str
-    text: str
-    rules: tuple[Rule, ...] = ()
-
-    def documented(self, name: str, default: object) -> str:
-        """Return the entry of the documentation."""
-        shown = f'"{default}"' if isinstance(default, str) else repr(default)
-        return f"{name} : {self.kind}, default={shown}\n{indent(self.text.strip(), '    ')}\n"
-
-
-def _switch(text: str) -> Parameter:
-    return Parameter("bool", text, (bool,))
 
 
 def _listed(registry: Mapping[str, object]) -> str:
@@ -101,7 +68,7 @@ The schedule that the rate follows, a name or an object. Names:
     "batch_size": Parameter('int or "auto"', """
 Rows of a minibatch; "auto": min(200, n_samples). L-BFGS always takes all rows.""", (OneOf(("auto",)), COUNT)),
     "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),
-    "shuffle": _switch("Whether the rows are put into a new order before every epoch."),
+    "shuffle": switch("Whether the rows are put into a new order before every epoch."),
     "alpha": Parameter("float", """
 Strength of the penalty on parameters of rank >= 2: ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by
 the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (NOT_NEGATIVE,)),
@@ -167,7 +134,7 @@ Share of the data that early stopping holds out where ``fit`` is given no ``X_va
 Functions that are called after each epoch, of ``fit`` and of ``partial_fit``. Each gets an object with ``number``,
 ``loss``, ``validation_score`` and ``learning_rate`` of the epoch. Training ends where one returns True.""",
         (Functions(), None)),
-    "warm_start": _switch("""
+    "warm_start": switch("""
 Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
 ``model`` and ``output`` must be what they were at the first."""),
     "random_state": Parameter("int, RandomState or None", """
@@ -208,7 +175,7 @@ loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are in thos
 fitted models keep their own units. Builders and losses of your own keep them too, unless their attributes
 ``scales_targets`` and ``target_scaling`` say otherwise. None: the units of ``y``.""",
         (OneOf(("auto",)), None)),
-    "clip_predictions": _switch("""
+    "clip_predictions": switch("""
 Whether predictions are clipped to the range of the targets, from the smallest to the largest of each output: of the
 rows that were trained on in all calls, without those that were held out. ``predict``, ``to_onnx()`` and validation
 scores are clipped; the loss is not. The bounds are rounded to the type of the graph."""),
@@ -231,10 +198,8 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``, fo
 }  # fmt: skip
 
 
-class Parameters:
-    """An estimator with declared parameters: the constructor stores them, training first validates them."""
-
-    declared: ClassVar[Mapping[str, Parameter]] = {}
+class Parameters(Declared):
+    """The parameters of the estimators, with their types."""
 
     model: ModelSource
     loss: str | Loss | LossSource
@@ -271,11 +236,3 @@ class Parameters:
     providers: Sequence[str] | None
     provider_options: Sequence[Mapping[str, object]] | None
     session_options: Mapping[str, object] | None
-
-    def _store(self, arguments: Mapping[str, object]) -> None:
-        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
-        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
-
-    def check_declared(self) -> None:
-        """Raise InvalidParameterError if a parameter violates its declared rules."""
-        check_parameters(self, {name: parameter.rules for name, parameter in self.declared.items()})

@@ -20,6 +20,7 @@ from .._data.targets import (
 )
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
+from .._support.declared import documented
 from .._support.typing import MatrixLike
 from .._training.history import Epoch
 from ..finetuning import FineTuner
@@ -32,7 +33,7 @@ from .availability import (
     trains_in_minibatches,
 )
 from .base import BaseOrtGradient
-from .docstrings import documented
+from .docstrings import attributes
 from .examples import Call
 from .parameters import REGRESSOR
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-@documented(score="R²")
+@documented(attributes=attributes(score="R²"))
 class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     """Train an ONNX graph for regression, by gradient descent on its own weights.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -25,7 +23,7 @@ from .._graph.protobuf import to_proto
 from .._inference.predictor import Predictor
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
-from .._support.rules import COUNT, POSITIVE, Range, Rules, check_parameters
+from .._support.declared import Declared
 from .._support.typing import MatrixLike
 from .assembly import Member, assembled
 from .examples import TableExamples
@@ -41,18 +39,7 @@ Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
 
 
-SHARED_RULES: Rules = {
-    "n_ensembles": (COUNT,),
-    "validation_fraction": (Range(Real, 0, 0.5, closed="right"), None),
-    "max_iter": (COUNT,),
-    "batch_size": (COUNT,),
-    "learning_rate_init": (POSITIVE,),
-    "verbose": (bool, Range(Integral, 0)),
-}
-"""Rules of the parameters that the recipes share."""
-
-
-class BaseRecipe(BaseEstimator, ABC):
+class BaseRecipe(Declared, BaseEstimator, ABC):
     """An estimator that takes a raw table."""
 
     categorical_features: CategoricalFeatures
@@ -62,7 +49,6 @@ class BaseRecipe(BaseEstimator, ABC):
     engine: str
     device: str
 
-    _parameter_rules: ClassVar[Rules] = {}
     _scaling: ClassVar[str]
     _drops_constants: ClassVar[bool] = False
     _early_stopping: ClassVar[bool | str] = "best_epoch"
@@ -72,10 +58,6 @@ class BaseRecipe(BaseEstimator, ABC):
     _predictors: dict[int, Predictor]
     classes_: np.ndarray
     n_outputs_: int
-
-    def _store(self, arguments: Mapping[str, object]) -> None:
-        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
-        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
 
     @abstractmethod
     def _encode(self, y: ArrayLike) -> Targets:
@@ -111,7 +93,7 @@ class BaseRecipe(BaseEstimator, ABC):
 
         After an error the estimator is what it was before.
         """
-        check_parameters(self, self._parameter_rules)
+        self.check_declared()
         before = dict(vars(self))
         try:
             self._fit(X, y, sample_weight)

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._models.realmlp import RealMLP
-from .._support.rules import POSITIVE, OneOf, Rules, Sizes
+from .._support.declared import documented
 from .._support.typing import ClassWeight
 from ..losses import LogLoss
 from ..optimizers import AdamW
-from .base import SHARED_RULES, balanced_batch
+from .base import balanced_batch
 from .kinds import ClassifierRecipe, RegressorRecipe
+from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, REALMLP
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
 
 BETA_2 = 0.95
 LABEL_SMOOTHING = 0.1
-
-RULES: Rules = {
-    **SHARED_RULES,
-    "variant": (OneOf(("td", "td-s")),),
-    "hidden_layer_sizes": (Sizes(),),
-    "learning_rate_init": (POSITIVE, OneOf(("auto",))),
-}
 
 
 @dataclass(frozen=True)
@@ -67,76 +61,39 @@ def _realmlp(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
     return RealMLP(recipe.variant, recipe.hidden_layer_sizes, categories=preprocessing.code_columns or None)
 
 
+DOCUMENTATION = {
+    "data": """\
+Columns of numbers are scaled and clipped smoothly, missing ones replaced by the median and marked; categories
+become indicators, or trained vectors where there are more than eight. All of it is in the ONNX graph, which takes
+the table as it is. The settings are RealMLP's, which were tuned over many data sets: there is no need to search.""",
+    "unvalidated": "the last epoch is kept",
+    "notes": """\
+Notes
+-----
+There is no ``partial_fit``: the preprocessing is fitted to all rows.
+
+References
+----------
+Holzmüller, Grinsztajn and Steinwart, "Better by default: strong pre-tuned MLPs and boosted trees on tabular data",
+NeurIPS 2024.""",
+}
+"""What the documentation of both estimators says in place of names in braces."""
+
+
+@documented(**DOCUMENTATION, **FOR_CLASSES, rate="0.04")
 class RealMLPClassifier(ClassifierRecipe):
     """Classify the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
-    Columns of numbers are scaled and clipped smoothly, missing ones replaced by the median and marked; categories
-    become indicators, or trained vectors where there are more than eight. All of it is in the ONNX graph, which takes
-    the table as it is. The settings are RealMLP's, which were tuned over many data sets: there is no need to search.
+    {data}
 
-    Parameters
-    ----------
-    variant : {"td", "td-s"}, default="td"
-        Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay.
-        "td-s", the simple one: none of them; faster, and a little worse.
-    hidden_layer_sizes : int or sequence of int, default=(256, 256, 256)
-        Units of each hidden layer.
-    learning_rate_init : float or "auto", default="auto"
-        Largest learning rate of the schedule; "auto": that of the variant, 0.04.
-    max_iter : int, default=256
-        Epochs.
-    batch_size : int, default=256
-        Rows of a minibatch; a little more where that leaves no remainder.
-    n_ensembles : int, default=1
-        Networks that are trained, each with another validation part, and averaged in one graph.
-    validation_fraction : float or None, default=0.2
-        Share of the rows that each network holds out, at most one half: the epoch that scores best on them (accuracy)
-        is kept. None: nothing is held out, and the last epoch is kept.
-    class_weight : dict, "balanced" or None, default=None
-        Weight of the rows of each class by label, multiplied with ``sample_weight``.
-    categorical_features : "from_dtype", list or None, default="from_dtype"
-        Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices
-        or a mask of all columns; None: no column.
-    random_state : int, RandomState or None, default=None
-        Seeds validation parts, initial weights, the order of the rows and dropout.
-    verbose : bool or int, default=0
-        Whether to print a line for each epoch.
-    engine : {"auto", "ort-training", "portable"}, default="auto"
-        What differentiates the graph.
-    device : str, default="cpu"
-        "cpu", "cuda" or "cuda:1".
-
-    Attributes
-    ----------
-    classes_ : ndarray of shape (n_classes,)
-        Sorted labels.
-    n_features_in_ : int
-        Columns of ``X``.
-    feature_names_in_ : ndarray of str
-        Names of the columns, where ``X`` has them.
-    n_outputs_ : int
-        Scores a row.
-    n_iter_ : int
-        Epochs trained.
-    loss_curves_, validation_scores_ : list of list of float
-        Mean loss of each epoch and score on the validation part, a list for each network.
-    engine_, device_ : str
-        What was used.
-    model_ : onnx.ModelProto
-        The graph, as :meth:`to_onnx` returns it.
+    {parameters}
+    {attributes}
 
     See Also
     --------
     RealMLP : The network alone, for :class:`OrtGradientClassifier`.
 
-    Notes
-    -----
-    There is no ``partial_fit``: the preprocessing is fitted to all rows.
-
-    References
-    ----------
-    Holzmüller, Grinsztajn and Steinwart, "Better by default: strong pre-tuned MLPs and boosted trees on tabular data",
-    NeurIPS 2024.
+    {notes}
 
     Examples
     --------
@@ -152,11 +109,11 @@ class RealMLPClassifier(ClassifierRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    declared: ClassVar = {**REALMLP, **CLASS_WEIGHT}
 
     variant: str
 
     _scaling = "robust"
-    _parameter_rules = RULES
 
     def __init__(
         self,
@@ -184,72 +141,20 @@ class RealMLPClassifier(ClassifierRecipe):
         )
 
 
+@documented(**DOCUMENTATION, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')
 class RealMLPRegressor(RegressorRecipe):
     """Predict numbers from the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
-    Columns of numbers are scaled and clipped smoothly, missing ones replaced by the median and marked; categories
-    become indicators, or trained vectors where there are more than eight. All of it is in the ONNX graph, which takes
-    the table as it is. The settings are RealMLP's, which were tuned over many data sets: there is no need to search.
+    {data}
 
-    Parameters
-    ----------
-    variant : {"td", "td-s"}, default="td"
-        Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay.
-        "td-s", the simple one: none of them; faster, and a little worse.
-    hidden_layer_sizes : int or sequence of int, default=(256, 256, 256)
-        Units of each hidden layer.
-    learning_rate_init : float or "auto", default="auto"
-        Largest learning rate of the schedule; "auto": that of the variant, 0.2, for "td-s" 0.07.
-    max_iter : int, default=256
-        Epochs.
-    batch_size : int, default=256
-        Rows of a minibatch; a little more where that leaves no remainder.
-    n_ensembles : int, default=1
-        Networks that are trained, each with another validation part, and averaged in one graph.
-    validation_fraction : float or None, default=0.2
-        Share of the rows that each network holds out, at most one half: the epoch that scores best on them (R²)
-        is kept. None: nothing is held out, and the last epoch is kept.
-    categorical_features : "from_dtype", list or None, default="from_dtype"
-        Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices
-        or a mask of all columns; None: no column.
-    random_state : int, RandomState or None, default=None
-        Seeds validation parts, initial weights, the order of the rows and dropout.
-    verbose : bool or int, default=0
-        Whether to print a line for each epoch.
-    engine : {"auto", "ort-training", "portable"}, default="auto"
-        What differentiates the graph.
-    device : str, default="cpu"
-        "cpu", "cuda" or "cuda:1".
-
-    Attributes
-    ----------
-    n_features_in_ : int
-        Columns of ``X``.
-    feature_names_in_ : ndarray of str
-        Names of the columns, where ``X`` has them.
-    n_outputs_ : int
-        Scores a row.
-    n_iter_ : int
-        Epochs trained.
-    loss_curves_, validation_scores_ : list of list of float
-        Mean loss of each epoch and score on the validation part, a list for each network.
-    engine_, device_ : str
-        What was used.
-    model_ : onnx.ModelProto
-        The graph, as :meth:`to_onnx` returns it.
+    {parameters}
+    {attributes}
 
     See Also
     --------
     RealMLP : The network alone, for :class:`OrtGradientRegressor`.
 
-    Notes
-    -----
-    There is no ``partial_fit``: the preprocessing is fitted to all rows.
-
-    References
-    ----------
-    Holzmüller, Grinsztajn and Steinwart, "Better by default: strong pre-tuned MLPs and boosted trees on tabular data",
-    NeurIPS 2024.
+    {notes}
 
     Examples
     --------
@@ -262,11 +167,11 @@ class RealMLPRegressor(RegressorRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    declared = REALMLP
 
     variant: str
 
     _scaling = "robust"
-    _parameter_rules = RULES
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,23 +11,17 @@ from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._models.embeddings import Embedding
 from .._models.tabm import TabM
-from .._support.rules import COUNT, NOT_NEGATIVE, Rules
+from .._support.declared import documented
 from .._support.typing import ClassWeight
 from ..optimizers import AdamW
-from .base import SHARED_RULES, balanced_batch
+from .base import balanced_batch
 from .kinds import ClassifierRecipe, RegressorRecipe
+from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
 
 BUILT = ("n_members", "mini", "embedding", "hidden_layer_sizes", "dropout")
 """The parameters of the network."""
-
-RULES: Rules = {
-    **SHARED_RULES,
-    **{name: TabM.valid[name] for name in BUILT},
-    "weight_decay": (NOT_NEGATIVE,),
-    "n_iter_no_change": (COUNT,),
-}
 
 
 def _tabm_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
@@ -51,85 +45,39 @@ def _tabm(recipe: Any, preprocessing: Preprocessing) -> TabM:
     return TabM(**built, categories=preprocessing.code_columns or None)
 
 
+DOCUMENTATION = {
+    "data": """\
+Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
+marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
+table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained.""",
+    "unvalidated": "the training loss says when training ends",
+    "notes": """\
+Notes
+-----
+There is no ``partial_fit``: the preprocessing is fitted to all rows.
+
+References
+----------
+Gorishniy, Kotelnikov and Babenko, "TabM: advancing tabular deep learning with parameter-efficient ensembling",
+ICLR 2025.""",
+}
+"""What the documentation of both estimators says in place of names in braces."""
+
+
+@documented(**DOCUMENTATION, **FOR_CLASSES)
 class TabMClassifier(ClassifierRecipe):
     """Classify the rows of a table by TabM, an ensemble of networks that share most weights.
 
-    Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
-    marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
-    table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained.
+    {data}
 
-    Parameters
-    ----------
-    n_members : int, default=32
-        Networks that share weights.
-    mini : bool, default=False
-        Whether they share all but a vector in front and the last layer.
-    embedding : str, Embedding or None, default=None
-        Embedding of the numeric columns: "piecewise_linear" is the one that TabM's authors take.
-    hidden_layer_sizes : int, sequence of int or "auto", default="auto"
-        Units of each hidden layer; "auto": three layers of 512, or two behind an embedding.
-    dropout : float, default=0.1
-        Share of the hidden units that a training step leaves out.
-    learning_rate_init : float, default=0.002
-        The learning rate, which is constant.
-    weight_decay : float, default=0.0003
-        Decoupled decay of the weights.
-    max_iter : int, default=1000
-        Epochs, at most: training ends when the validation score has not risen for ``n_iter_no_change`` epochs.
-    n_iter_no_change : int, default=16
-        The patience.
-    batch_size : int, default=256
-        Rows of a minibatch; a little more where that leaves no remainder.
-    n_ensembles : int, default=1
-        Ensembles that are trained, each with another validation part, and averaged in one graph.
-    validation_fraction : float or None, default=0.2
-        Share of the rows that each network holds out, at most one half: the epoch that scores best on them (accuracy)
-        is kept. None: nothing is held out, and the training loss says when training ends.
-    class_weight : dict, "balanced" or None, default=None
-        Weight of the rows of each class by label, multiplied with ``sample_weight``.
-    categorical_features : "from_dtype", list or None, default="from_dtype"
-        Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices
-        or a mask of all columns; None: no column.
-    random_state : int, RandomState or None, default=None
-        Seeds validation parts, initial weights, the order of the rows and dropout.
-    verbose : bool or int, default=0
-        Whether to print a line for each epoch.
-    engine : {"auto", "ort-training", "portable"}, default="auto"
-        What differentiates the graph.
-    device : str, default="cpu"
-        "cpu", "cuda" or "cuda:1".
-
-    Attributes
-    ----------
-    classes_ : ndarray of shape (n_classes,)
-        Sorted labels.
-    n_features_in_ : int
-        Columns of ``X``.
-    feature_names_in_ : ndarray of str
-        Names of the columns, where ``X`` has them.
-    n_outputs_ : int
-        Scores a row.
-    n_iter_ : int
-        Epochs trained.
-    loss_curves_, validation_scores_ : list of list of float
-        Mean loss of each epoch and score on the validation part, a list for each network.
-    engine_, device_ : str
-        What was used.
-    model_ : onnx.ModelProto
-        The graph, as :meth:`to_onnx` returns it.
+    {parameters}
+    {attributes}
 
     See Also
     --------
     TabM : The network alone, for :class:`OrtGradientClassifier`.
 
-    Notes
-    -----
-    There is no ``partial_fit``: the preprocessing is fitted to all rows.
-
-    References
-    ----------
-    Gorishniy, Kotelnikov and Babenko, "TabM: advancing tabular deep learning with parameter-efficient ensembling",
-    ICLR 2025.
+    {notes}
 
     Examples
     --------
@@ -146,11 +94,11 @@ class TabMClassifier(ClassifierRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    declared: ClassVar = {**TABM, **CLASS_WEIGHT}
 
     _scaling = "quantile"
     _drops_constants = True
     _early_stopping = True
-    _parameter_rules = RULES
 
     def __init__(
         self,
@@ -181,81 +129,20 @@ class TabMClassifier(ClassifierRecipe):
         return OrtGradientClassifier(_tabm(self, preprocessing), **settings)
 
 
+@documented(**DOCUMENTATION, **FOR_NUMBERS)
 class TabMRegressor(RegressorRecipe):
     """Predict numbers from the rows of a table by TabM, an ensemble of networks that share most weights.
 
-    Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
-    marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
-    table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained.
+    {data}
 
-    Parameters
-    ----------
-    n_members : int, default=32
-        Networks that share weights.
-    mini : bool, default=False
-        Whether they share all but a vector in front and the last layer.
-    embedding : str, Embedding or None, default=None
-        Embedding of the numeric columns: "piecewise_linear" is the one that TabM's authors take.
-    hidden_layer_sizes : int, sequence of int or "auto", default="auto"
-        Units of each hidden layer; "auto": three layers of 512, or two behind an embedding.
-    dropout : float, default=0.1
-        Share of the hidden units that a training step leaves out.
-    learning_rate_init : float, default=0.002
-        The learning rate, which is constant.
-    weight_decay : float, default=0.0003
-        Decoupled decay of the weights.
-    max_iter : int, default=1000
-        Epochs, at most: training ends when the validation score has not risen for ``n_iter_no_change`` epochs.
-    n_iter_no_change : int, default=16
-        The patience.
-    batch_size : int, default=256
-        Rows of a minibatch; a little more where that leaves no remainder.
-    n_ensembles : int, default=1
-        Ensembles that are trained, each with another validation part, and averaged in one graph.
-    validation_fraction : float or None, default=0.2
-        Share of the rows that each network holds out, at most one half: the epoch that scores best on them (R²)
-        is kept. None: nothing is held out, and the training loss says when training ends.
-    categorical_features : "from_dtype", list or None, default="from_dtype"
-        Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices
-        or a mask of all columns; None: no column.
-    random_state : int, RandomState or None, default=None
-        Seeds validation parts, initial weights, the order of the rows and dropout.
-    verbose : bool or int, default=0
-        Whether to print a line for each epoch.
-    engine : {"auto", "ort-training", "portable"}, default="auto"
-        What differentiates the graph.
-    device : str, default="cpu"
-        "cpu", "cuda" or "cuda:1".
-
-    Attributes
-    ----------
-    n_features_in_ : int
-        Columns of ``X``.
-    feature_names_in_ : ndarray of str
-        Names of the columns, where ``X`` has them.
-    n_outputs_ : int
-        Scores a row.
-    n_iter_ : int
-        Epochs trained.
-    loss_curves_, validation_scores_ : list of list of float
-        Mean loss of each epoch and score on the validation part, a list for each network.
-    engine_, device_ : str
-        What was used.
-    model_ : onnx.ModelProto
-        The graph, as :meth:`to_onnx` returns it.
+    {parameters}
+    {attributes}
 
     See Also
     --------
     TabM : The network alone, for :class:`OrtGradientRegressor`.
 
-    Notes
-    -----
-    There is no ``partial_fit``: the preprocessing is fitted to all rows.
-
-    References
-    ----------
-    Gorishniy, Kotelnikov and Babenko, "TabM: advancing tabular deep learning with parameter-efficient ensembling",
-    ICLR 2025.
+    {notes}
 
     Examples
     --------
@@ -269,11 +156,11 @@ class TabMRegressor(RegressorRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    declared = TABM
 
     _scaling = "quantile"
     _drops_constants = True
     _early_stopping = True
-    _parameter_rules = RULES
 
     def __init__(
         self,

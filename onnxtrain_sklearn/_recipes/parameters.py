@@ -1,0 +1,92 @@
+"""The parameters of the recipes: valid values and documentation, declared once.
+
+Where a text depends on the estimator, it has a name in braces, which the estimator fills in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+
+from .._estimators import parameters
+from .._models.tabm import TabM
+from .._support.declared import Parameter, switch
+from .._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
+
+SHARED: Mapping[str, Parameter] = {
+    "batch_size": Parameter("int", "Rows of a minibatch; a little more where that leaves no remainder.", (COUNT,)),
+    "n_ensembles": Parameter("int", """
+Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
+    "validation_fraction": Parameter("float or None", """
+Share of the rows that each model holds out, at most one half: the epoch that scores best on them ({score}) is kept.
+None: nothing is held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
+    "categorical_features": Parameter('"from_dtype", list or None', """
+Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices or a mask
+of all columns; None: no column."""),
+    "random_state": Parameter("int, RandomState or None", """
+Seeds validation parts, initial weights, the order of the rows and dropout."""),
+    **{name: parameters.SHARED[name] for name in ("verbose", "engine", "device")},
+}  # fmt: skip
+
+CLASS_WEIGHT: Mapping[str, Parameter] = {
+    "class_weight": Parameter('dict, "balanced" or None', """
+Weight of the rows of each class by label, multiplied with ``sample_weight``."""),
+}  # fmt: skip
+
+REALMLP: Mapping[str, Parameter] = {
+    **SHARED,
+    "variant": Parameter('{"td", "td-s"}', """
+Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
+simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
+    "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
+    "learning_rate_init": Parameter('float or "auto"', """
+Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
+    "max_iter": Parameter("int", "Epochs.", (COUNT,)),
+}  # fmt: skip
+
+TABM: Mapping[str, Parameter] = {
+    **SHARED,
+    "n_members": Parameter("int", "Networks that share weights.", TabM.valid["n_members"]),
+    "mini": switch("Whether they share all but a vector in front and the last layer."),
+    "embedding": Parameter("str, Embedding or None", """
+Embedding of the numeric columns: "piecewise_linear" is the one that TabM's authors take.""", TabM.valid["embedding"]),
+    "hidden_layer_sizes": Parameter('int, sequence of int or "auto"', """
+Units of each hidden layer; "auto": three layers of 512, or two behind an embedding.""",
+        TabM.valid["hidden_layer_sizes"]),
+    "dropout": Parameter("float", "Share of the hidden units that a training step leaves out.", TabM.valid["dropout"]),
+    "learning_rate_init": Parameter("float", "The learning rate, which is constant.", (POSITIVE,)),
+    "weight_decay": Parameter("float", "Decoupled decay of the weights.", (NOT_NEGATIVE,)),
+    "max_iter": Parameter("int", """
+Epochs, at most: training ends when the validation score has not risen for ``n_iter_no_change`` epochs.""", (COUNT,)),
+    "n_iter_no_change": Parameter("int", "The patience.", (COUNT,)),
+}  # fmt: skip
+
+_CLASSES = """\
+classes_ : ndarray of shape (n_classes,)
+    Sorted labels.
+"""
+
+_ATTRIBUTES = """\
+n_features_in_ : int
+    Columns of ``X``.
+feature_names_in_ : ndarray of str
+    Names of the columns, where ``X`` has them.
+n_outputs_ : int
+    Scores a row.
+n_iter_ : int
+    Epochs trained.
+loss_curves_, validation_scores_ : list of list of float
+    Mean loss of each epoch and score on the validation part, a list for each network.
+engine_, device_ : str
+    What was used.
+model_ : onnx.ModelProto
+    The graph, as :meth:`to_onnx` returns it."""
+
+FOR_CLASSES: Mapping[str, str] = {
+    "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
+    "score": "accuracy",
+}
+"""What the documentation of a classifier says in place of names in braces."""
+
+FOR_NUMBERS: Mapping[str, str] = {"attributes": f"Attributes\n----------\n{_ATTRIBUTES}", "score": "R²"}
+"""The same for a regressor."""

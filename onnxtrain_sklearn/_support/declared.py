@@ -1,0 +1,81 @@
+"""Estimators whose parameters are declared once: validation and documentation are derived from the declarations.
+
+The constructors repeat names, types and defaults, because scikit-learn and type checkers read their signatures. A
+parameter without rules is checked where it is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from textwrap import indent
+from typing import ClassVar, TypeVar
+
+from .rules import Rule, check_parameters
+
+E = TypeVar("E", bound="type[Declared]")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The declaration of a parameter.
+
+    Attributes
+    ----------
+    kind : str
+        Its type and valid values, as in the documentation.
+    text : str
+        Its meaning.
+    rules : tuple
+        The constraints on its values; empty if they are checked elsewhere.
+    """
+
+    kind: str
+    text: str
+    rules: tuple[Rule, ...] = ()
+
+    def documented(self, name: str, default: object) -> str:
+        """Return the entry of the documentation."""
+        shown = f'"{default}"' if isinstance(default, str) else repr(default)
+        return f"{name} : {self.kind}, default={shown}\n{indent(self.text.strip(), '    ')}\n"
+
+
+def switch(text: str) -> Parameter:
+    """Return the declaration of a parameter that is True or False."""
+    return Parameter("bool", text, (bool,))
+
+
+class Declared:
+    """An estimator with declared parameters: the constructor stores them, training first validates them."""
+
+    declared: ClassVar[Mapping[str, Parameter]] = {}
+
+    def _store(self, arguments: Mapping[str, object]) -> None:
+        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
+        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
+
+    def check_declared(self) -> None:
+        """Raise InvalidParameterError if a parameter violates its declared rules."""
+        check_parameters(self, {name: parameter.rules for name, parameter in self.declared.items()})
+
+
+def documented(**texts: str) -> Callable[[E], E]:
+    """Return a decorator that fills ``{parameters}`` in the docstring of an estimator, then the names of ``texts``."""
+
+    def fill(cls: E) -> E:
+        if cls.__doc__ is not None:  # python -OO
+            text = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
+            for name, part in texts.items():
+                text = text.replace(f"{{{name}}}", part)
+            cls.__doc__ = text
+        return cls
+
+    return fill
+
+
+def _parameter_section(cls: type[Declared]) -> str:
+    """Return the section on parameters, in the order and with the defaults of the constructor."""
+    signature = inspect.signature(cls).parameters
+    entries = (cls.declared[name].documented(name, given.default) for name, given in signature.items())
+    return f"Parameters\n----------\n{''.join(entries)}\n"
