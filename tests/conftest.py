@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 
 # scikit-learn's common checks skip those of the array API unless SciPy was imported with it.
 os.environ["SCIPY_ARRAY_API"] = "1"
@@ -39,7 +40,26 @@ def take(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.It
     items[:] = chosen
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of all later collections of garbage, which would traverse it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no doctests in the tests."""
+    return [found for found in (yield) if type(found) is pytest.Module]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no cases of what a quick run leaves out."""
+    marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
+    return [] if collector.config.getoption("--quick") and marks & selection.NOT_QUICK else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile, and leave what was imported out of all later collections, which would traverse it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -15,6 +15,7 @@ left, spread evenly over its matrix.
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ import pytest
 
 QUICK_CASES = 2
 """Cases of one test that ``--quick`` takes."""
+
+NOT_QUICK = {"proof", "slow", "exhaustive"}
+"""Marks of what ``--quick`` leaves out."""
 
 MARKERS = (
     "exhaustive: a further case of what other cases cover; `make test-all` runs it, `make test` does not",
@@ -48,12 +52,22 @@ def thin(items: Iterable[pytest.Item]) -> None:
 
 
 def few(cases: Mapping[pytest.Item, set[Hashable]]) -> set[pytest.Item]:
-    """Return some cases that cover all: again and again the first of those that cover most of what is left."""
+    """Return some cases that cover all: again and again the first of those that cover most of what is left.
+
+    What a case adds never grows, so one that adds as much as it did when last counted is the best.
+    """
     left, chosen = set().union(*cases.values()), set()
+    waiting = [(-len(covers), i, item, covers) for i, (item, covers) in enumerate(cases.items())]
+    heapq.heapify(waiting)
     while left:
-        best = max(cases, key=lambda item: len(cases[item] & left))
-        left -= cases[best]
-        chosen.add(best)
+        counted, i, item, covers = waiting[0]
+        if adds := len(covers & left):
+            if adds < -counted:
+                heapq.heapreplace(waiting, (-adds, i, item, covers))
+                continue
+            left -= covers
+            chosen.add(item)
+        heapq.heappop(waiting)
     return chosen
 
 
@@ -88,7 +102,7 @@ def of_quick_run(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return what `make quick` runs: a few cases of each test, and neither proofs nor what is slow or exhaustive."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not any(item.get_closest_marker(name) for name in ("proof", "slow", "exhaustive")):
+        if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     return [item for cases in tests.values() for item in spread(cases, QUICK_CASES)]
 
