@@ -55,7 +55,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, and leave what was imported out of all later collections, which would traverse it."""
+    """Collect no garbage meanwhile, and let no later collection of it traverse what was imported."""
     gc.disable()
     try:
         return (yield)
