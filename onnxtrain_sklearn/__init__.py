@@ -11,6 +11,7 @@ from ._graph.limits import ModelLimits, model_limits
 from ._optimizers.lbfgs import LBFGS
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from ._recipes.tabm import TabMClassifier, TabMRegressor
+from ._support.cache import clear_cache
 from .finetuning import FineTuner
 from .models import MLP, ConvNet, Linear, RealMLP, TabM
 from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
@@ -41,6 +42,7 @@ __all__ = [
     "TabM",
     "TabMClassifier",
     "TabMRegressor",
+    "clear_cache",
     "gradient_graph",
     "graph",
     "losses",

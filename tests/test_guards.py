@@ -116,6 +116,7 @@ PUBLIC = {
     "graph",
     "ModelLimits",
     "model_limits",
+    "clear_cache",
 }
 
 PARAMETERS = (

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._runtime import devices, sessions
 from onnxtrain_sklearn._training import host_step
 from onnxtrain_sklearn._training.device_step import DeviceStep
@@ -176,13 +176,16 @@ def test_factors_of_one_change_nothing():
 def test_without_factors_a_step_has_one_update(monkeypatch):
     created, create = [], sessions.create_session
     monkeypatch.setattr(sessions, "create_session", lambda *a, **k: (created.append(1), create(*a, **k))[1])
-    regressor().fit(X, y)
-    plain, created[:] = len(created), []
-    regressor(learning_rate_factors=RATES).fit(X, y)
-    assert len(created) == plain  # factors of the rate share the graph
-    created.clear()
-    regressor(learning_rate_factors=RATES, weight_decay_factors=DECAYS).fit(X, y)
-    assert len(created) == plain + 1  # one for each decay
+
+    def sessions_of(**factors):
+        clear_cache()
+        created.clear()
+        regressor(**factors).fit(X, y)
+        return len(created)
+
+    plain = sessions_of()
+    assert sessions_of(learning_rate_factors=RATES) == plain  # factors of the rate share the graph
+    assert sessions_of(learning_rate_factors=RATES, weight_decay_factors=DECAYS) == plain + 1  # one for each decay
 
 
 def test_neighbors_share_a_segment():

@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import MLP, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._runtime import capabilities, devices, errors, sessions
 from onnxtrain_sklearn._runtime.binding import Binding
 from onnxtrain_sklearn._runtime.devices import Device, resolve_device
@@ -202,6 +202,7 @@ def test_errors_are_raised_and_not_printed(capfd):
 
 def spy(monkeypatch):
     """A list that fills with every session that is created, and its number of threads."""
+    clear_cache()
     seen, create = [], create_session
 
     def record(*args, threads=1, **kwargs):

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._runtime import sessions
 from onnxtrain_sklearn._training import host_step as _step
 from onnxtrain_sklearn._training.step import Rates
@@ -145,6 +145,7 @@ def test_forgotten_state_is_that_before_the_first_step():
 @pytest.fixture
 def created(monkeypatch):
     """The sessions that were created, as they are created."""
+    clear_cache()
     created, create = [], sessions.create_session
 
     def counting(*args, **kwargs):
@@ -167,6 +168,7 @@ def test_epochs_and_minibatches_create_no_session(created):
     X, y = data(50)
     counts = []
     for epochs in (1, 5):
+        clear_cache()
         created.clear()
         quietly(OrtGradientRegressor(mlp(), batch_size=8, max_iter=epochs, tol=-np.inf, random_state=0).fit, X, y)
         counts.append(len(created))

@@ -9,9 +9,9 @@ from typing import Any
 
 from sklearn.base import clone
 
+from .._support.content import content
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
-from .content import content
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .._runtime import sessions
+from .._support.content import content
 from .._support.refusal import refusing
 from .._training.base_step import StepParts
 from .._training.choice import new_step
 from .._training.loss_graph import StepSettings
 from .._training.step import TrainingStep
-from .content import content
 from .run import Run
 
 

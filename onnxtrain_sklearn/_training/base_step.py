@@ -13,29 +13,26 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.batches import BatchBuffers
-from .._gradient.engine import differentiate
-from .._graph.edits import initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._optimizers.update_graph import Coefficients, UpdateGraph, clip_graph, update_graph
 from .._runtime import gradient_builder, sessions
 from .._runtime.binding import Array, Binding
 from .._runtime.sessions import InferenceSession
+from .._runtime.shared_sessions import shared_session
 from ..exceptions import warn
 from ..optimizers import Optimizer
-from .dropout import UniformNumbers, expose_dropout
+from .dropout import UniformNumbers
 from .loss_graph import (
-    LOSS,
     TARGET,
     StepSettings,
     buffer_shape,
     ir_type,
     penalty_graph,
     target_layout,
-    training_graph,
-    work,
 )
 from .parameters import FlatParameters
+from .programs import PassProgram, PassSource, pass_program
 from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
 from .step import OptimizerState, Rates
 from .vector_graphs import AVERAGE, SHARE, STEP_WEIGHT, TOTAL, accumulation_graph, average_graph
@@ -43,13 +40,9 @@ from .vector_graphs import AVERAGE, SHARE, STEP_WEIGHT, TOTAL, accumulation_grap
 
 @dataclass(frozen=True, eq=False)
 class PassGraph:
-    """The gradient graph for a fixed number of rows, and the host arrays that it reads.
+    """The gradient graph for a fixed number of rows, and the host arrays that it reads."""
 
-    ``work`` counts the multiply-adds of its forward pass.
-    """
-
-    model: ir.Model
-    work: float
+    program: PassProgram
     buffers: BatchBuffers
     uniform: UniformNumbers
 
@@ -118,19 +111,17 @@ class BaseStep:
         """Reset the optimizer to its state before the first step."""
         self.state.reset(self._initial_slots)
 
-    def _pass_graph(self, batch: int) -> PassGraph:
+    def _pass_graph(self, batch: int, *, resident: bool = False) -> PassGraph:
         """Return the gradient graph for ``batch`` rows; the trained parameters are among its inputs."""
-        parameters, settings, dtype = self.parameters, self.settings, self.parameters.vector.dtype
-        graph = training_graph(self._model, settings, self._frozen, batch)
-        uniform = UniformNumbers(expose_dropout(graph, scheduled=settings.scheduled.dropout), settings.seed)
-        self._warn_of_missing_dropout(uniform)
+        settings, dtype = self.settings, self.parameters.vector.dtype
         columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
         columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
-        forward_work = work(graph.graph)
-        gradient = differentiate(graph, parameters.names, LOSS, settings.engine)
-        self.engine = gradient.engine
-        initializers_to_inputs(gradient.model.graph, list(parameters.views()))
-        return PassGraph(gradient.model, forward_work, BatchBuffers(columns, np.ones(batch, dtype)), uniform)
+        source = PassSource(self._model, settings, self.parameters, self._frozen, batch, resident)
+        program = pass_program(source)
+        uniform = UniformNumbers(program.random, settings.seed)
+        self._warn_of_missing_dropout(uniform)
+        self.engine = program.engine
+        return PassGraph(program, BatchBuffers(columns, np.ones(batch, dtype)), uniform)
 
     def _warn_of_missing_dropout(self, uniform: UniformNumbers) -> None:
         """Warn once if dropout is scheduled, but the graph has none."""
@@ -210,7 +201,15 @@ class BaseStep:
         outputs = {f"new_{name}": vector for name, vector in vectors.items()}
         return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
 
-    def _session(self, model: ir.Model, threads: int = 1) -> InferenceSession:
-        """Create a session with one thread: a second spinning pool would compete with the gradient session's."""
-        settings, content = self.settings, to_proto(model).SerializeToString()
-        return sessions.create_session(content, settings.device, threads=threads, options=settings.session_options)
+    def _pass_session(self, program: PassProgram, threads: int = 1) -> InferenceSession:
+        """Return the session of a pass, which other fits may use too."""
+        device, options = self.settings.device, self.settings.session_options
+        if not program.stateless:
+            return sessions.create_session(program.graph, device, threads=threads, options=options)
+        return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
+
+    def _session(self, model: ir.Model) -> InferenceSession:
+        """Return a session with one thread: a second spinning pool would compete with the gradient session's."""
+        settings, graph = self.settings, to_proto(model).SerializeToString()
+        memory = 8.0 * self.parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
+        return shared_session(graph, settings.device, options=settings.session_options, memory=memory)

@@ -11,23 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx_ir as ir
 
 from .._data.batches import BatchBuffers, Batches
-from .._graph.builder import GraphBuilder
-from .._graph.edits import copy_type, replace_input
 from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
+from .gathering import DATA, ROW_NUMBERS
 from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 from .step import Rates
 from .vector_graphs import SHARE, STEP_WEIGHT, copy_graph, step_weight
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
-
-DATA, ROW_NUMBERS = "onnxtrain/data/", "onnxtrain/rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,16 +194,14 @@ class DeviceStep(BaseStep):
         return self._passes[key]
 
     def _new_pass(self, batch: int, resident: bool) -> DevicePass:
-        parameters, graph = self.parameters, self._pass_graph(batch)
+        parameters, graph = self.parameters, self._pass_graph(batch, resident=resident)
         buffers, uniform = graph.buffers, graph.uniform
-        if resident:
-            gather_rows(graph.model.graph, list(buffers.columns), batch)
         inputs: dict[str, Array] = {name: self._part(self._buffer, name) for name in parameters.views()}
         inputs |= {**uniform.arrays, **({} if resident else buffers.columns)}
         gradients = {name: self._part(self._gradient, name) for name in parameters.names}
         start = len(parameters.vector)
         moved = {name: self._part(self._moved, name, start) for name in parameters.running_statistics}
-        binding = self._bind_pass(self._session(graph.model), inputs, {}, gradients, moved)
+        binding = self._bind_pass(self._pass_session(graph.program), inputs, {}, gradients, moved)
         return DevicePass(buffers, binding, uniform)
 
     def _bindings_after_the_gradient(self) -> list[tuple[Binding, dict[str, str]]]:
@@ -258,15 +252,3 @@ class DeviceStep(BaseStep):
 def _scalar_name(one: SegmentUpdate, name: str) -> str:
     """Return the key of a coefficient among the scalars of a step."""
     return f"{name} {one.factors}"
-
-
-def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
-    """Let ``graph`` gather the minibatch: each of these inputs becomes a Gather of rows from all data."""
-    op = GraphBuilder(graph, prefix="onnxtrain/gather")
-    rows = ir.val(ROW_NUMBERS, ir.DataType.INT64, (batch,))
-    graph.inputs.append(rows)
-    for value in [v for v in graph.inputs if v.name in names]:
-        shape = ["n_samples", *list(value.shape or ())[1:]]
-        data = ir.Value(name=f"{DATA}{value.name}", type=value.type, shape=ir.Shape(shape))
-        replace_input(graph, value, data, copy_type(op.Gather(data, rows, axis=0), value))
-    graph.sort()

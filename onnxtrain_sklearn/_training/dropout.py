@@ -8,6 +8,8 @@ Where a schedule changes the ratios, the factor of the step is another input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -40,7 +42,7 @@ class UniformNumbers:
         All inputs: the buffers, and the factor of scheduled ratios.
     """
 
-    def __init__(self, inputs: list[ir.Value], seed: int) -> None:
+    def __init__(self, inputs: Sequence[ir.Value], seed: int) -> None:
         self._seed = seed
         self.buffers = {v.name or "": np.zeros(_fixed_sizes(v), np.float32) for v in inputs if v.name != FACTOR}
         scheduled = [v for v in inputs if v.name == FACTOR]

@@ -168,10 +168,10 @@ class HostStep(BaseStep):
         parameters, graph = self.parameters, self._pass_graph(batch)
         buffers, uniform, loss = graph.buffers, graph.uniform, np.zeros((), parameters.vector.dtype)
         moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
-        threads = devices.available_threads() if graph.work >= PARALLEL_WORK else 1
+        threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
         inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: buffers.sample_weight}
         gradients = {name: parameters.gradient_view(name) for name in parameters.names}
-        binding = self._bind_pass(self._session(graph.model, threads), inputs, {LOSS: loss}, gradients, moved)
+        binding = self._bind_pass(self._pass_session(graph.program, threads), inputs, {LOSS: loss}, gradients, moved)
         return HostPass(buffers, binding, loss, uniform, [(parameters.view(name), moved[name]) for name in moved])
 
     def _penalty_binding(self) -> Binding:

@@ -20,6 +20,8 @@ _LONG = 4096
 
 _ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
 
+_PACKAGE = __name__.partition(".")[0]
+
 Seen = dict[int, tuple[int, Any]]
 """Objects already visited, by address, with their number; the references keep the addresses valid."""
 
@@ -46,6 +48,19 @@ def content(value: object) -> object:
         return _content(value, {})
     except RecursionError:
         return object()  # equal to nothing
+
+
+def is_plain(value: object) -> bool:
+    """Whether ``value`` is a number, a text, an array, or a component of this package that consists of such.
+
+    Its content then says all that it computes. What a class of somebody else computes may depend on more: on attributes
+    of the class, on variables outside.
+    """
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if isinstance(value, None | bool | int | float | complex | str | bytes | np.generic | np.ndarray):
+        return not isinstance(value, np.ndarray) or value.dtype.kind != "O"
+    return type(value).__module__.partition(".")[0] == _PACKAGE and all(map(is_plain, vars(value).values()))
 
 
 def _content(value: object, seen: Seen) -> object:

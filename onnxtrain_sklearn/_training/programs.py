@@ -1,0 +1,147 @@
+"""Compiled training passes, shared by the fits of a process.
+
+A pass is compiled from the structure of the graph, the loss and the batch size. The trained parameters are inputs of
+the graph before it is differentiated, so that no number of theirs can become part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .._gradient.engine import differentiate
+from .._graph.edits import initializers_to_inputs
+from .._graph.protobuf import to_proto
+from .._graph.queries import dims
+from .._graph.structure import structure, values_digest
+from .._graph.trainable import TrainableModel
+from .._support.cache import Cache
+from .._support.content import content, is_plain
+from .dropout import expose_dropout
+from .gathering import gather_rows
+from .loss_graph import LOSS, TARGET, StepSettings, training_graph, work
+from .parameters import FlatParameters
+
+
+@dataclass(frozen=True, eq=False)
+class PassProgram:
+    """The gradient graph for a fixed number of rows, compiled to bytes.
+
+    Attributes
+    ----------
+    graph : bytes
+        The trained parameters and running statistics are among its inputs.
+    engine : str
+        Name of the engine that differentiated it.
+    work, memory : float
+        Multiply-adds of the forward pass; bytes of all values of a run.
+    random : sequence of onnx_ir.Value
+        The inputs for random numbers, as :func:`expose_dropout` returns them.
+    stateless : bool
+        Whether runs do not depend on earlier ones.
+    """
+
+    graph: bytes
+    engine: str
+    work: float
+    memory: float
+    random: Sequence[ir.Value]
+    stateless: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PassSource:
+    """What a pass is compiled from; ``resident``: the graph gathers the minibatch from all data by itself."""
+
+    model: TrainableModel
+    settings: StepSettings
+    parameters: FlatParameters
+    frozen: Mapping[str, np.ndarray]
+    batch: int
+    resident: bool = False
+
+
+LARGEST_FROZEN = 2**24
+"""Bytes of frozen weights from which on a graph is neither compared nor kept."""
+
+_RANDOM = frozenset(
+    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike BiasDropout "
+    "BitmaskDropout BitmaskBiasDropout Sampling".split()
+)
+"""Operators with a generator of random numbers that belongs to the session."""
+
+_programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: len(program.graph) + 2**12)
+
+
+def pass_program(source: PassSource) -> PassProgram:
+    """Return the program of a pass, compiled where it is not known."""
+    if sum(array.nbytes for array in source.frozen.values()) > LARGEST_FROZEN:
+        return _compiled(source, *_emitted(source))
+    if is_plain(source.settings.loss):
+        return _programs.get(_key(source), lambda: _compiled(source, *_emitted(source)))
+    graph, random = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
+    key = ("emitted", structure(graph, ()), *_key_of_gradient(source))
+    return _programs.get(key, lambda: _compiled(source, graph, random))
+
+
+def _key(source: PassSource) -> Hashable:
+    """Return the key of everything that :func:`_emitted` and :func:`_compiled` read."""
+    model, settings, parameters = source.model, source.settings, source.parameters
+    erased = {*parameters.names, *parameters.running_statistics, *source.frozen}
+    head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
+    form = (structure(model.model, erased), model.scores, model.link, model.members, model.dtype.str)
+    return form, values_digest(source.frozen), head, settings.scheduled.dropout, *_key_of_gradient(source)
+
+
+def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
+    parameters = source.parameters
+    statistics = tuple(source.model.running_statistics.items())
+    names = parameters.names, parameters.running_statistics, statistics
+    return names, source.settings.engine, source.batch, source.resident
+
+
+def _emitted(source: PassSource) -> tuple[ir.Model, list[ir.Value]]:
+    """Return the forward graph with the loss, whose parameters are inputs, and its inputs for random numbers."""
+    graph = training_graph(source.model, source.settings, source.frozen, source.batch)
+    random = expose_dropout(graph, scheduled=source.settings.scheduled.dropout)
+    initializers_to_inputs(graph.graph, [*source.parameters.names, *source.parameters.running_statistics])
+    return graph, random
+
+
+def _compiled(source: PassSource, graph: ir.Model, random: Sequence[ir.Value]) -> PassProgram:
+    forward_work = work(graph.graph)
+    gradient = differentiate(graph, source.parameters.names, LOSS, source.settings.engine)
+    model = gradient.model
+    if source.resident:
+        gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
+    return PassProgram(
+        to_proto(model).SerializeToString(),
+        gradient.engine,
+        forward_work,
+        memory_of(model.graph),
+        tuple(map(_alone, random)),
+        all(node.op_type not in _RANDOM for node in model.graph.all_nodes()),
+    )
+
+
+def _alone(value: ir.Value) -> ir.Value:
+    """Return a copy of an input that belongs to no graph."""
+    copy = ir.Value(name=value.name, type=value.type, shape=value.shape)
+    copy.meta.update(value.meta)
+    return copy
+
+
+def memory_of(graph: ir.Graph) -> float:
+    """Return the bytes of all values of known size that a run computes."""
+    return sum(_nbytes(value) for node in graph for value in node.outputs)
+
+
+def _nbytes(value: ir.Value) -> float:
+    sizes: Any = dims(value)
+    if sizes is None or value.dtype is None or not all(isinstance(d, int) for d in sizes):
+        return 0.0
+    return float(np.prod(sizes, dtype=np.float64)) * value.dtype.itemsize
