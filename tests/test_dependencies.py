@@ -38,3 +38,12 @@ def test_what_is_imported_is_declared():
     for name in imported() - OTHERWISE:
         owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
         assert owners & declared(), f"{name} comes with {owners}, which pyproject.toml does not declare"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no tomllib")
+def test_every_requirement_is_pinned_below_a_major_version():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    others = [one.partition(";")[0] for one in listed if not one.startswith(project["name"])]
+    assert not [one for one in others if not re.search(r",<\d+$|==[\d.]+$", one)]
