@@ -258,6 +258,43 @@ def test_names_are_defined_in_one_module():
     assert len(repeated) < 10, f"rename some of these after what they are: {repeated}"
 
 
+def functions(module: str) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(syntax_tree(module)) if isinstance(node, ast.FunctionDef))
+
+
+def lines_of_code(function: ast.FunctionDef) -> int:
+    """Return the lines of the body, without the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_modules_and_functions_are_short():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.rglob("*.py")}
+    assert not [path for path, length in lengths.items() if length >= 450]
+    assert not [(m, f.name) for m in modules() for f in functions(m) if lines_of_code(f) > 38]
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "property" for node in function.decorator_list)
+
+
+def test_classes_are_small():
+    classes = [(m, node) for m in modules() for node in ast.walk(syntax_tree(m)) if isinstance(node, ast.ClassDef)]
+    methods = {
+        (m, cls.name): [f for f in cls.body if isinstance(f, ast.FunctionDef) and not is_property(f)]
+        for m, cls in classes
+    }
+    assert not [name for name, own in methods.items() if len(own) > 18]
+
+
+def test_few_parameters_are_of_any_type():
+    arguments = [f.args for m in modules() for f in functions(m)]
+    given = [arg for one in arguments for arg in (*one.posonlyargs, *one.args, *one.kwonlyargs)]
+    typed = [arg for arg in given if arg.arg not in ("self", "cls")]
+    loose = [arg for arg in typed if arg.annotation is None or ast.unparse(arg.annotation) == "Any"]
+    assert len(loose) < 0.03 * len(typed)
+
+
 def test_values_are_replaced_by_the_functions_of_edits():
     calls = {m: {n.attr for n in ast.walk(syntax_tree(m)) if isinstance(n, ast.Attribute)} for m in modules()}
     assert [m for m, names in calls.items() if "replace_all_uses_with" in names] == ["_graph.edits"]

@@ -12,19 +12,9 @@ from typing import Any
 
 import numpy as np
 from scipy import linalg
+from sklearn import ensemble
 from sklearn.base import is_classifier
 from sklearn.covariance import EmpiricalCovariance
-from sklearn.ensemble import (
-    ExtraTreesClassifier,
-    ExtraTreesRegressor,
-    GradientBoostingClassifier,
-    GradientBoostingRegressor,
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    IsolationForest,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
 from sklearn.svm import OneClassSVM
 from sklearn.tree import BaseDecisionTree
 
@@ -92,15 +82,15 @@ def _repeat_for_libsvm(owner: Estimator, attribute: str) -> None:
 
 WITH_TREES = (
     BaseDecisionTree,
-    ExtraTreesClassifier,
-    ExtraTreesRegressor,
-    GradientBoostingClassifier,
-    GradientBoostingRegressor,
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    IsolationForest,
-    RandomForestClassifier,
-    RandomForestRegressor,
+    ensemble.ExtraTreesClassifier,
+    ensemble.ExtraTreesRegressor,
+    ensemble.GradientBoostingClassifier,
+    ensemble.GradientBoostingRegressor,
+    ensemble.HistGradientBoostingClassifier,
+    ensemble.HistGradientBoostingRegressor,
+    ensemble.IsolationForest,
+    ensemble.RandomForestClassifier,
+    ensemble.RandomForestRegressor,
 )
 """The estimators whose trees can be written."""
 
@@ -129,14 +119,15 @@ def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.
 
 def _factor(owner: Estimator) -> float:
     """Return the factor of the leaves where all values are zero."""
-    if isinstance(owner, GradientBoostingClassifier | GradientBoostingRegressor):
+    if isinstance(owner, ensemble.GradientBoostingClassifier | ensemble.GradientBoostingRegressor):
         return float(owner.learning_rate)
-    return 1.0 / len(owner.estimators_) if isinstance(owner, RandomForestRegressor | ExtraTreesRegressor) else 1.0
+    averages = isinstance(owner, ensemble.RandomForestRegressor | ensemble.ExtraTreesRegressor)
+    return 1.0 / len(owner.estimators_) if averages else 1.0
 
 
 def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
     """Return the functions that read and write one value of one leaf."""
-    if isinstance(owner, IsolationForest):  # the length of the path, and its expected rest
+    if isinstance(owner, ensemble.IsolationForest):  # the length of the path, and its expected rest
         beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
         return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
     if hasattr(owner, "_predictors"):

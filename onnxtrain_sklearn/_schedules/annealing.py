@@ -7,21 +7,41 @@ from math import cos, log2, pi
 from numbers import Integral
 from typing import ClassVar
 
+from .._support.declared import with_texts
 from .._support.rules import BELOW_ONE, COUNT, NOT_NEGATIVE, Range, Rules
 from .base import PUBLIC, Progress, Schedule
 
+ENTRIES = {
+    "total_steps": """\
+total_steps : int or None, default=None
+    T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
+    ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
+    ``final``.""",
+    "final": """\
+final : float, default=0.0
+    f, in [0, inf).""",
+}
+"""Entries of the documentation that several schedules share."""
 
-class Annealing(Schedule):
+
+class Planned(Schedule):
+    """A schedule over all steps."""
+
+    valid: ClassVar[Rules] = {"total_steps": (COUNT, None)}
+    total_steps: int | None
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step >= total_steps_of(self, self.total_steps, progress)
+
+
+class Annealing(Planned):
     """A schedule from 1 to a final factor over all steps."""
 
-    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "final": (NOT_NEGATIVE,)}
+    valid: ClassVar[Rules] = {**Planned.valid, "final": (NOT_NEGATIVE,)}
 
     def __init__(self, total_steps: int | None = None, final: float = 0.0) -> None:
         self.total_steps = total_steps
         self.final = final
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= total_steps_of(self, self.total_steps, progress)
 
     def factor(self, progress: Progress) -> float:
         total = total_steps_of(self, self.total_steps, progress)
@@ -32,6 +52,7 @@ class Annealing(Schedule):
         """Return the factor at a step before the last."""
 
 
+@with_texts(**ENTRIES)
 class Cosine(Annealing):
     r"""Half a cosine from 1 down to the final factor f: :math:`f + (1 - f)(1 + \cos(π t / T)) / 2`.
 
@@ -39,12 +60,8 @@ class Cosine(Annealing):
 
     Parameters
     ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
-    final : float, default=0.0
-        f, in [0, inf).
+    {total_steps}
+    {final}
 
     References
     ----------
@@ -63,17 +80,14 @@ class Cosine(Annealing):
         return _cosine(1.0, self.final, step / total)
 
 
+@with_texts(**ENTRIES)
 class Linear(Annealing):
     r"""A straight line from 1 to the final factor f: :math:`1 + (f - 1) t / T`.
 
     Parameters
     ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
-    final : float, default=0.0
-        f, in [0, inf).
+    {total_steps}
+    {final}
 
     Examples
     --------
@@ -88,6 +102,7 @@ class Linear(Annealing):
         return 1.0 + (self.final - 1.0) * step / total
 
 
+@with_texts(**ENTRIES)
 class FlatCosine(Annealing):
     r"""Constant at first, then half a cosine from 1 down to the final factor f.
 
@@ -95,12 +110,8 @@ class FlatCosine(Annealing):
 
     Parameters
     ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
-    final : float, default=0.0
-        f, in [0, inf).
+    {total_steps}
+    {final}
     flat : float, default=0.5
         s, the part of the steps in which the factor stays at 1, in [0, 1).
 
@@ -128,7 +139,7 @@ class FlatCosine(Annealing):
         return 1.0 if step < start else _cosine(1.0, self.final, (step - start) / (total - start))
 
 
-class CosineLog(Schedule):
+class CosineLog(Planned):
     r"""Cycles from 0 to 1 and back, each twice as long as the one before.
 
     .. math:: \left(1 - \cos(2π \log_2(1 + (2^c - 1) t / T))\right) / 2
@@ -158,14 +169,11 @@ class CosineLog(Schedule):
     """
 
     __module__ = PUBLIC
-    valid: ClassVar[Rules] = {"total_steps": (COUNT, None), "cycles": (Range(Integral, 1, 50, closed="both"),)}
+    valid: ClassVar[Rules] = {**Planned.valid, "cycles": (Range(Integral, 1, 50, closed="both"),)}
 
     def __init__(self, total_steps: int | None = None, cycles: int = 4) -> None:
         self.total_steps = total_steps
         self.cycles = cycles
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= total_steps_of(self, self.total_steps, progress)
 
     def factor(self, progress: Progress) -> float:
         step, total = progress.step, total_steps_of(self, self.total_steps, progress)
@@ -174,7 +182,8 @@ class CosineLog(Schedule):
         return (1.0 - cos(2.0 * pi * log2(1.0 + (2.0**self.cycles - 1.0) * step / total))) / 2.0
 
 
-class OneCycle(Schedule):
+@with_texts(**ENTRIES)
+class OneCycle(Planned):
     r"""Half a cosine up from a low learning rate to ``learning_rate_init``, then one down to a far lower rate.
 
     It is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing: ``learning_rate_init`` is its ``max_lr``, the
@@ -182,10 +191,7 @@ class OneCycle(Schedule):
 
     Parameters
     ----------
-    total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
-        ``final``.
+    {total_steps}
     warmup_fraction : float, default=0.3
         w, the part of the steps in which the rate rises, in [0, 1).
     initial : float, default=0.04
@@ -207,7 +213,7 @@ class OneCycle(Schedule):
     __module__ = PUBLIC
 
     valid: ClassVar[Rules] = {
-        "total_steps": (COUNT, None),
+        **Planned.valid,
         "warmup_fraction": (BELOW_ONE,),
         "initial": (NOT_NEGATIVE,),
         "final": (NOT_NEGATIVE,),
@@ -220,9 +226,6 @@ class OneCycle(Schedule):
         self.warmup_fraction = warmup_fraction
         self.initial = initial
         self.final = final
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step >= total_steps_of(self, self.total_steps, progress)
 
     def factor(self, progress: Progress) -> float:
         step, total = progress.step, total_steps_of(self, self.total_steps, progress)

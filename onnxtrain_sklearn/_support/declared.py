@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 
 from .rules import Rule, check_parameters
 
+C = TypeVar("C", bound=type)
 E = TypeVar("E", bound="type[Declared]")
 
 
@@ -65,10 +66,21 @@ def documented(**texts: str) -> Callable[[E], E]:
 
     def fill(cls: E) -> E:
         if cls.__doc__ is not None:  # python -OO
-            text = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
-            for name, part in texts.items():
-                text = text.replace(f"{{{name}}}", part)
-            cls.__doc__ = text
+            cls.__doc__ = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
+        return with_texts(**texts)(cls)
+
+    return fill
+
+
+def with_texts(**texts: str) -> Callable[[C], C]:
+    """Return a decorator that puts texts in place of names in braces in the docstring of a class."""
+
+    def fill(cls: C) -> C:
+        if cls.__doc__ is not None:
+            doc = inspect.cleandoc(cls.__doc__)
+            for name, text in texts.items():
+                doc = doc.replace(f"{{{name}}}", text)
+            cls.__doc__ = doc
         return cls
 
     return fill
