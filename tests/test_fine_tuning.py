@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.decomposition import PCA
-from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
@@ -22,7 +22,7 @@ from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradi
 from onnxtrain_sklearn._estimators.examples import Call
 from onnxtrain_sklearn._estimators.session import Session
 from onnxtrain_sklearn._training.fine_tuning import Candidate, FineTuningTrainer, Paths, metric, shares
-from onnxtrain_sklearn._training.recalibration import OutputWeights, anchors
+from onnxtrain_sklearn._training.recalibration import OutputWeights, anchors, no_output_weights
 from tests.helpers.engines import each_engine
 
 X, Y = load_diabetes(return_X_y=True)
@@ -80,7 +80,7 @@ def test_the_end_of_a_path_is_the_minimum_with_the_pull():
     rng = np.random.RandomState(0)
     objective = Quadratic(rng.randn(40, 5), rng.randn(40))
     anchor, scale = rng.randn(5), np.array([1.0, 10.0, 0.1, 1.0, 3.0])
-    output = OutputWeights(np.zeros(5, bool), np.empty(0, int), 1.0)
+    output = no_output_weights(5)
     paths = Paths(FineTuner(0.01, max_iter=1000), objective, anchor, output, scale)
     (_, start), (_, end) = paths.along(anchor, objective.weights)
     loss, gradient = objective(anchor, objective.weights)
@@ -97,7 +97,7 @@ def test_anchors_are_the_old_weights_with_the_best_shift_and_scale():
     objective = Quadratic(np.column_stack([rng.randn(50, 2), np.ones(50)]), rng.randn(50) + 2)
     weights, old = rng.rand(50), np.array([1.0, -2.0, 0.5])
     scores = objective.X @ old
-    output = OutputWeights(np.ones(3, bool), np.array([2]), float(np.sqrt(np.mean(scores**2))))
+    output = OutputWeights(np.ones(3, bool), np.array([[2]]), float(np.sqrt(np.mean(scores**2))))
     found = anchors(objective, old, output, weights)
     mean = np.average(objective.y, weights=weights)
     slope = np.cov(scores, objective.y, aweights=weights)[0, 1] / np.cov(scores, aweights=weights)
@@ -119,20 +119,26 @@ def test_anchors_are_the_old_weights_with_the_best_shift_and_scale():
             True,
         ),
         (
+            RandomForestRegressor(n_estimators=3, random_state=0),
+            {"randomforestregressor.leaf_values"},
+            "randomforestregressor.leaf_values",
+            True,
+        ),
+        (
             MLPRegressor(hidden_layer_sizes=(4,), max_iter=30),
             {"mlpregressor.coefs.1", "mlpregressor.intercepts.1"},
             "mlpregressor.intercepts.1",
             False,
         ),
     ],
-    ids=["linear", "boosting", "network"],
+    ids=["linear", "boosting", "forest", "network"],
 )
 def test_the_weights_that_scale_and_shift_the_scores_are_found(model, scaled, shift, linear):
     trainer = trainer_of(model.fit(X[OLD], Y[OLD]))
     output, parameters = trainer._output(), trainer._objective.parameters
     found = {name for name in parameters.names if output.scaled[parameters.span(name)].all()}
     assert found == scaled
-    assert_array_equal(output.shifts, np.arange(len(output.scaled))[parameters.span(shift)])
+    assert_array_equal(output.shifts.ravel(), np.arange(len(output.scaled))[parameters.span(shift)])
     assert output.linear is linear
 
 

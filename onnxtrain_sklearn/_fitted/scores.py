@@ -16,6 +16,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import bypass, copy_type, insert_behind, keep_outputs, replace_node
+from .._graph.final_activation import activation_of
 from .._graph.queries import dims
 from .._support.typing import Estimator
 from ..exceptions import ModelError
@@ -120,7 +121,7 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
-    if shown is None and probabilities and not ends_in(output, "Softmax"):
+    if shown is None and probabilities and not _has_scores(output):
         shown = copy_type(op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1), output)
     elif shown is None and margin is not None and (dims(output) or [0])[-1] == 2:
         shown = op.Gather(output, np.array([margin]), axis=1)
@@ -129,6 +130,12 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
         model.graph.outputs[0] = shown
         model.graph.sort()
         keep_outputs(model, model.graph.outputs)
+
+
+def _has_scores(output: ir.Value) -> bool:
+    """Whether the graph computes the scores behind probabilities: logarithms of these saturate, scores do not."""
+    found = activation_of(output)
+    return found is not None and (found.link == "softmax" or found.paired)
 
 
 def _fold_factor(graph: ir.Graph) -> None:

@@ -112,8 +112,12 @@ def keep_name(graph: ir.Graph, name: str | None) -> None:
 
 
 def is_fixed_role(role: Role, source: TrainableModel) -> bool:
-    """Whether a parameter stays fixed: imputed values, codes of categories, neutral scaling."""
-    if role.role in ("base_values", "imputed", "default"):  # leaves can express base values
+    """Whether a parameter stays fixed: imputed values, codes of categories, neutral scaling.
+
+    Numbers added to trees that classify are a function of the shares of the classes, as in the estimators.
+    """
+    of_classes = role.operator == f"{ML}.TreeEnsembleClassifier"
+    if role.role in ("imputed", "default") or (role.role == "base_values" and of_classes):
         return True
     if role.name not in source.parameters:
         return False

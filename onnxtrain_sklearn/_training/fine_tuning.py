@@ -13,7 +13,7 @@ from ..exceptions import warn
 from ..finetuning import FineTuner
 from .history import History
 from .loop import Trainer, TrainerSettings
-from .recalibration import OutputWeights, Scores, anchors, output_weights
+from .recalibration import OutputWeights, Scores, anchors, no_output_weights, output_weights
 from .row_objective import RowObjective
 from .step import GradientStep
 
@@ -103,7 +103,7 @@ class FineTuningTrainer(Trainer):
     def _output(self) -> OutputWeights:
         if self._tuner.recalibrate:
             return output_weights(self._objective.parameters, self._scores)
-        return OutputWeights(np.zeros(len(self._vector), bool), np.empty(0, int), 1.0)
+        return no_output_weights(len(self._vector))
 
     def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> np.ndarray:
         """Return the candidate with the best score on the validation data; the first of equal ones."""

@@ -29,36 +29,64 @@ class OutputWeights:
     Attributes
     ----------
     scaled : ndarray of bool
-        Multiplying these weights by a number multiplies the scores by it; no weight, if there are no such weights.
-    shifts : ndarray of int
-        Places of the weights that are added to the scores, one for each column; empty if there are none.
+        Multiplying these weights by a number multiplies the scores by it, up to a shift; no weight, if there are no
+        such weights.
+    shifts : ndarray of int, of shape (n_columns, n_weights)
+        Places of the weights that are added to the scores, for each column; no column if there are none.
     size : float
         Root mean square of the scores.
+    effect : float
+        What a unit of the shifting weights adds to the scores.
     """
 
     scaled: np.ndarray
     shifts: np.ndarray
     size: float
+    effect: float = 1.0
 
     @property
     def linear(self) -> bool:
         """Whether all weights together scale the scores, as they do in linear models and sums of trees."""
         return bool(len(self.shifts) and self.scaled.all())
 
+    def shifted(self, vector: np.ndarray, by: np.ndarray) -> np.ndarray:
+        """Return the weights with numbers added to the columns of the scores."""
+        result = vector.copy()
+        for places, number in zip(self.shifts, by, strict=True):
+            result[places] += number / self.effect
+        return result
+
+    def shift_gradient(self, gradient: np.ndarray) -> np.ndarray:
+        """Return the derivatives by the numbers added to the columns, from those by the weights."""
+        return np.asarray(gradient[self.shifts].sum(axis=1) / self.effect)
+
+
+def no_output_weights(size: int) -> OutputWeights:
+    """Return the description of a model whose output is not recalibrated."""
+    return OutputWeights(np.zeros(size, bool), np.empty((0, 1), int), 1.0)
+
 
 def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
     """Return the weights that scale and shift the scores."""
     before = _columns(scores)
     names = parameters.names if len(parameters.names) <= MOST_NAMES else ()
-    shifting = next((name for name in reversed(names) if _shifts(parameters, name, scores, before)), None)
+    columns = before.shape[1]  # a number for each column comes before leaves of trees
+    own = [name for name in reversed(names) if len(parameters.vector[parameters.span(name)]) == columns]
+    likely = [*own, *(name for name in reversed(names) if name not in own)]
+    found = ((name, _effect(parameters, name, scores, before)) for name in likely)
+    shifting, effect = next(((name, one) for name, one in found if one), (None, 1.0))
     bias = () if shifting is None else (shifting,)
     sets = [names, *((name, *bias) for name in names if name not in bias)]
-    scaling = next((one for one in sets if one and _scales(parameters, one, scores, before)), ())
+    if not before.any() or np.ptp(before, axis=0).max() == 0:
+        sets = []
+    scaling = next((one for one in sets if one and _scales(parameters, one, scores, before, bool(bias))), ())
     scaled = np.zeros(len(parameters.vector), bool)
     for name in scaling:
         scaled[parameters.span(name)] = True
-    places = np.arange(len(scaled))[parameters.span(shifting)] if shifting is not None else np.empty(0, int)
-    return OutputWeights(scaled, places, float(np.sqrt(np.mean(before**2))) or 1.0)
+    shifts = np.empty((0, 1), int)
+    if shifting is not None:
+        shifts = np.arange(len(scaled))[parameters.span(shifting)].reshape(columns, -1)
+    return OutputWeights(scaled, shifts, float(np.sqrt(np.mean(before**2))) or 1.0, effect)
 
 
 def _columns(scores: Scores) -> np.ndarray:
@@ -66,24 +94,31 @@ def _columns(scores: Scores) -> np.ndarray:
     return np.asarray(found, np.float64).reshape(len(found), -1)
 
 
-def _shifts(parameters: FlatParameters, name: str, scores: Scores, before: np.ndarray) -> bool:
-    """Whether adding numbers to a parameter adds them, times a constant, to the columns of the scores."""
-    span = parameters.span(name)
-    if span.stop - span.start != before.shape[1]:
-        return False
-    steps = np.abs(before).max() * (0.5 + np.arange(before.shape[1]) / before.shape[1]) + 1.0
+def _effect(parameters: FlatParameters, name: str, scores: Scores, before: np.ndarray) -> float:
+    """Return what adding a number to a parameter adds to the scores, as a multiple of the number; 0: no shift.
+
+    The parameter has a number for each column; or, of a single column, many that are all added to, as leaves of trees.
+    """
+    span, columns = parameters.span(name), before.shape[1]
+    if columns not in (1, span.stop - span.start):
+        return 0.0
+    steps = np.abs(before).max() * (0.5 + np.arange(columns) / columns) + 1.0
     added = _after(parameters, parameters.vector[span] + steps, span, scores) - before
     factor = float(added[0, 0] / steps[0])
-    return bool(factor and np.allclose(added, factor * steps, rtol=1e-3, atol=1e-3 * abs(factor) * steps[0]))
+    shifts = factor and np.allclose(added, factor * steps, rtol=1e-3, atol=1e-3 * abs(factor) * steps[0])
+    return factor if shifts else 0.0
 
 
-def _scales(parameters: FlatParameters, names: Sequence[str], scores: Scores, before: np.ndarray) -> bool:
+def _scales(
+    parameters: FlatParameters, names: Sequence[str], scores: Scores, before: np.ndarray, up_to_shift: bool
+) -> bool:
     """Whether multiplying these parameters by 1.5 multiplies the scores by 1.5."""
     vector = parameters.vector.copy()
     for name in names:
         vector[parameters.span(name)] *= 1.5
-    after, largest = _after(parameters, vector, slice(None), scores), np.abs(before).max()
-    return bool(largest > 0 and np.allclose(after, 1.5 * before, rtol=1e-3, atol=1e-3 * largest))
+    difference = _after(parameters, vector, slice(None), scores) - 1.5 * before
+    difference -= difference.mean(axis=0) if up_to_shift else 0.0
+    return bool(np.allclose(difference, 0.0, atol=1e-3 * np.abs(before).max()))
 
 
 def _after(parameters: FlatParameters, values: np.ndarray, span: slice, scores: Scores) -> np.ndarray:
@@ -118,13 +153,11 @@ def _fitted(
     factor = np.where(output.scaled, start, 0.0) / output.size
 
     def moved(z: np.ndarray) -> np.ndarray:
-        vector: np.ndarray = start + z[0] * factor if scales else start.copy()
-        vector[output.shifts] += z[1:]
-        return vector
+        return output.shifted(start + z[0] * factor if scales else start, z[1:])
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = objective(moved(z), weights)
-        return value, np.concatenate([[gradient @ factor if scales else 0.0], gradient[output.shifts]])
+        return value, np.concatenate([[gradient @ factor if scales else 0.0], output.shift_gradient(gradient)])
 
     zero = np.zeros(1 + len(output.shifts))
     end = scipy.optimize.minimize(loss, zero, jac=True, method="L-BFGS-B", options={"maxiter": 50})
