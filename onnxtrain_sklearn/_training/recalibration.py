@@ -51,7 +51,7 @@ class OutputWeights:
 
     def shifted(self, vector: np.ndarray, by: np.ndarray) -> np.ndarray:
         """Return the weights with numbers added to the columns of the scores."""
-        result = vector.copy()
+        result: np.ndarray = vector.copy()
         for places, number in zip(self.shifts, by, strict=True):
             result[places] += number / self.effect
         return result
