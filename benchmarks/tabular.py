@@ -22,7 +22,7 @@ import numpy as np
 from tabular_data import TABLES
 from tabular_models import MODELS, ORIGINALS, prepared
 
-RESULTS = Path(__file__).with_name("tabular_results.jsonl")
+RESULTS = Path(__file__).resolve().with_name("tabular_results.jsonl")
 
 
 def results(path: Path) -> list[dict]:

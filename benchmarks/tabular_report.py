@@ -1,6 +1,9 @@
 """The page and the picture of the tabular benchmark, from its results: docs/tabular.md and docs/tabular.png.
 
-python benchmarks/tabular_report.py [--results FILE]
+    python benchmarks/tabular_report.py [--results FILE]
+
+Of a file of results of your own, FILE.jsonl, a page of the tables alone and a picture are written beside it: FILE.md
+and FILE.png.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- results: written by benchmarks/tabular_report.py -->", "<!-- end of results -->"
 
 SPLITS = 3
+
+BESIDE_TABM = ("LightGBM", "RealMLP")
+"""The models that are shown beside TabM."""
 
 Scores = Mapping[str, Mapping[str, Mapping[int, dict]]]
 """Runs by table, model and split."""
@@ -78,7 +84,8 @@ def paired(found: Scores, model: str, original: str) -> tuple[int, float, float,
 def table_of_scores(found: Scores, models: list[str]) -> list[str]:
     """Return the mean scores of each table over the splits that all models shown in its row have run."""
     lines = [f"| table | splits | {' | '.join(models)} |", f"|---|---|{'---|' * len(models)}"]
-    for table, by_model in found.items():
+    for table, runs_of in found.items():
+        by_model = {model: runs for model, runs in runs_of.items() if model in models}
         splits = set.intersection(*map(set, by_model.values()))
         means = {model: mean({split: runs[split] for split in splits}) for model, runs in by_model.items()}
         digits = 2 if is_error(table) and table != "california" else 4
@@ -89,19 +96,26 @@ def table_of_scores(found: Scores, models: list[str]) -> list[str]:
     return lines
 
 
-def table_of_models(found: Scores, models: list[str]) -> list[str]:
-    """Return mean ranks and CPU seconds over the tables that all models of :func:`ranked` ran."""
-    rivals = ranked(found, models)
-    by_rank, lines = ranks(found, rivals), ["| model | mean rank | median CPU seconds of a fit |", "|---|---|---|"]
+def table_of_models(found: Scores, rivals: list[str]) -> list[str]:
+    """Return mean ranks and CPU seconds over the tables that all rivals ran."""
+    by_rank, tables = ranks(found, rivals), sum(set(rivals) <= set(by_model) for by_model in found.values())
+    lines = [f"| model | mean rank on {tables} tables | median CPU seconds of a fit |", "|---|---|---|"]
     for model in sorted(by_rank, key=by_rank.__getitem__):
         lines.append(f"| {model} | {by_rank[model]:.2f} | {seconds_of(found, model, rivals):.1f} |")
-    return lines
+    return lines if by_rank else []
 
 
-def ranked(found: Scores, models: list[str]) -> list[str]:
-    """Return the models that are ranked: not the originals, and those that ran on half of the tables at least."""
-    counts = {model: sum(model in by_model for by_model in found.values()) for model in models}
-    return [model for model in models if model not in ORIGINALS and counts[model] >= len(found) / 2]
+def ranked(models: list[str]) -> list[str]:
+    """Return the models that are ranked on all tables: not the originals, and not TabM, which runs on fewer."""
+    return [model for model in models if model not in ORIGINALS and not is_tabm(model)]
+
+
+def ranked_with_tabm(models: list[str]) -> list[str]:
+    return [model for model in models if model not in ORIGINALS and model != "TabM-mini"]
+
+
+def is_tabm(model: str) -> bool:
+    return model.startswith("TabM")
 
 
 def seconds_of(found: Scores, model: str, rivals: list[str]) -> float:
@@ -130,7 +144,7 @@ def table_of_originals(found: Scores) -> list[str]:
 
 def draw(found: Scores, models: list[str], path: Path) -> None:
     """Draw mean rank against CPU seconds."""
-    rivals = ranked(found, models)
+    rivals = ranked(models)
     figure, axes = plt.subplots(figsize=(6.4, 4))
     for model, rank in ranks(found, rivals).items():
         seconds = seconds_of(found, model, rivals)
@@ -147,22 +161,37 @@ def draw(found: Scores, models: list[str], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    runs = results(parser.parse_args().results)
+    chosen = parser.parse_args().results
+    runs = results(chosen)
     found = gathered(runs)
     models = [model for model in MODELS if any(model in by_model for by_model in found.values())]
-    failures = sorted({f"{run['model']} on {run['table']}: {run['failure']}" for run in runs if "failure" in run})
-    parts = [
-        what_was_run(found),
-        table_of_models(found, models),
-        table_of_originals(found),
-        table_of_scores(found, models),
-        [f"- {line}" for line in failures],
-    ]
-    text = "\n\n".join("\n".join(part) for part in parts if part)
+    text = report(found, models, runs)
+    if chosen.resolve() != RESULTS:
+        chosen.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+        draw(found, models, chosen.with_suffix(".png"))
+        return
     page = DOCS / "tabular.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     draw(found, models, DOCS / "tabular.png")
+
+
+def report(found: Scores, models: list[str], runs: list[dict]) -> str:
+    """Return all tables. TabM, which runs on fewer tables, has some of its own, so that the others show all splits."""
+    tabms = [model for model in models if is_tabm(model)]
+    beside = [model for model in models if is_tabm(model) or model in BESIDE_TABM]
+    some = {name: by_model for name, by_model in found.items() if set(tabms) & set(by_model)}
+    failures = sorted({f"{run['model']} on {run['table']}: {run['failure']}" for run in runs if "failure" in run})
+    parts = [
+        what_was_run(found),
+        table_of_models(found, ranked(models)),
+        table_of_models(found, ranked_with_tabm(models)) if "TabM" in models else [],
+        table_of_originals(found),
+        table_of_scores(found, [model for model in models if model not in tabms]),
+        table_of_scores(some, beside) if tabms else [],
+        [f"- {line}" for line in failures],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifie
 from onnxtrain_sklearn._recipes.assembly import Member, assembled
 from onnxtrain_sklearn._recipes.folds import validation_folds
 from onnxtrain_sklearn._runtime import sessions
+from onnxtrain_sklearn._training.host_step import HostStep
 from tests.helpers.sessions import evaluate
 
 SMALL = {"variant": "td-s", "hidden_layer_sizes": (16,), "max_iter": 12, "random_state": 0}
@@ -207,6 +208,18 @@ def test_training_of_tabm_ends_by_its_patience():
     regressor = TabMRegressor(**TABM | {"max_iter": 300}, n_iter_no_change=5).fit(X, y)
     (scores,) = regressor.validation_scores_
     assert regressor.n_iter_ == len(scores) == int(np.argmax(scores)) + 7 < 300
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(10, [10]), (64, [64]), (65, [33, 32]), (100, [50, 50]), (130, [44, 44, 42])]
+)
+@pytest.mark.filterwarnings("ignore:Training has not converged")
+def test_no_minibatch_of_tabm_is_larger_than_batch_size(rows, sizes, monkeypatch):
+    seen, run = [], HostStep.run
+    monkeypatch.setattr(HostStep, "run", lambda step, rates, weight: seen.append(weight) or run(step, rates, weight))
+    X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
+    TabMRegressor(**TABM | {"max_iter": 1}, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)
+    assert seen == sizes
 
 
 def test_equal_seeds_give_equal_models():

@@ -46,6 +46,8 @@ Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", 
 
 TABM: Mapping[str, Parameter] = {
     **SHARED,
+    "batch_size": Parameter("int", """
+Rows of a minibatch, at most; an epoch is divided into steps of about equal size.""", (COUNT,)),
     "n_members": Parameter("int", "Networks that share weights.", TabM.valid["n_members"]),
     "mini": switch("Whether they share all but a vector in front and the last layer."),
     "embedding": Parameter("str, Embedding or None", """

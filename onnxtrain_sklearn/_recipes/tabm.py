@@ -14,7 +14,7 @@ from .._models.tabm import TabM
 from .._support.declared import documented
 from .._support.typing import ClassWeight
 from ..optimizers import AdamW
-from .base import balanced_batch
+from .base import even_batch
 from .kinds import ClassifierRecipe, RegressorRecipe
 from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM
 from .preprocessing import Preprocessing
@@ -29,7 +29,7 @@ def _tabm_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
     return {
         "optimizer": AdamW(weight_decay=recipe.weight_decay),
         "learning_rate_init": recipe.learning_rate_init,
-        "batch_size": balanced_batch(n_rows, recipe.batch_size),
+        "batch_size": even_batch(n_rows, recipe.batch_size),
         "max_iter": recipe.max_iter,
         "tol": 1e-9,
         "n_iter_no_change": recipe.n_iter_no_change,
