@@ -7,6 +7,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from scipy.stats import kstest
 
 from onnxtrain_sklearn._graph.protobuf import to_proto
 from onnxtrain_sklearn._graph.shapes import infer_shapes
@@ -50,6 +51,34 @@ def test_each_draw_and_seed_has_masks_of_its_own_and_each_node_too():
     masks = [tuple(a.ravel()) for pair in kept[:3] for a in pair]
     assert len(set(masks)) == 6
     np.testing.assert_array_equal(kept[0], kept[3])
+
+
+def numbers_of(draws, shape=(500, 7), seed=3):
+    """Return the random numbers of many draws, a row for each."""
+    numbers = UniformNumbers([], seed)
+    numbers.buffers = {"u": np.zeros(shape, np.float32)}
+    rows = []
+    for draw in range(draws):
+        numbers.draw(draw)
+        rows.append(numbers.buffers["u"].ravel().copy())
+    return np.array(rows)
+
+
+def test_random_numbers_are_uniform_and_independent():
+    rows = numbers_of(60)
+    assert rows.min() >= 0
+    assert rows.max() < 1
+    assert kstest(rows.ravel(), "uniform").pvalue > 1e-3
+    for lag in (1, 2, 4, 7):  # within a draw, along and across the rows of a buffer
+        assert abs(np.corrcoef(rows[:, lag:].ravel(), rows[:, :-lag].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(rows[1:].ravel(), rows[:-1].ravel())[0, 1]) < 0.01
+
+
+def test_a_ratio_between_the_steps_of_the_random_bits_is_met():
+    """2 ** -18 of the numbers are below 2 ** -18, though sixteen bits alone are below it or not."""
+    smallest = numbers_of(4000, shape=(1,))[:, 0]
+    assert len(np.unique(smallest * 2**16 % 1)) == 256
+    assert np.all(smallest * 2**24 % 1 == 0)
 
 
 def test_doubles_are_dropped_like_floats():

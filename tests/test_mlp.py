@@ -14,6 +14,7 @@ from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._training.dropout import UniformNumbers
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from onnxtrain_sklearn.models import ACTIVATIONS
 from tests.helpers.data import blobs, line
@@ -129,13 +130,16 @@ def test_a_step_is_that_of_the_formula(options, engine):
 @each_engine
 @pytest.mark.parametrize("residual", [False, True])
 def test_dropout_drops_the_hidden_units(residual, engine):
-    """The masks are those that the seed of the run draws: a float in [0, 1) for each unit, kept from the ratio on."""
+    """The masks are those that the seed of the run draws: a number in [0, 1) for each unit, kept from the ratio on."""
     net = MLP((5, 5), "tanh", dropout=0.4, residual=residual)
     estimator = unlike_the_start(net, optimizer=SGD(), engine=engine, batch_size=12, shuffle=False, random_state=0)
     weights, seed, draws = in_double(estimator), estimator._run.seed, estimator._run.state.draws
     for i, batch in enumerate((slice(12), slice(12, 24))):
-        random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, draws + i]))
-        masks = [(random.random((12, 5), dtype=np.float32) >= 0.4) / 0.6 for _ in range(2)]
+        uniform = {f"{i}": np.zeros((12, 5), np.float32) for i in range(2)}
+        numbers = UniformNumbers([], seed)
+        numbers.buffers = uniform
+        numbers.draw(draws + i)
+        masks = [(u >= 0.4) / 0.6 for u in uniform.values()]
         weights = {name: weights[name] - 0.1 * slope for name, slope in slopes(net, weights, masks, batch).items()}
     estimator.set_params(learning_rate_init=0.1).partial_fit(X, Y)
     for name, expected in weights.items():

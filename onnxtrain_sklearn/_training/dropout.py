@@ -59,9 +59,21 @@ class UniformNumbers:
                     f"{factor * self._largest}; it must stay below 1."
                 )
             self._factor[()] = factor
-        random = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, count]))
+        random = np.random.SFC64([self._seed, count])
         for buffer in self.buffers.values():
-            random.random(out=buffer, dtype=np.float32)
+            _fill(random, buffer)
+
+
+def _fill(random: np.random.SFC64, buffer: np.ndarray) -> None:
+    """Fill an array with numbers of [0, 1): 16 random bits each, and 8 bits below them that all share.
+
+    A mask needs no more. That takes a quarter of the time of independent numbers of 24 bits, which for large layers
+    is a tenth of a step; each number alone is uniform among the multiples of 2 ** -24.
+    """
+    words = random.random_raw(1 + -(-buffer.size // 4))
+    bits = words[1:].view(np.uint16)[: buffer.size].reshape(buffer.shape)
+    np.add(bits, np.float32((words[0] & 0xFF) / 256), out=buffer)
+    np.multiply(buffer, np.float32(2**-16), out=buffer)
 
 
 def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value]:
