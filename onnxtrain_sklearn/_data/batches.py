@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .columns import Column
+from .sparse_rows import SparseRows
 
 MERGE_LIMIT = 200
 """Rows up to which a single full batch is searched for equal rows."""
@@ -37,7 +38,7 @@ def distinct_rows(
     """
     ones = np.ones(len(next(iter(columns.values())))) if weights is None else weights
     rows, _ = weighted_rows(rows, ones)
-    parts = [column.rows(rows).reshape(len(rows), -1) for column in columns.values()]
+    parts = [column.content(rows) for column in columns.values()]
     content = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=1)
     _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
     merged = np.zeros(len(ones))
@@ -47,10 +48,14 @@ def distinct_rows(
 
 @dataclass(frozen=True, eq=False)
 class BatchBuffers:
-    """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights."""
+    """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights.
+
+    Columns whose rows stay sparse have a place in ``sparse`` instead.
+    """
 
     columns: Mapping[str, np.ndarray]
     sample_weight: np.ndarray
+    sparse: Mapping[str, SparseRows] = field(default_factory=dict)
 
 
 class Batches:
@@ -138,6 +143,9 @@ class Batches:
         count, capacity = len(rows), len(buffers.sample_weight)
         padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
         for name, column in self._columns.items():
-            column.take(padded, buffers.columns[name])
+            if name in buffers.sparse:
+                buffers.sparse[name].rows = column.sparse_rows(padded)
+            else:
+                column.take(padded, buffers.columns[name])
         buffers.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]
         buffers.sample_weight[count:] = 0.0

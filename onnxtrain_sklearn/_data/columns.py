@@ -18,6 +18,7 @@ from sklearn.utils import check_array
 from .._graph.trainable import TensorSpec
 from .._support.typing import DType, MatrixLike, SparseLike
 from .rounding import warn_of_rounding
+from .sparse_rows import in_type, stays_sparse
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
@@ -40,7 +41,7 @@ class Column:
 
     def __init__(self, data: np.ndarray | SparseLike, dtype: DType) -> None:
         self._sparse = sp.issparse(data)
-        self._data: Any = data.tocsr() if sp.issparse(data) else _converted(data, dtype)
+        self._data: Any = _converted_rows(data.tocsr(), dtype) if sp.issparse(data) else _converted(data, dtype)
         self._dtype = dtype
         # ndarray.take copies all of an array that is not contiguous
         self._direct = not self._sparse and self._data.dtype == dtype and self._data.flags.carray
@@ -58,6 +59,11 @@ class Column:
         return self._dtype
 
     @property
+    def stays_sparse(self) -> bool:
+        """Whether rows are to be multiplied without making them dense."""
+        return stays_sparse(self._data)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Rows, then the shape of a row."""
         return tuple(int(n) for n in self._data.shape)
@@ -65,7 +71,7 @@ class Column:
     def rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the given rows as a dense array of the graph's type."""
         if self._sparse:
-            return np.asarray(self._part(rows).toarray("C"))
+            return np.asarray(self.sparse_rows(rows).toarray("C"))
         with _no_overflow(self._dtype):
             return np.ascontiguousarray(self._data[rows], dtype=self._dtype)
 
@@ -75,7 +81,7 @@ class Column:
         All rows of an array of this type are a view.
         """
         if self._sparse:
-            return self._part(rows)  # type: ignore[no-any-return]
+            return self.sparse_rows(rows)  # type: ignore[no-any-return]
         whole = len(rows) == len(self) and self._data.dtype == self._dtype
         view: np.ndarray = (self._data if whole else self.rows(rows)).view()
         view.flags.writeable = False
@@ -86,10 +92,14 @@ class Column:
         rows = zip(spec.shape[1:], self.shape[1:], strict=False)
         return spec.dtype == self._dtype and len(spec.shape) == len(self.shape) and all(w in (None, g) for w, g in rows)
 
-    def _part(self, rows: np.ndarray) -> Any:
-        """Return the given rows of sparse data."""
+    def sparse_rows(self, rows: np.ndarray) -> Any:
+        """Return the given rows of sparse data, compressed by rows and in the graph's type."""
         with _no_overflow(self._dtype):
-            return self._data[rows].astype(self._dtype)
+            return in_type(self._data[rows], self._dtype)
+
+    def content(self, rows: np.ndarray) -> np.ndarray:
+        """Return a matrix with a row for each of the given ones, equal and ordered as their content is."""
+        return _ranks(self.sparse_rows(rows)) if self.stays_sparse else self.rows(rows).reshape(len(rows), -1)
 
     def rows_with_missing(self) -> np.ndarray:
         """Return the rows in which a number is missing, NaN standing for it."""
@@ -105,7 +115,7 @@ class Column:
         if self._direct:
             self._data.take(rows, 0, out, "clip")
         elif self._sparse:
-            self._part(rows).toarray(out=out)
+            self.sparse_rows(rows).toarray(out=out)
         else:
             out[...] = self.rows(rows).reshape(out.shape)
 
@@ -116,6 +126,25 @@ def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:
         return np.asarray(data)
     with _no_overflow(dtype):
         return np.ascontiguousarray(data, dtype=dtype)
+
+
+def _converted_rows(data: Any, dtype: DType) -> Any:
+    """Return sparse rows in ``dtype``, unless the copy would be large."""
+    if data.nnz * dtype.itemsize > COPY_LIMIT:
+        return data
+    with _no_overflow(dtype):
+        return in_type(data, dtype)
+
+
+def _ranks(part: Any) -> np.ndarray:
+    """Return the rank of the content of each sparse row, as a column."""
+    part.sum_duplicates()
+    part.eliminate_zeros()
+    ends = part.indptr[1:-1]
+    pairs = zip(np.split(part.indices, ends), np.split(part.data, ends), strict=True)
+    content = [indices.tobytes() + numbers.tobytes() for indices, numbers in pairs]
+    ranks = {one: rank for rank, one in enumerate(sorted(set(content)))}
+    return np.array([[ranks[one]] for one in content])
 
 
 @contextmanager

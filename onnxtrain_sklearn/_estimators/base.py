@@ -204,4 +204,4 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         check_is_fitted(self)
         columns = graph_inputs(self, X, self._run.source.inputs, self._run.fitted, reset=False)
         require_numbers(self, self._run, columns)
-        return self._run.predictor(with_scores=with_scores).run(columns, output=output)
+        return self._run.predictor(columns, with_scores=with_scores).run(columns, output=output)

@@ -125,7 +125,7 @@ def tuning_trainer(
             "change from batch to batch. Export the graph in inference mode, or train it plainly with finetune=None."
         )
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
-    predictor = run.live_predictor(with_scores=True)
+    predictor = run.live_predictor(live, with_scores=True)
 
     def scores() -> np.ndarray:
         return predictor.run(live, rows[:SCORED_ROWS], -1)

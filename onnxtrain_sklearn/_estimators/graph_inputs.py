@@ -63,7 +63,7 @@ def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> 
     if run.fitted is None or run.fitted.table is not None or not _allows_missing(estimator, run.fitted):
         return
     rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
-    if len(rows) and np.isnan(run.predictor(with_scores=True).run(columns, rows, output=-1)).any():
+    if len(rows) and np.isnan(run.predictor(columns, with_scores=True).run(columns, rows, output=-1)).any():
         raise ValueError(
             f"Input X contains NaN in columns in which {type(estimator.model).__name__} takes no missing values. Fill "
             f"them in before, with a SimpleImputer for instance."

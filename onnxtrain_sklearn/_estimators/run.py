@@ -80,7 +80,7 @@ class Run:
     form: TrainableModel | None = None
     step: TrainingStep | None = None
     step_key: object = None
-    predictors: dict[tuple[str, int], Predictor] = field(default_factory=dict)
+    predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "sample": None, "form": None, "step": None, "step_key": None, "predictors": {}}
@@ -126,22 +126,24 @@ class Run:
         current = {**self.frozen, **trained}
         return {name: current[name].astype(array.dtype) for name, array in self.source.weights().items()}
 
-    def predictor(self, *, with_scores: bool = False) -> Predictor:
-        """Return a predictor with the current weights; the scores can be its last output."""
-        key = ("scores" if with_scores else "predict", sessions.forks())
+    def predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
+        """Return a predictor with the current weights for data like ``columns``; the scores can be its last output."""
+        sparse = sparse_inputs(columns)
+        key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.predictors:
             graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
-            self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width)
+            self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width, sparse=sparse)
         return self.predictors[key]
 
     def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
         """Return the predictions of the graph, by scikit-learn method."""
-        results = {"predict": self.predictor().run(columns)}
+        predictor = self.predictor(columns)
+        results = {"predict": predictor.run(columns)}
         if self.head.has_probabilities:
-            results["predict_proba"] = self.predictor().run(columns, output=1)
+            results["predict_proba"] = predictor.run(columns, output=1)
         elif self.head.task != "regression":
-            results["decision_function"] = self.predictor().run(columns, output=1)
+            results["decision_function"] = predictor.run(columns, output=1)
         return results
 
     def plain_predictor(self) -> Predictor:
@@ -154,10 +156,16 @@ class Run:
         """Return the inference graph with the current weights."""
         return to_proto(inference_model(self.deployed, self.weights(), self.head, form=options))
 
-    def live_predictor(self, *, with_scores: bool = False) -> Predictor:
-        """Return a predictor that reads the parameters while they are trained."""
+    def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
+        """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
         graph = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
-        return Predictor(graph, self.device, self.session_options, live=self.parameters)
+        sparse = sparse_inputs(columns)
+        return Predictor(graph, self.device, self.session_options, live=self.parameters, sparse=sparse)
+
+
+def sparse_inputs(columns: Columns) -> tuple[str, ...]:
+    """Return the names of the inputs whose rows are to be multiplied without making them dense."""
+    return tuple(name for name, column in columns.items() if column.stays_sparse)
 
 
 def trained_form(

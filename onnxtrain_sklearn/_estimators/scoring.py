@@ -87,7 +87,7 @@ class LivePredictions:
 
     def __init__(self, run: Run, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
         self._run, self._X, self._live, self._rows = run, X, live, rows
-        self._predictors = {False: run.live_predictor()}
+        self._predictors = {False: run.live_predictor(live)}
         self._found: dict[tuple[int, bool], np.ndarray] = {}
 
     def forget(self) -> None:
@@ -105,7 +105,7 @@ class LivePredictions:
             raise ValueError("A scorer can predict the validation data only, as they are given to it.")
         if (output, with_scores) not in self._found:
             if with_scores not in self._predictors:
-                self._predictors[with_scores] = self._run.live_predictor(with_scores=with_scores)
+                self._predictors[with_scores] = self._run.live_predictor(self._live, with_scores=with_scores)
             predictor = self._predictors[with_scores]
             self._found[output, with_scores] = predictor.run(self._live, self._rows, output)
         return self._found[output, with_scores]

@@ -36,7 +36,7 @@ from .fine_tuning import TUNED_PIECE, tuned_names, tuner_of, tuning_trainer
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
-from .run import Run
+from .run import Run, sparse_inputs
 from .run_setup import new_run, resume_run
 from .settings import batch_limit, trainer_settings
 from .start import Start
@@ -181,7 +181,7 @@ class Session:
         validate = validation_score(estimator, run, examples, held_out, self.call)
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
-        step = prepare_step(run, settings, room, most)
+        step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
         if self.tuner is not None:
             return tuning_trainer(self.tuner, run, examples, rows, loop, step, batches, validate)
         return new_trainer(loop, step, batches, run.history, validate)

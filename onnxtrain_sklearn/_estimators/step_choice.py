@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .._runtime import sessions
 from .._support.content import content
 from .._support.refusal import refusing
@@ -13,16 +15,27 @@ from .run import Run
 
 
 @refusing("The graph cannot be trained")
-def prepare_step(run: Run, settings: StepSettings, batch: int, limit: int) -> TrainingStep:
+def prepare_step(
+    run: Run, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = ()
+) -> TrainingStep:
     """Return the step of a run; make a new one only if the existing one does not fit.
 
     It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
-    rows.
+    rows. Inputs named in ``sparse`` come sparse; steps on a device take dense rows.
     """
+    sparse = () if settings.device.memory is not None else tuple(sparse)
     shapes = tuple(spec.shape for spec in run.model.inputs)
-    key = (sessions.forks(), _settings_key(settings), run.head.task, run.head.link, run.parameters.names, shapes)
+    key = (
+        sessions.forks(),
+        _settings_key(settings),
+        run.head.task,
+        run.head.link,
+        run.parameters.names,
+        shapes,
+        sparse,
+    )
     if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
-        run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, batch))
+        run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, batch, sparse))
         run.step_key, run.engine = key, run.step.engine
     return run.step
 

@@ -42,7 +42,7 @@ def validation_score(
     if estimator.scoring is not None:
         X, y = given[:2] if given is not None else (rows_of(call.X, rows), rows_of(call.y, rows))
         return scorer_of(estimator, run, (X, y, weights), live, rows)
-    predictor = run.live_predictor()
+    predictor = run.live_predictor(live)
 
     def score() -> float:
         predicted = predictor.run(live, rows)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
+from .._data import sparse_rows
 from .._data.columns import Column
 from .._graph.edits import initializers_to_inputs
+from .._graph.first_products import take_first_products
 from .._graph.protobuf import to_proto
+from .._graph.queries import constant
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
 from ..exceptions import ModelError
@@ -45,6 +48,8 @@ class Predictor:
         Parameters that each run reads from their views instead of from the graph, for scores during training.
     width : int, default=1
         Numbers of a row inside the graph, where they are more than those that it takes.
+    sparse : collection of str, default=()
+        Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
     """
 
     def __init__(
@@ -55,12 +60,16 @@ class Predictor:
         live: LiveParameters | None = None,
         *,
         width: int = 1,
+        sparse: Collection[str] = (),
     ) -> None:
-        self._width = width
         self._live = {} if live is None else live.prediction_views()
-        if self._live:
-            model = model.clone()
-            initializers_to_inputs(model.graph, list(self._live))
+        model = model.clone() if self._live or sparse else model
+        initializers = {name: constant(value) for name, value in model.graph.initializers.items()} if sparse else {}
+        self._products = take_first_products(model, sparse)
+        self._sparse = {product.input for product in self._products}
+        self._matrices: list[Any] = [self._live.pop(one.weight, initializers[one.weight]) for one in self._products]
+        self._width = 1 if self._sparse else width
+        initializers_to_inputs(model.graph, list(self._live))
         self._inner = _widest_row(model.graph)
         self.outputs = [v.name or "" for v in model.graph.outputs]
         threads = devices.available_threads() if _is_large(model.graph) else 1
@@ -72,12 +81,16 @@ class Predictor:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
         if rows is None:
             rows = np.arange(len(next(iter(columns.values()))))
-        width = max(self._width, *(math.prod(column.shape[1:]) for column in columns.values()))
+        dense = [column for name, column in columns.items() if name not in self._sparse]
+        width = max([self._width, *(math.prod(column.shape[1:]) for column in dense)])
         size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
         return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
-        feeds = {name: column.rows(rows) for name, column in columns.items()}
+        feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
+        parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
+        for one, matrix in zip(self._products, self._matrices, strict=True):
+            feeds[one.name] = sparse_rows.product(parts[one.input], matrix, transposed=one.transposed)
         found = sessions.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
         result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
         if result.shape[:1] != (len(rows),):

@@ -6,13 +6,14 @@ update. The subclasses decide where the arrays are and when they are bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from .._data.batches import BatchBuffers
+from .._data.sparse_rows import SparseRows
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._optimizers.update_graph import Coefficients, UpdateGraph, clip_graph, update_graph
@@ -63,6 +64,8 @@ class StepParts:
         Updated in place; slots that the optimizer needs are created where they are missing.
     batch : int
         Rows of a full minibatch.
+    sparse : collection of str
+        Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
     """
 
     model: TrainableModel
@@ -71,6 +74,7 @@ class StepParts:
     frozen: Mapping[str, np.ndarray]
     state: OptimizerState
     batch: int
+    sparse: Collection[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +102,7 @@ class BaseStep:
     def __init__(self, parts: StepParts) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
         self.batch, self.engine = parts.batch, parts.settings.engine
-        self._model, self._frozen = parts.model, parts.frozen
+        self._model, self._frozen, self._sparse = parts.model, parts.frozen, parts.sparse
         self._initial_slots: Mapping[str, float] = {}
         self._warned = False
 
@@ -114,14 +118,16 @@ class BaseStep:
     def _pass_graph(self, batch: int, *, resident: bool = False) -> PassGraph:
         """Return the gradient graph for ``batch`` rows; the trained parameters are among its inputs."""
         settings, dtype = self.settings, self.parameters.vector.dtype
-        columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in self._model.inputs}
-        columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
-        source = PassSource(self._model, settings, self.parameters, self._frozen, batch, resident)
+        source = PassSource(self._model, settings, self.parameters, self._frozen, batch, resident, self._sparse)
         program = pass_program(source)
+        sparse = {product.input: SparseRows() for product in program.products}
+        dense = [spec for spec in self._model.inputs if spec.name not in sparse]
+        columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}
+        columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
         uniform = UniformNumbers(program.random, settings.seed)
         self._warn_of_missing_dropout(uniform)
         self.engine = program.engine
-        return PassGraph(program, BatchBuffers(columns, np.ones(batch, dtype)), uniform)
+        return PassGraph(program, BatchBuffers(columns, np.ones(batch, dtype), sparse), uniform)
 
     def _warn_of_missing_dropout(self, uniform: UniformNumbers) -> None:
         """Warn once if dropout is scheduled, but the graph has none."""

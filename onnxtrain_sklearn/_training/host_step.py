@@ -15,6 +15,7 @@ import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.trainable import TrainableModel
+from .._graph.weights import array_of
 from .._optimizers.update_graph import PIECE, Coefficients
 from .._runtime import devices, errors
 from .._runtime.binding import Binding
@@ -24,6 +25,7 @@ from .dropout import UniformNumbers
 from .loss_graph import LOSS, PARALLEL_WORK, PENALTY, WEIGHT, Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters
 from .segments import Factors
+from .sparse_products import HostProduct, host_products
 from .step import OptimizerState, Rates
 from .vector_graphs import step_weight
 
@@ -40,6 +42,7 @@ class HostPass:
     loss: np.ndarray
     uniform: UniformNumbers
     moved: Sequence[tuple[np.ndarray, np.ndarray]]
+    products: Sequence[HostProduct]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +150,11 @@ class HostStep(BaseStep):
         if current.uniform.buffers:
             current.uniform.draw(self.state.draws, dropout)
             self.state.draws += 1
+        for product in current.products:
+            product.forward()
         current.gradient.run()
+        for product in current.products:
+            product.backward()
         for statistic, moved in current.moved:
             statistic[...] = moved
         return float(current.loss.item())
@@ -169,10 +176,20 @@ class HostStep(BaseStep):
         buffers, uniform, loss = graph.buffers, graph.uniform, np.zeros((), parameters.vector.dtype)
         moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
         threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
+        products = host_products(graph.program.products, buffers, self._matrix, parameters)
         inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: buffers.sample_weight}
-        gradients = {name: parameters.gradient_view(name) for name in parameters.names}
+        inputs |= {product.first.name: product.product for product in products}
+        outside = {product.first.weight for product in products}
+        gradients = {name: parameters.gradient_view(name) for name in parameters.names if name not in outside}
+        gradients |= {product.first.name: product.slope for product in products if product.gradient is not None}
         binding = self._bind_pass(self._pass_session(graph.program, threads), inputs, {LOSS: loss}, gradients, moved)
-        return HostPass(buffers, binding, loss, uniform, [(parameters.view(name), moved[name]) for name in moved])
+        statistics = [(parameters.view(name), moved[name]) for name in moved]
+        return HostPass(buffers, binding, loss, uniform, statistics, products)
+
+    def _matrix(self, name: str) -> np.ndarray:
+        """Return an initializer that is not trained."""
+        known = self._frozen.get(name)
+        return array_of(self._model.model.graph.initializers[name]) if known is None else known
 
     def _penalty_binding(self) -> Binding:
         part, dtype = self.parameters.penalized, self.parameters.vector.dtype

@@ -6,15 +6,16 @@ the graph before it is differentiated, so that no number of theirs can become pa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from .._gradient.engine import differentiate
 from .._graph.edits import initializers_to_inputs
+from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
 from .._graph.structure import structure, values_digest
@@ -43,6 +44,8 @@ class PassProgram:
         The inputs for random numbers, as :func:`expose_dropout` returns them.
     stateless : bool
         Whether runs do not depend on earlier ones.
+    products : sequence of FirstProduct
+        The products that are computed outside the graph, which has their gradients in place of those of the matrices.
     """
 
     graph: bytes
@@ -51,11 +54,15 @@ class PassProgram:
     memory: float
     random: Sequence[ir.Value]
     stateless: bool
+    products: Sequence[FirstProduct] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class PassSource:
-    """What a pass is compiled from; ``resident``: the graph gathers the minibatch from all data by itself."""
+    """What a pass is compiled from.
+
+    ``resident``: the graph gathers the minibatch from all data by itself. Inputs named in ``sparse`` come sparse.
+    """
 
     model: TrainableModel
     settings: StepSettings
@@ -63,6 +70,7 @@ class PassSource:
     frozen: Mapping[str, np.ndarray]
     batch: int
     resident: bool = False
+    sparse: Collection[str] = ()
 
 
 LARGEST_FROZEN = 2**24
@@ -80,12 +88,12 @@ _programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: len(program.gr
 def pass_program(source: PassSource) -> PassProgram:
     """Return the program of a pass, compiled where it is not known."""
     if sum(array.nbytes for array in source.frozen.values()) > LARGEST_FROZEN:
-        return _compiled(source, *_emitted(source))
+        return _compiled(source, _emitted(source))
     if is_plain(source.settings.loss):
-        return _programs.get(_key(source), lambda: _compiled(source, *_emitted(source)))
-    graph, random = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
-    key = ("emitted", structure(graph, ()), *_key_of_gradient(source))
-    return _programs.get(key, lambda: _compiled(source, graph, random))
+        return _programs.get(_key(source), lambda: _compiled(source, _emitted(source)))
+    emitted = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
+    key = ("emitted", structure(emitted.graph, ()), *_key_of_gradient(source))
+    return _programs.get(key, lambda: _compiled(source, emitted))
 
 
 def _key(source: PassSource) -> Hashable:
@@ -101,20 +109,33 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
     parameters = source.parameters
     statistics = tuple(source.model.running_statistics.items())
     names = parameters.names, parameters.running_statistics, statistics
-    return names, source.settings.engine, source.batch, source.resident
+    return names, source.settings.engine, source.batch, source.resident, tuple(source.sparse)
 
 
-def _emitted(source: PassSource) -> tuple[ir.Model, list[ir.Value]]:
-    """Return the forward graph with the loss, whose parameters are inputs, and its inputs for random numbers."""
+class _Emitted(NamedTuple):
+    """The forward graph with the loss, its inputs for random numbers, and the products taken out of it."""
+
+    graph: ir.Model
+    random: Sequence[ir.Value]
+    products: Sequence[FirstProduct]
+
+
+def _emitted(source: PassSource) -> _Emitted:
+    """Return the forward graph with the loss, whose parameters are inputs."""
     graph = training_graph(source.model, source.settings, source.frozen, source.batch)
     random = expose_dropout(graph, scheduled=source.settings.scheduled.dropout)
-    initializers_to_inputs(graph.graph, [*source.parameters.names, *source.parameters.running_statistics])
-    return graph, random
+    products = take_first_products(graph, source.sparse)
+    outside = {product.weight for product in products}
+    names = (*source.parameters.names, *source.parameters.running_statistics)
+    initializers_to_inputs(graph.graph, [name for name in names if name not in outside])
+    return _Emitted(graph, random, products)
 
 
-def _compiled(source: PassSource, graph: ir.Model, random: Sequence[ir.Value]) -> PassProgram:
-    forward_work = work(graph.graph)
-    gradient = differentiate(graph, source.parameters.names, LOSS, source.settings.engine)
+def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
+    forward_work, names = work(emitted.graph.graph), source.parameters.names
+    outside = {product.weight: product.name for product in emitted.products}
+    wrt = [name for name in names if name not in outside] + [outside[name] for name in names if name in outside]
+    gradient = differentiate(emitted.graph, wrt, LOSS, source.settings.engine)
     model = gradient.model
     if source.resident:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
@@ -123,8 +144,9 @@ def _compiled(source: PassSource, graph: ir.Model, random: Sequence[ir.Value]) -
         gradient.engine,
         forward_work,
         memory_of(model.graph),
-        tuple(map(_alone, random)),
+        tuple(map(_alone, emitted.random)),
         all(node.op_type not in _RANDOM for node in model.graph.all_nodes()),
+        emitted.products,
     )
 
 

@@ -1,0 +1,75 @@
+"""Products of sparse rows with dense matrices, and the gradients of the matrices.
+
+SciPy returns products in new arrays. The gradient of a wide matrix is large, so its kernel writes it in place, where
+this release of SciPy has that kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+try:
+    from scipy.sparse._sparsetools import csc_matvecs
+except ImportError:
+    csc_matvecs = None
+
+WIDE = 256
+"""Columns from which on rows stay sparse."""
+
+DENSE = 0.1
+"""Share of stored numbers from which on dense rows are faster."""
+
+
+def stays_sparse(data: Any) -> bool:
+    """Whether products with ``data`` are faster if its rows are not made dense."""
+    matrix: Any = data
+    if not sp.issparse(data) or matrix.ndim != 2:
+        return False
+    n_rows, n_columns = matrix.shape
+    return bool(n_columns >= WIDE and matrix.nnz <= DENSE * n_rows * n_columns)
+
+
+def in_type(data: Any, dtype: np.dtype[Any]) -> Any:
+    """Return compressed rows with numbers of type ``dtype``; the indices are shared."""
+    if data.dtype == dtype:
+        return data
+    return type(data)((data.data.astype(dtype), data.indices, data.indptr), shape=data.shape, copy=False)
+
+
+def product(rows: Any, matrix: np.ndarray, *, transposed: bool) -> np.ndarray:
+    """Return the product of sparse rows with ``matrix``, or with its transpose."""
+    if not transposed:
+        return np.asarray(rows @ matrix)
+    result = np.empty((rows.shape[0], len(matrix)), matrix.dtype)
+    for i, vector in enumerate(matrix):  # SciPy would copy the transpose
+        result[:, i] = rows @ vector
+    return result
+
+
+def write_gradient(rows: Any, slope: np.ndarray, out: np.ndarray, *, transposed: bool) -> None:
+    """Write the gradient of a matrix into ``out``; ``slope`` is that of the product of ``rows`` with the matrix."""
+    if transposed:
+        for i in range(len(out)):
+            _write_product_of_transpose(rows, np.ascontiguousarray(slope[:, i : i + 1]), out[i, :, np.newaxis])
+    else:
+        _write_product_of_transpose(rows, slope, out)
+
+
+def _write_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) -> None:
+    if csc_matvecs is None:
+        out[...] = rows.T @ matrix
+        return
+    out.fill(0)
+    n_rows, n_columns = rows.shape  # rows are the columns of the transpose
+    parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), out.ravel())
+    csc_matvecs(n_columns, n_rows, matrix.shape[1], *parts)
+
+
+class SparseRows:
+    """Place for the rows of a minibatch of sparse data."""
+
+    def __init__(self) -> None:
+        self.rows: Any = None

@@ -1,0 +1,93 @@
+"""Products of inputs with matrices, taken out of a graph: whoever runs it multiplies sparse rows outside.
+
+The graph then reads each product from an input of its own, and has neither the input nor the matrix any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .builder import GraphBuilder
+from .edits import replace_node
+from .queries import attribute, constant, dims, operand
+
+
+@dataclass(frozen=True, eq=False)
+class FirstProduct:
+    """A product of an input with a matrix, which a graph no longer computes.
+
+    Attributes
+    ----------
+    input, weight : str
+        Names of the input and of the initializer that were multiplied.
+    n_outputs : int
+        Columns of the product.
+    transposed : bool
+        Whether the initializer has the shape (n_outputs, n_features), not (n_features, n_outputs).
+    name : str
+        The input from which the graph reads the product.
+    """
+
+    input: str
+    weight: str
+    n_outputs: int
+    transposed: bool
+    name: str
+
+
+def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstProduct]:
+    """Take the products of the named inputs with initializers out of ``model``, in place, and return them.
+
+    An input that anything else reads stays as it is, and so does one whose matrix is read twice.
+    """
+    graph = model.graph
+    op = GraphBuilder(graph, prefix="product", constant_nodes=True)
+    chosen = [value for value in graph.inputs if value.name in names and _is_multiplied_only(graph, value)]
+    found = [_taken(op, value, node) for value in chosen for node in [use.node for use in value.uses()]]
+    graph.inputs[:] = [value for value in graph.inputs if value not in chosen]
+    if found:
+        graph.sort()
+    return found
+
+
+def _is_multiplied_only(graph: ir.Graph, value: ir.Value) -> bool:
+    """Whether ``value`` is a matrix that nodes multiply by initializers from the right, and that nothing else reads."""
+    uses = [(use.node, use.idx) for use in value.uses()]
+    if value.is_graph_output() or not uses or len(dims(value) or ()) != 2:
+        return False
+    return all(node.graph is graph and place == 0 and _is_product(node) for node, place in uses)
+
+
+def _is_product(node: ir.Node) -> bool:
+    if node.op_type not in ("Gemm", "MatMul") or node.domain or attribute(node, "transA", 0):
+        return False
+    weight = node.inputs[1]
+    if weight is None or not weight.is_initializer() or weight.is_graph_output() or len(weight.uses()) != 1:
+        return False
+    matrix = constant(weight)
+    return matrix is not None and matrix.ndim == 2
+
+
+def _taken(op: GraphBuilder, value: ir.Value, node: ir.Node) -> FirstProduct:
+    """Replace a node by an input of the graph for its product; scale the product and add to it as the node does."""
+    weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
+    matrix = None if weight is None else constant(weight)
+    assert weight is not None
+    assert matrix is not None
+    assert value.dtype is not None
+    transposed = bool(attribute(node, "transB", 0))
+    n_outputs = int(matrix.shape[0 if transposed else 1])
+    product = op.input("first", value.dtype, (batch, n_outputs))
+    scale = np.asarray(attribute(node, "alpha", 1.0), matrix.dtype)
+    result = product if scale == 1 else op.Mul(product, scale)
+    added = operand(node, 2)
+    if added is not None:
+        share = np.asarray(attribute(node, "beta", 1.0), matrix.dtype)
+        result = op.Add(result, added if share == 1 else op.Mul(added, share))
+    replace_node(op, node, [op.Identity(result) if result is product else result])
+    del op.graph.initializers[weight.name or ""]
+    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "")

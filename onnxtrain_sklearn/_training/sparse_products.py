@@ -1,0 +1,55 @@
+"""The part of a pass that is computed outside its session: products of sparse rows with the first matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._data import sparse_rows
+from .._data.batches import BatchBuffers
+from .._data.sparse_rows import SparseRows
+from .._graph.first_products import FirstProduct
+from .parameters import FlatParameters
+
+
+@dataclass(frozen=True, eq=False)
+class HostProduct:
+    """A product of sparse rows with a matrix, and the arrays that the session reads and writes in its place.
+
+    ``gradient`` is the array for the gradient of the matrix; None if it is not trained.
+    """
+
+    first: FirstProduct
+    rows: SparseRows
+    matrix: np.ndarray
+    product: np.ndarray
+    slope: np.ndarray
+    gradient: np.ndarray | None
+
+    def forward(self) -> None:
+        """Compute the product, which the session reads."""
+        self.product[...] = sparse_rows.product(self.rows.rows, self.matrix, transposed=self.first.transposed)
+
+    def backward(self) -> None:
+        """Compute the gradient of the matrix from that of the product, which the session wrote."""
+        if self.gradient is not None:
+            sparse_rows.write_gradient(self.rows.rows, self.slope, self.gradient, transposed=self.first.transposed)
+
+
+def host_products(
+    products: Sequence[FirstProduct],
+    buffers: BatchBuffers,
+    frozen: Callable[[str], np.ndarray],
+    parameters: FlatParameters,
+) -> list[HostProduct]:
+    """Return the products of a pass, with arrays of their own; ``frozen`` returns a matrix that is not trained."""
+    found = []
+    for first in products:
+        trained = first.weight in parameters.names
+        matrix = parameters.view(first.weight) if trained else np.ascontiguousarray(frozen(first.weight))
+        product, slope = (np.zeros((len(buffers.sample_weight), first.n_outputs), matrix.dtype) for _ in range(2))
+        gradient = parameters.gradient_view(first.weight) if trained else None
+        found.append(HostProduct(first, buffers.sparse[first.input], matrix, product, slope, gradient))
+    return found
