@@ -15,7 +15,6 @@ import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.trainable import TrainableModel
-from .._graph.weights import array_of
 from .._optimizers.update_graph import PIECE, Coefficients
 from .._runtime import devices, errors
 from .._runtime.binding import Binding
@@ -176,7 +175,7 @@ class HostStep(BaseStep):
         buffers, uniform, loss = graph.buffers, graph.uniform, np.zeros((), parameters.vector.dtype)
         moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
         threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
-        products = host_products(graph.program.products, buffers, self._matrix, parameters)
+        products = host_products(graph.program.products, buffers, parameters, self._model, self._frozen)
         inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: buffers.sample_weight}
         inputs |= {product.first.name: product.product for product in products}
         outside = {product.first.weight for product in products}
@@ -185,11 +184,6 @@ class HostStep(BaseStep):
         binding = self._bind_pass(self._pass_session(graph.program, threads), inputs, {LOSS: loss}, gradients, moved)
         statistics = [(parameters.view(name), moved[name]) for name in moved]
         return HostPass(buffers, binding, loss, uniform, statistics, products)
-
-    def _matrix(self, name: str) -> np.ndarray:
-        """Return an initializer that is not trained."""
-        known = self._frozen.get(name)
-        return array_of(self._model.model.graph.initializers[name]) if known is None else known
 
     def _penalty_binding(self) -> Binding:
         part, dtype = self.parameters.penalized, self.parameters.vector.dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ from .._data import sparse_rows
 from .._data.batches import BatchBuffers
 from .._data.sparse_rows import SparseRows
 from .._graph.first_products import FirstProduct
+from .._graph.trainable import TrainableModel
+from .._graph.weights import array_of
 from .parameters import FlatParameters
 
 
@@ -41,14 +43,18 @@ class HostProduct:
 def host_products(
     products: Sequence[FirstProduct],
     buffers: BatchBuffers,
-    frozen: Callable[[str], np.ndarray],
     parameters: FlatParameters,
+    model: TrainableModel,
+    frozen: Mapping[str, np.ndarray],
 ) -> list[HostProduct]:
-    """Return the products of a pass, with arrays of their own; ``frozen`` returns a matrix that is not trained."""
-    found = []
+    """Return the products of a pass, with arrays of their own."""
+    found, initializers = [], model.model.graph.initializers
     for first in products:
-        trained = first.weight in parameters.names
-        matrix = parameters.view(first.weight) if trained else np.ascontiguousarray(frozen(first.weight))
+        name, trained = first.weight, first.weight in parameters.names
+        if trained:
+            matrix = parameters.view(name)
+        else:
+            matrix = np.ascontiguousarray(frozen[name] if name in frozen else array_of(initializers[name]))
         product, slope = (np.zeros((len(buffers.sample_weight), first.n_outputs), matrix.dtype) for _ in range(2))
         gradient = parameters.gradient_view(first.weight) if trained else None
         found.append(HostProduct(first, buffers.sparse[first.input], matrix, product, slope, gradient))
