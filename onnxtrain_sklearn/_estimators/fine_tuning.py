@@ -1,7 +1,7 @@
 """Fine-tuning of given models: when it replaces plain training, and which weights it leaves alone.
 
-With ``finetune="auto"`` a fitted model is fine-tuned unless a setting of plain training differs from its default: who
-chooses an optimizer or a learning rate gets them.
+With ``finetune="auto"`` a fitted model is fine-tuned unless a setting of plain training differs from its default: an
+optimizer or a learning rate that a user chooses must have an effect.
 """
 
 from __future__ import annotations

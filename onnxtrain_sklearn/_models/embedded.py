@@ -35,8 +35,8 @@ class Embedded(GraphModel):
 
     Notes
     -----
-    What the builder asks for, it gets for the embedded columns: ``row_shape`` and ``X``. Its attributes, such as
-    ``scales_targets``, hold for the whole. The parameters of the embedding are named ``embedding.something``.
+    The builder gets ``row_shape`` and ``X`` of the embedded columns. Its attributes, such as ``scales_targets``, hold
+    for the whole. The parameters of the embedding are named ``embedding.something``.
 
     Examples
     --------

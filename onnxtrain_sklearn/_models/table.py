@@ -114,7 +114,7 @@ def category_vectors(
 
 
 def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return medians, and factors to a interquartile range of 1; where that is 0, to a range of 2."""
+    """Return medians, and factors to an interquartile range of 1; where that is 0, to a range of 2."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
     spread = np.where(high > low, high - low, np.ptp(values, axis=0) / 2)
     return median, np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)

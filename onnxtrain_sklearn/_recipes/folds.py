@@ -15,8 +15,8 @@ def validation_folds(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield rows to train on and rows to validate on, ``count`` times.
 
-    The rows are dealt into folds of about ``fraction`` of them, and into ``count`` folds at least: each member holds
-    out another fold. Of each class the same share is dealt to each fold, and a row alone in its class to none. Nothing
+    The rows are split into folds of about ``fraction`` of them, and into ``count`` folds at least: each member holds
+    out another fold. Each fold gets the same share of each class; a row alone in its class is in no fold. Nothing
     is held out for ``fraction`` None, or where there are too few rows.
 
     Parameters
@@ -26,7 +26,7 @@ def validation_folds(
         The class of each of these rows.
     """
     n_folds = 0 if fraction is None else max(count, round(1 / fraction))
-    fold = _dealt(len(rows), labels, n_folds, rng)
+    fold = _fold_of_rows(len(rows), labels, n_folds, rng)
     for member in range(count):
         held = fold == member
         if np.count_nonzero(held) < LEAST_HELD_OUT:
@@ -34,7 +34,7 @@ def validation_folds(
         yield rows[~held], rows[held]
 
 
-def _dealt(n_rows: int, labels: np.ndarray | None, n_folds: int, rng: np.random.RandomState) -> np.ndarray:
+def _fold_of_rows(n_rows: int, labels: np.ndarray | None, n_folds: int, rng: np.random.RandomState) -> np.ndarray:
     """Return the fold of each row; -1 for none."""
     fold = np.full(n_rows, -1)
     if not n_folds:

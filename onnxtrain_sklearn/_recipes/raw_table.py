@@ -1,6 +1,6 @@
 """Raw tables: the columns of a data frame or an array as numbers or categories, validated.
 
-Here and nowhere else is decided what a cell means: a number, a category, or a missing value. Numbers are float64 with
+This module alone decides what a cell means: a number, a category, or a missing value. Numbers are float64 with
 NaN for missing ones. Categories are objects with None for missing ones.
 """
 
@@ -56,7 +56,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
     Raises
     ------
     ValueError, TypeError
-        ``X`` is no table, other columns than those of ``fit``, or holds what is neither a number nor a category.
+        ``X`` is not a table, its columns are not those of ``fit``, or a cell is neither a number nor a category.
     """
     if is_frame(X):
         return _from_frame(estimator, X, reset=reset)
@@ -157,7 +157,7 @@ def _chosen_indices(table: RawTable, chosen: Collection[Any]) -> set[int]:
             raise ValueError(f"categorical_features is a mask of {len(chosen)} columns, but X has {width}.")
         return {i for i, one in enumerate(chosen) if one}
     if unknown := [one for one in chosen if isinstance(one, str) and one not in table.names]:
-        raise ValueError(f"categorical_features names {unknown[0]!r}, which is no column of X: {list(table.names)}.")
+        raise ValueError(f"categorical_features names {unknown[0]!r}, which is not a column of X: {list(table.names)}.")
     places = {table.names.index(one) if isinstance(one, str) else int(one) for one in chosen}
     if outside := [i for i in places if not -width <= i < width]:
         raise ValueError(f"categorical_features names column {outside[0]}, but X has {width} columns.")

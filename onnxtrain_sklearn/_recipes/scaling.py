@@ -79,7 +79,7 @@ class Quantile(Scaling):
     """TabM's scaling: quantiles of the training data mapped to those of the normal distribution.
 
     The map of scikit-learn's ``QuantileTransformer(output_distribution="normal")`` with a quantile for 30 rows, 10 to
-    1000 of them, fitted to data with a little noise, so that equal numbers lie on a slope. The noise is a thousandth of
+    1000 of them, fitted to data with a little noise, so that equal numbers are spread out. The noise is a thousandth of
     a column's standard deviation. (In TabM's own code it grows as the deviation shrinks, so that the unit of a column
     matters.) Computed in float64.
 
