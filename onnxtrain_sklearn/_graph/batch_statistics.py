@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..exceptions import UnsupportedOperatorError
+from .edits import copy_initializer
 from .queries import int_attribute
-from .weights import array_of
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
@@ -30,10 +30,7 @@ def separate_running_statistics(graph: ir.Graph) -> None:
             x = node.inputs[i]
             if x in seen:
                 assert x is not None
-                name = f"{x.name}/{node.name}"
-                own = ir.Value(name=name, type=x.type, shape=x.shape, const_value=ir.tensor(array_of(x), name=name))
-                graph.initializers.add(own)
-                node.replace_input_with(i, own)
+                node.replace_input_with(i, copy_initializer(graph, x, f"{x.name}/{node.name}"))
             elif x is not None:
                 seen.add(x)
 

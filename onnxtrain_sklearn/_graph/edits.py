@@ -155,6 +155,16 @@ def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, 
     value.replace_all_uses_with(own)
 
 
+def copy_initializer(graph: ir.Graph, value: ir.Value, name: str, array: np.ndarray | None = None) -> ir.Value:
+    """Add a copy of an initializer under a free name, or ``array`` in its type; return it."""
+    assert value.const_value is not None
+    held = value.const_value.numpy()
+    held = held if array is None else array.astype(held.dtype)
+    own = ir.Value(name=name, type=value.type, shape=ir.Shape(held.shape), const_value=ir.tensor(held, name=name))
+    graph.initializers.add(own)
+    return own
+
+
 def read_through_identity(op: GraphBuilder, node: ir.Node, index: int) -> None:
     """Let a node read this operand through an Identity of its own."""
     x = node.inputs[index]

@@ -17,7 +17,8 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from .weights import is_setting
+from .torch_program import TorchProgram
+from .weights import NOT_WEIGHTS, is_setting
 
 PRODUCTS: dict[str, frozenset[int]] = {
     "Conv": frozenset({1, 2}),
@@ -49,6 +50,9 @@ LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
 MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that return the numbers of their first input in another shape, order or type."""
+
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"})
+"""Operators without a gradient, whose operands are no weights."""
 
 PARTS = frozenset({"Slice", "Split"})
 
@@ -108,7 +112,26 @@ class Roles:
         uses = list(dict.fromkeys(self._uses(value)))
         verdicts = [self._of_use(*use, value, array) for use in uses]
         found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
+        found = self._as_recorded(value, found, uses)
         return replace(found, reason=f"{found.reason}, shared by {len(uses)} nodes") if len(uses) > 1 else found
+
+    @cached_property
+    def _program(self) -> TorchProgram:
+        return TorchProgram(self._graph)
+
+    def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
+        """Return the verdict by what PyTorch's exporter recorded, or ``found`` where it did not record anything."""
+        status = self._program.status(value)
+        if status == "constant" and found.is_weight:
+            return Verdict(False, "a constant or buffer of the PyTorch module")
+        if status == "parameter" and not found.is_weight:
+            trained = [node.op_type for node, index in uses if _differentiates(node, index)]
+            return Verdict(True, f"parameter of the PyTorch module, in {trained[0]}") if trained else found
+        return found
+
+    def _is_made_up(self, value: ir.Value) -> bool:
+        """Whether an exporter made up the name of a constant, and nothing says that it comes from a parameter."""
+        return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
 
     def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
         """Yield the nodes that compute with a constant, and its position among their inputs.
@@ -130,6 +153,8 @@ class Roles:
             return Verdict(False, f"a scale of integers, in {kind}")
         if not node.domain and is_setting(array, node, index):
             return Verdict(False, f"a setting of {kind}")
+        if not node.domain and kind in COMPARISONS:
+            return Verdict(False, f"a bound in {kind}")
         if not node.domain and index in PRODUCTS.get(kind, ()):
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
         if not np.isfinite(array).all():
@@ -151,7 +176,7 @@ class Roles:
     def _of_normalization(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         scale, _ = SCALE_AND_BIAS[node.op_type]
         neutral = float(index == scale)
-        if is_made_up(value) and (array == neutral).all():
+        if self._is_made_up(value) and (array == neutral).all():
             return Verdict(False, f"filled in for a {node.op_type} without a {'scale' if index == scale else 'bias'}")
         return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
 
@@ -159,7 +184,7 @@ class Roles:
         """Whether a constant is added to a product with weights, or scales or shifts a normalized value."""
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         number = value.shape is not None and not len(value.shape)
-        if other is None or (number and is_made_up(value)) or (node.op_type == "Sub" and index == 0):
+        if other is None or (number and self._is_made_up(value)) or (node.op_type == "Sub" and index == 0):
             return False
         source = _computing_node(other)
         if node.op_type == "Mul":
@@ -180,7 +205,7 @@ class Roles:
         return constant and len(node.inputs) <= _WITHOUT_BIAS.get(node.op_type, 0)
 
     def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
-        kind, made_up = node.op_type, is_made_up(value)
+        kind, made_up = node.op_type, self._is_made_up(value)
         if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]):
             return Verdict(False, f"the {'mean' if kind == 'Sub' else 'scale'} of the data: it standardizes an input")
         if array.size == 1:
@@ -222,6 +247,13 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def is_made_up(value: ir.Value) -> bool:
     """Whether an exporter generated the name of a constant; parameters mostly have other names."""
     return _MADE_UP.fullmatch(value.name or "0") is not None
+
+
+def _differentiates(node: ir.Node, index: int) -> bool:
+    """Whether the result of a node depends on this operand with a gradient, as far as the operator tells."""
+    if node.domain or node.op_type in COMPARISONS:
+        return False
+    return node.op_type == "Pow" or index not in NOT_WEIGHTS.get(node.op_type, ())
 
 
 def _computing_node(value: ir.Value) -> ir.Node | None:

@@ -26,6 +26,7 @@ from .queries import is_float
 from .ranges import range_of
 from .roles import Verdict
 from .shapes import free_batch_axis, infer_anew, infer_shapes
+from .torch_parameters import own_names, restore_parameters
 from .versions import readable
 from .weights import array_of, common_dtype, listing, parameters_of, statistics_of
 
@@ -207,6 +208,7 @@ def trainable_model(
     free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
+        restore_parameters(graph)
         store_weights(graph)
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
@@ -218,7 +220,7 @@ def trainable_model(
     if not graph.inputs:
         raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
     separate_running_statistics(graph)
-    judged = verdicts(graph, scores) if foreign else {}
+    judged = _named(graph, verdicts(graph, scores)) if foreign else {}
     parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, scores)
     _require_parameters(parameters, scores, initializers)
     return TrainableModel(
@@ -259,6 +261,12 @@ def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
 
 def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
+
+
+def _named(graph: ir.Graph, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Give the weights the names that PyTorch has for them, in place; return the verdicts by these names."""
+    renamed = own_names(graph, _names_of_weights(graph, judged))
+    return {renamed.get(name, name): verdict for name, verdict in judged.items()}
 
 
 def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Graph, ir.Value], list[str]]) -> ir.Value:

@@ -180,5 +180,5 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a parameter has this name, or one that the glob pattern matches."""
-    return name == pattern or fnmatchcase(name, pattern)
+    """Whether a parameter has this name, or one that the glob pattern matches; ``.T`` marks a transposed matrix."""
+    return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".T"), pattern)

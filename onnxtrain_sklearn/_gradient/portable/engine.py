@@ -108,7 +108,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     for name, cotangent in zip(wrt, results, strict=True):
         _append_gradient(apart, sources[name], cotangent)
     infer_shapes(result)
-    tidy(graph, [node for node in graph if node not in forward])
+    tidy(graph, [node for node in graph if node not in forward], wanted)
     remove_unread_initializers(graph, kept=model.graph.initializers)
     return result
 

@@ -16,15 +16,18 @@ from ..._graph.queries import Dims, constant, dims, fixed
 BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Where".split())
 
 
-def tidy(graph: ir.Graph, own: Collection[ir.Node]) -> None:
-    """Simplify the nodes ``own`` of ``graph``, in place; shapes must be inferred before."""
+def tidy(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.Value]) -> None:
+    """Simplify the nodes ``own`` of ``graph``, in place; shapes must be inferred before.
+
+    The numbers in ``trained`` change from step to step, so a factor that begins as one stays.
+    """
     for node in own:
         if node.op_type in BROADCASTING and not node.domain:
             for i, x in enumerate(node.inputs):
                 if x is not None and _needless(node, i, x):
                     node.replace_input_with(i, x.producer().inputs[0])  # type: ignore[union-attr]
         if node.op_type == "Mul":
-            _drop_one(node)
+            _drop_one(node, trained)
     remove_unread(graph, [node for node in own if node.graph is graph])
 
 
@@ -44,10 +47,10 @@ def _broadcast_shape(shapes: list[Dims | None]) -> Dims | None:
     return list(np.broadcast_shapes(*[tuple(int(str(d)) for d in shape) for shape in known]))
 
 
-def _drop_one(node: ir.Node) -> None:
+def _drop_one(node: ir.Node, trained: Collection[ir.Value]) -> None:
     """Replace a product with the constant 1 by the other factor."""
     for one, other in (node.inputs, node.inputs[::-1]):
-        array = None if one is None else constant(one)
+        array = None if one is None or one in trained else constant(one)
         product = node.outputs[0]
         if array is not None and array.size == 1 and array.item() == 1 and other is not None:
             same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype

@@ -165,7 +165,8 @@ def _pow_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _power_cotangent(r: Reverse, exponent: ir.Value) -> ir.Value:
-    op, x, fixed = r.op, r.x(0), constant(r.x(1))
+    op, x = r.op, r.x(0)
+    fixed = None if 1 in r.wanted else constant(r.x(1))  # a trained exponent changes
     if fixed is not None and fixed.size == 1 and fixed.item() == 2:
         return op.Mul(x, 2.0)
     lower = op.Pow(x, op.Sub(exponent, 1.0))

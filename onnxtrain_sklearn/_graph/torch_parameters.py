@@ -1,0 +1,140 @@
+"""The parameters of a PyTorch module in the graph that was exported from it: each once, under its own name.
+
+The exporters make one initializer of all that hold equal numbers, such as the zeros of fresh biases, and drop biases
+that are zero. Trained so, they would stay equal. Here each gets its own again, as far as the file tells; what the
+module shares stays shared. :func:`own_names` names the weights for which the exporter made up names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .builder import GraphBuilder
+from .edits import copy_initializer, replace_value
+from .names import names_of
+from .queries import int_attribute
+from .torch_program import TorchProgram, scope_of
+from .traced_modules import TracedModules, separate_identities
+from .weights import array_of
+
+TRANSPOSED = ".T"
+"""What the name of a matrix ends in that is transposed as compared with the module's."""
+
+
+def restore_parameters(graph: ir.Graph) -> None:
+    """Give each parameter of the exported module an initializer of its own, in place."""
+    separate_identities(graph)
+    program = TorchProgram(graph)
+    if program.kinds:
+        _separate(graph, program)
+        _restore_biases(graph, program)
+    _share_tables(graph)
+
+
+def _separate(graph: ir.Graph, program: TorchProgram) -> None:
+    """Separate initializers that stand for several parameters, or for a parameter and a constant."""
+    for value in list(graph.initializers.values()):
+        readers: dict[str | None, list[tuple[ir.Node, int]]] = {}
+        for node, index in value.uses():
+            readers.setdefault(program.parameter_at(node, index), []).append((node, index))
+        known = [name for name in readers if name is not None]
+        if known or program.status(value) == "parameter":
+            fixed = [(node, i) for node, i in readers.get(None, ()) if program.reads_no_parameter(node)]
+            _read_copy(graph, value, f"{value.name}/constant", fixed)
+        first = value.name if value.name in readers else next(iter(known), None)
+        for name in known:
+            if name != first and name not in graph.initializers:
+                _read_copy(graph, value, name, readers[name])
+
+
+def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> None:
+    if not readers:
+        return
+    is_transposed = all(_transposes(node, index) for node, index in readers)
+    own = copy_initializer(graph, value, names_of(graph).free(f"{name}{TRANSPOSED}" if is_transposed else name))
+    for node, index in readers:
+        node.replace_input_with(index, own)
+
+
+def _transposes(node: ir.Node, index: int) -> bool:
+    """Whether the exporter wrote a linear layer as a product with the transposed matrix."""
+    return (node.op_type, index) == ("MatMul", 1)
+
+
+def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
+    """Add the biases that the exporter dropped because they are zero."""
+    for node in list(graph):
+        name = program.bias_of(node) if len(node.inputs) == 2 else None
+        weight = None if name is None else node.inputs[1]
+        if name is None or weight is None or weight.const_value is None or weight.name not in graph.initializers:
+            continue
+        bias = copy_initializer(graph, weight, names_of(graph).free(name), np.zeros(_width(node, weight)))
+        node.resize_inputs(3)
+        node.replace_input_with(2, bias)
+
+
+def _width(node: ir.Node, weight: ir.Value) -> int:
+    """Return the number of outputs of a product."""
+    shape, groups = array_of(weight).shape, int_attribute(node, "group", 1)
+    if node.op_type == "Gemm":
+        return int(shape[0] if int_attribute(node, "transB", 0) else shape[1])
+    return int(shape[0] if node.op_type == "Conv" else shape[1] * groups)
+
+
+def _share_tables(graph: ir.Graph) -> None:
+    """Let products with the transposed table of an embedding read that table: the exporter copied it.
+
+    Tables are random numbers: two that are equal are the same.
+    """
+    tables = {v: array_of(v) for v in graph.initializers.values() if _is_table(v)}
+    op = GraphBuilder(graph, prefix="shared")
+    for value in list(graph.initializers.values()):
+        if value in tables or not value.uses() or not all(_transposes(*use) for use in value.uses()):
+            continue
+        table = next((t for t, array in tables.items() if _is_transpose(array, value)), None)
+        if table is not None and value.name:
+            op.dtype = table.dtype or op.dtype
+            del graph.initializers[value.name]
+            replace_value(op, value, op.Transpose(table, perm=[1, 0]))
+            graph.sort()
+
+
+def _is_table(value: ir.Value) -> bool:
+    return value.const_value is not None and any(n.op_type == "Gather" and not i for n, i in value.uses())
+
+
+def _is_transpose(table: np.ndarray, value: ir.Value) -> bool:
+    assert value.const_value is not None
+    if table.ndim != 2 or table.shape[::-1] != tuple(value.const_value.shape) or table.dtype.kind != "f":
+        return False
+    return bool(np.ptp(table)) and np.array_equal(table.T, array_of(value))
+
+
+def own_names(graph: ir.Graph, weights: Sequence[str]) -> dict[str, str]:
+    """Rename the initializers among ``weights`` that PyTorch's exporters made names up for; return old to new names."""
+    program, modules, names = TorchProgram(graph), TracedModules(graph), names_of(graph)
+    renamed = {}
+    for old in weights:
+        value = graph.initializers.get(old)
+        wanted = None if value is None else _own_name(value, program, modules)
+        if value is not None and wanted is not None and wanted != old and wanted not in names:
+            renamed[old] = names.free(wanted)
+    for old, new in renamed.items():
+        graph.initializers[old].name = new
+    return renamed
+
+
+def _own_name(value: ir.Value, program: TorchProgram, modules: TracedModules) -> str | None:
+    name = value.name or ""
+    if not program.kinds:
+        return modules.name_of(value)
+    if name in program.targets.values() or "." in name or "/" in name:
+        return None
+    found = {program.parameter_at(node, index) for node, index in value.uses()}
+    if len(found) == 1 and (own := next(iter(found))) is not None:
+        return f"{own}{TRANSPOSED}" if all(_transposes(*use) for use in value.uses()) else own
+    scopes = {scope_of(node) for node, _ in value.uses()} - {""}
+    return f"{scopes.pop()}/{name}" if len(scopes) == 1 else None

@@ -1,0 +1,228 @@
+"""What PyTorch's exporter records of the traced program: kinds and names of its inputs, and the call of each node.
+
+``torch.onnx.export`` (dynamo) merges equal constants, computes with parameters in advance, and then gives the results
+names of its own. Its metadata still tell what the program read: the signature lists parameters and buffers, and each
+node holds the call that it was made for, with the names of what that call read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import onnx_ir as ir
+
+from .queries import reads
+
+CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+KIND, ORIGINAL = "pkg.torch.export.graph_signature.InputSpec.kind", "pkg.torch.onnx.original_node_name"
+
+Status = Literal["parameter", "constant", "folded"]
+
+_SIGNED = re.compile(r"^(\w+): (\w+)(?: target='([^']*)')?", re.MULTILINE)
+_CALLED = re.compile(r"%(\w+) : .*?target=([\w.]+)\]\(args = \((.*)\), kwargs = \{(.*)\}\)", re.DOTALL)
+_NAME = re.compile(r"%(\w+)")
+
+_SLOTS: dict[str, tuple[int | None, int | None]] = {
+    "_native_batch_norm_legit": (1, 2),
+    "_native_batch_norm_legit_no_training": (1, 2),
+    "addmm": (2, 0),
+    "batch_norm": (1, 2),
+    "conv1d": (1, 2),
+    "conv2d": (1, 2),
+    "conv3d": (1, 2),
+    "conv_transpose1d": (1, 2),
+    "conv_transpose2d": (1, 2),
+    "convolution": (1, 2),
+    "embedding": (0, None),
+    "group_norm": (2, 3),
+    "instance_norm": (1, 2),
+    "layer_norm": (2, 3),
+    "linear": (1, 2),
+    "native_layer_norm": (2, 3),
+    "prelu": (1, None),
+    "rms_norm": (2, None),
+}
+"""Functions of PyTorch: the positions of weight and bias among their arguments."""
+
+_WEIGHTS = frozenset(
+    {("Gather", 0)}
+    | {(kind, 1) for kind in ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "PRelu")}
+    | {(f"{kind}Normalization", 1) for kind in ("Batch", "Group", "Instance", "Layer", "RMS")}
+    | {("Mul", 0)}
+)
+_BIASES = frozenset(
+    {(kind, 2) for kind in ("Conv", "ConvTranspose", "Gemm")}
+    | {(f"{kind}Normalization", 2) for kind in ("Batch", "Group", "Instance", "Layer")}
+    | {("Add", 0), ("Add", 1)}
+)
+"""Operands that hold the weight and the bias of such a function: operator and position."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the traced program: its result, the function, and its arguments."""
+
+    name: str
+    function: str
+    arguments: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what the call reads."""
+        return [name for argument in self.arguments for name in _NAME.findall(argument)]
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Call | None:
+    found = _CALLED.match(text)
+    if found is None:
+        return None
+    name, target, arguments, options = found.groups()
+    parts = target.removeprefix("torch.ops.").split(".")
+    function = parts[1] if len(parts) > 1 else parts[0]
+    return Call(name, function, (*_split(arguments), *_split(options)))
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split arguments at their commas, but not within brackets."""
+    depth, start = 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            yield text[start:i].strip()
+            start = i + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def call_of(node: ir.Node) -> Call | None:
+    """Return the call that a node was made for, None where the file does not tell."""
+    text = node.metadata_props.get(CALL)
+    return None if text is None else _parsed(text)
+
+
+def scope_of(node: ir.Node) -> str:
+    """Return the path of the module whose ``forward`` made the call, "" if there is none."""
+    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))
+    return scopes[-2] if len(scopes) > 1 else ""
+
+
+class TorchProgram:
+    """The program that a graph was exported from.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        It must not change while this object is used.
+
+    Attributes
+    ----------
+    kinds : dict of str to str
+        "PARAMETER", "BUFFER", ... by the names that the program gives to its inputs; empty: the file does not tell.
+    targets : dict of str to str
+        The names in the module, by the same names.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        signed = _SIGNED.findall(graph.metadata_props.get(SIGNATURE, "").partition("# outputs")[0])
+        stored = [v for v in graph.initializers.values() if KIND in v.metadata_props and ORIGINAL in v.metadata_props]
+        if not signed:
+            signed = [(v.metadata_props[ORIGINAL], v.metadata_props[KIND], v.name or "") for v in stored]
+        self.kinds = {name: kind for name, kind, _ in signed}
+        self.targets = {name: target for name, _, target in signed if target}
+        self._names = {target: name for name, target in self.targets.items()}
+
+    @cached_property
+    def _parameters(self) -> set[str]:
+        return {name for name, kind in self.kinds.items() if kind == "PARAMETER"}
+
+    @cached_property
+    def _computed(self) -> set[str]:
+        """The results of calls that have nodes in the graph."""
+        calls = (call_of(node) for node in self._graph.all_nodes())
+        return {call.name for call in calls if call is not None}
+
+    @cached_property
+    def _read(self) -> dict[str, set[str]]:
+        """The names of the values that the nodes of each call read."""
+        found: dict[str, set[str]] = {}
+        for node in self._graph.all_nodes():
+            call = call_of(node)
+            if call is not None:
+                found.setdefault(call.name, set()).update(x.name or "" for x in reads(node))
+        return found
+
+    @cached_property
+    def _unseen(self) -> list[str]:
+        """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
+        calls = (call_of(node) for node in self._graph.all_nodes())
+        seen = {name for call in calls if call is not None for name in call.names}
+        return [self.targets.get(name, "") for name in self._parameters - seen]
+
+    def status(self, value: ir.Value) -> Status | None:
+        """Return what a constant of the graph is in the program; None: its role has to decide.
+
+        "folded": computed in advance, possibly from a parameter.
+        """
+        name = self._names.get(value.name or "")
+        if name is not None:
+            return "parameter" if name in self._parameters else "constant"
+        if not self.kinds:
+            return None
+        found = [self._status_of_use(node) for node, _ in value.uses()]
+        if not found or None in found:
+            return None
+        return "folded" if "folded" in found else "constant"
+
+    def _status_of_use(self, node: ir.Node) -> Status | None:
+        call = call_of(node)
+        if call is None:
+            return None
+        read = self._read[call.name]
+        if any(self.targets.get(name) not in read for name in call.names if name in self._parameters):
+            return None
+        folded = [name for name in call.names if name not in self.kinds and name not in self._computed]
+        within = f"{scope_of(node)}." if scope_of(node) else ""
+        plausible = any(target.startswith(within) for target in self._unseen)
+        return "folded" if folded and plausible else "constant"
+
+    def reads_no_parameter(self, node: ir.Node) -> bool:
+        """Whether the call that a node was made for reads neither a parameter nor what may come from one."""
+        call = call_of(node)
+        known = self._computed | (self.kinds.keys() - self._parameters)
+        return call is not None and all(name in known for name in call.names)
+
+    def parameter_at(self, node: ir.Node, index: int) -> str | None:
+        """Return the name, in the module, of the parameter that a node reads at a position, None if it is not clear."""
+        call = call_of(node)
+        if call is None or node.domain:
+            return None
+        found = [name for name in call.names if name in self._parameters]
+        if call.function in _SLOTS:
+            return self._in_slot(call, node.op_type, index)
+        return self.targets.get(found[0]) if len(found) == 1 and (node.op_type, index) in _WEIGHTS | _BIASES else None
+
+    def _in_slot(self, call: Call, kind: str, index: int) -> str | None:
+        weight, bias = _SLOTS[call.function]
+        slot = weight if (kind, index) in _WEIGHTS else bias if (kind, index) in _BIASES else None
+        if slot is None or slot >= len(call.arguments) or (call.function, kind) == _FILLERS:
+            return None
+        names = _NAME.findall(call.arguments[slot])
+        return self.targets.get(names[0]) if len(names) == 1 and names[0] in self._parameters else None
+
+    def bias_of(self, node: ir.Node) -> str | None:
+        """Return the name, in the module, of the bias of a product; the exporter drops one that is zero."""
+        call = call_of(node)
+        if call is None or call.function not in _SLOTS or node.domain or (node.op_type, 2) not in _BIASES:
+            return None
+        return self._in_slot(call, node.op_type, 2)
+
+
+_FILLERS = ("group_norm", "InstanceNormalization")
+"""Normalization by groups is written so, with a scale and a bias that are no parameters."""

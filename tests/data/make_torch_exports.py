@@ -1,0 +1,117 @@
+"""Write ``torch_*.onnx`` and ``torch_*.npz``: fresh modules as PyTorch exports them, and how PyTorch trains them.
+
+Run with PyTorch 2.13 and onnxscript: ``python tests/data/make_torch_exports.py``. The names end in the exporter,
+dynamo or classic. An archive holds rows ``X``, targets ``y``, the losses of gradient descent over all rows (rate 0.05,
+mean squared error) in float64, and under ``state/`` the parameters of the module after it, by PyTorch's names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+FOLDER = Path(__file__).parent
+STEPS, RATE = 5, 0.05
+KEPT = ("pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes")
+"""Metadata of nodes that the files keep; the stack traces would be most of their size."""
+
+
+class Fresh(nn.Module):
+    """Two layers that begin equal, and scales and biases that begin as ones and zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.body, self.last = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 1)
+        nn.init.zeros_(self.last.bias)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.last(self.body(x).mean(1))))
+
+
+class Shared(nn.Module):
+    """A layer that is called twice, and a table that is the last matrix too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(7, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        rows = torch.tanh(self.layer(torch.tanh(self.layer(self.table(x)))))
+        return self.head(rows).mean(1)[:, :1]
+
+
+class Constants(nn.Module):
+    """Constants and buffers where weights could be, and parameters where constants could be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.t, self.power = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.tensor(2.0))
+        self.place = nn.Parameter(torch.randn(1, 8, 4))
+        self.register_buffer("shift", torch.randn(4))
+        self.register_buffer("mixing", torch.eye(4) + 0.1)
+
+    def forward(self, x):
+        rows = nn.functional.gelu(self.first(x), approximate="tanh")
+        rows = 0.5 * rows * (1.0 + torch.tanh(0.8 * (rows + 0.0447 * rows**3)))
+        rows = torch.tanh((rows * self.t + self.shift) @ self.mixing + self.place[:, 0])
+        return self.head((rows**2 + 0.1) ** self.power)
+
+
+def rows_of(name: str) -> torch.Tensor:
+    if name == "shared":
+        return torch.randint(0, 7, (12, 3))
+    return torch.randn(12, 3, 4) if name == "fresh" else torch.randn(12, 3)
+
+
+def export(module: nn.Module, X: torch.Tensor, path: Path, *, dynamo: bool) -> None:
+    axes = {"dynamic_shapes": ({0: torch.export.Dim("n", min=2)},)} if dynamo else {"dynamic_axes": {"x": {0: "n"}}}
+    further = {"external_data": False} if dynamo else {"opset_version": 17, "input_names": ["x"]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        torch.onnx.export(module, (X,), str(path), dynamo=dynamo, **axes, **further)
+    proto = onnx.load(path)
+    for node in proto.graph.node:
+        kept = [entry for entry in node.metadata_props if entry.key in KEPT]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+        node.doc_string = ""
+    onnx.save(proto, path)
+
+
+def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
+    """Return the losses, and the parameters after the last step."""
+    module, y, losses = module.double(), y.double(), []
+    X = X.double() if X.is_floating_point() else X
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = ((module(X) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    state = {f"state/{name}": p.detach().numpy() for name, p in module.named_parameters(remove_duplicate=False)}
+    return {"losses": np.array(losses), **state}
+
+
+def main() -> None:
+    for name, module in {"fresh": Fresh, "shared": Shared, "constants": Constants}.items():
+        torch.manual_seed(3)
+        network, X, y = module().eval(), rows_of(name), torch.randn(12, 1)
+        for dynamo in (True, False)[: 1 if name == "constants" else 2]:
+            export(network, X, FOLDER / f"torch_{name}_{'dynamo' if dynamo else 'classic'}.onnx", dynamo=dynamo)
+        np.savez_compressed(FOLDER / f"torch_{name}.npz", X=X.numpy(), y=y.numpy(), **train(network, X, y))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Parameters of PyTorch's modules in exported files: each is trained once, under its name, and nothing else is.
+
+``data/make_torch_exports.py`` wrote the files and what PyTorch trains the modules to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.data import DATA
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+SETTINGS = {
+    "optimizer": SGD(momentum=0.0), "learning_rate_init": 0.05, "batch_size": 12, "max_iter": 5, "tol": 0,
+    "shuffle": False,
+}  # fmt: skip
+FILES = [f"{name}_{exporter}" for name in ("fresh", "shared") for exporter in ("dynamo", "classic")]
+
+
+def archive_of(name):
+    """Return X, y, the losses, and PyTorch's parameters after training."""
+    with np.load(DATA / f"torch_{name.partition('_')[0]}.npz") as archive:
+        known = dict(archive)
+    state = {key.removeprefix("state/"): known[key] for key in known if key.startswith("state/")}
+    return known["X"], known["y"].ravel(), known["losses"], state
+
+
+def trained_on(name, **settings):
+    X, y, _, _ = archive_of(name)
+    return OrtGradientRegressor(DATA / f"torch_{name}.onnx", **SETTINGS | settings).fit(X, y)
+
+
+def assert_as_in_pytorch(trained, state, but=()):
+    """Compare by name; the name of a matrix that the exporter transposed ends in ``.T``."""
+    for name in (name for name in state if name not in but):
+        found = trained.weights_[name] if name in trained.weights_ else trained.weights_[f"{name}.T"].T
+        assert_allclose(found, state[name], rtol=0, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("name", FILES)
+def test_parameters_are_trained_as_in_pytorch(name, engine):
+    _, _, losses, state = archive_of(name)
+    trained = trained_on(name, engine=engine)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-4)
+    tied = {"head.weight"} if "table.weight" in trained.weights_ else {"table.weight"}
+    but = tied if name.startswith("shared") else ()
+    assert_as_in_pytorch(trained, state, but)
+    assert len(trained.weights_) == len(state) - len(but)
+
+
+def test_constants_and_buffers_are_not_trained():
+    _, _, losses, state = archive_of("constants")
+    trained = trained_on("constants_dynamo", engine="portable")
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-4)
+    assert_as_in_pytorch(trained, state, {"place"})  # of which only a row is in the file
+    assert abs(trained.weights_["power"] - 2) > 1e-3  # an exponent that began as the square
+    assert len(trained.weights_) == len(state)
+    given, found = (
+        {w.name: onnx.numpy_helper.to_array(w) for w in proto.graph.initializer}
+        for proto in (onnx.load(DATA / "torch_constants_dynamo.onnx"), trained.to_onnx())
+    )
+    for name in ("shift", "mixing"):
+        assert_array_equal(found[name], given[name])
+
+
+def test_patterns_select_by_the_names_of_modules():
+    trained = trained_on("fresh_dynamo", trainable="body.layers.1.*", max_iter=1)
+    names = {name for name in trained.weights_ if name.startswith("body.layers.1.")}
+    given = trained_on("fresh_dynamo", learning_rate_init=1e-30, max_iter=1).weights_
+    moved = {
+        name for name, array in trained.weights_.items() if not np.allclose(array, given[name], rtol=0, atol=1e-12)
+    }
+    assert moved == names
+    assert "body.layers.1.linear1.weight.T" in moved
+    patterns = trained_on("fresh_dynamo", trainable="*.weight", max_iter=1)
+    assert not np.array_equal(
+        patterns.weights_["body.layers.1.linear1.weight.T"], given["body.layers.1.linear1.weight.T"]
+    )
+
+
+def test_files_of_trained_networks_keep_the_names():
+    trained = trained_on("fresh_classic", max_iter=1)
+    again = OrtGradientRegressor(trained.to_onnx(), **SETTINGS).fit(*archive_of("fresh")[:2])
+    assert set(again.weights_) == set(trained.weights_)
