@@ -56,10 +56,7 @@ PROTOBUF = {
     "_graph.protobuf": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
-    **{
-        f"_models.{name}": {"ModelProto"}
-        for name in ("base", "convnet", "embedded", "layers", "linear", "mlp", "realmlp", "tabm")
-    },  # they return one
+    **{f"_models.{path.stem}": {"ModelProto"} for path in (FOLDER / "_models").glob("*.py")},  # they return one
     "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one
