@@ -101,16 +101,30 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     forward = set(graph)
     op = GraphBuilder(graph, prefix="gradient", shared=True)
     one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
-    cotangents = _backward(op, path(graph, wrt, output), {output: [one]})
+    steps = path(graph, wrt, output)
+    cotangents = _backward(op, steps, {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
     apart = GraphBuilder(graph, prefix="gradient")  # each output needs its own name: no shared nodes
     for name, cotangent in zip(wrt, results, strict=True):
         _append_gradient(apart, sources[name], cotangent)
+    _multiply_convolutions(op, steps)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward], wanted)
     remove_unread_initializers(graph, kept=model.graph.initializers)
     return result
+
+
+def _multiply_convolutions(op: GraphBuilder, steps: Sequence[Passage]) -> None:
+    """Put matrix products in the place of convolutions of the forward pass where they are faster.
+
+    Convolutions with constant kernels are left: onnxruntime gives them layouts of its own.
+    """
+    convolutions = [step.node for step in steps if kind(step.node) == "Conv" and 1 in step.inputs]
+    for node in convolutions:
+        convolution.multiply_convolution(op, node)
+    if any(node.graph is None for node in convolutions):
+        op.graph.sort()
 
 
 def _require_supported_opset(graph: ir.Graph) -> None:

@@ -8,34 +8,17 @@ elements at the end unread, or extend beyond the padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.edits import replace_node
 from ...._graph.queries import Dims, dims, fixed
 from ...._graph.supported import PADDING, Supported
 from ..context import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The settings of a sliding window, one number per axis; ``begin`` and ``end`` are the padding."""
-
-    kernel: list[int]
-    strides: list[int]
-    dilations: list[int]
-    begin: list[int]
-    end: list[int]
-
-    def reach(self, axis: int) -> int:
-        """Return the number of elements that a window spans."""
-        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
-
-    def covered(self, axis: int, steps: int) -> int:
-        """Return the number of elements, padding included, that ``steps`` windows span."""
-        return (steps - 1) * self.strides[axis] + self.reach(axis)
+from .convolution_products import faster_convolution, input_cotangent, kernel_cotangent
+from .windows import Windows, layout_of
 
 
 def _windows(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
@@ -79,10 +62,35 @@ def _conv_rule(r: Reverse) -> Sequence[Thunk]:
     w = _windows(r, kernel)
     group = r.attribute("group", 1)
     return (
-        lambda: _scatter_windows(r, r.g, r.x(1), w, group),
-        lambda: _correlate_with_cotangents(r, r.x(), r.g, w, group),
+        lambda: _input_cotangent(r, w, group),
+        lambda: _kernel_cotangent(r, r.x(), r.g, w, group),
         lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
     )
+
+
+def multiply_convolution(op: GraphBuilder, node: ir.Node) -> None:
+    """Put matrix products in the place of a convolution where they are faster."""
+    r = Reverse(op, node, (), frozenset())
+    kernel = dims(r.x(1))
+    if not (fixed(dims(r.x())) and fixed(kernel)):
+        return
+    layout = layout_of(r.x(), r.y, _windows(r, list(kernel[2:])), r.attribute("group", 1))
+    product = None if layout is None else faster_convolution(op, layout, r.x(), r.x(1))
+    if layout is not None and product is not None:
+        bias = op.Reshape(r.x(2), [-1, *[1] * len(layout.sizes)]) if r.has(2) else None
+        replace_node(op, node, [product if bias is None else op.Add(product, bias)])
+
+
+def _input_cotangent(r: Reverse, w: Windows, group: int) -> ir.Value:
+    layout = layout_of(r.x(), r.y, w, group)
+    faster = None if layout is None else input_cotangent(r.op, layout, r.x(1), r.g)
+    return _scatter_windows(r, r.g, r.x(1), w, group) if faster is None else faster
+
+
+def _kernel_cotangent(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
+    layout = layout_of(x, g, w, group)
+    faster = None if layout is None else kernel_cotangent(r.op, layout, x, g)
+    return _correlate_with_cotangents(r, x, g, w, group) if faster is None else faster
 
 
 def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
@@ -155,7 +163,7 @@ def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
     return (
         lambda: r.op.Conv(r.g, r.x(1), **settings),
-        lambda: _correlate_with_cotangents(r, r.g, r.x(), w, group),
+        lambda: _kernel_cotangent(r, r.g, r.x(), w, group),
         lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
     )
 

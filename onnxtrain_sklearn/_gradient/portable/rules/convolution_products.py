@@ -1,0 +1,214 @@
+"""Convolutions and their gradients as few large matrix products, for layouts where these are faster.
+
+onnxruntime computes a convolution image by image, each as a product of the kernel with the windows of one image.
+That product is slow where an image has few positions, and the gradient of the kernel, written as a convolution, is a
+product with as few columns as the kernel has elements. The forms here take all images at once:
+
+- *patches*: the elements that windows read, (channels * taps, images * positions), beside the positions of the output.
+- *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
+- *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
+  holds the kernel's last axis; the windows' other axes are laid side by side.
+
+Which form is used depends on the layout alone; the bounds come from ``benchmarks/convolutions.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ...._graph.builder import GraphBuilder
+from .windows import Layout, Windows
+
+MANY_TAPS = 49
+"""Windows with more elements would need more nodes than they save time."""
+
+FEW_CHANNELS = 8
+"""With fewer channels, slices of the windows cost more than their products."""
+
+FEW_POSITIONS = 16
+"""With at most so many positions in an image, products over all images are faster than image by image."""
+
+MANY_POSITIONS = 1024
+"""From so many positions in an image on, turning a kernel around costs nothing beside the convolution."""
+
+WIDE = 64
+"""With fewer channels, adding patches up costs more than their product saves."""
+
+SHORT_LINE = 16
+"""Band matrices of longer lines hold too many zeros."""
+
+
+def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
+    """Return the gradient of the kernel as matrix products, None where a convolution is not slower."""
+    if c.by_channel and c.sizes[-1] <= 2 * SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+        return _kernel_by_bands(op, c, x, g)
+    if c.groups > 1 or c.taps > MANY_TAPS or (c.taps > 1 and c.inputs < FEW_CHANNELS):
+        return None
+    few = c.taps == 1 or c.images * c.positions <= 4 * FEW_POSITIONS
+    return _kernel_by_patches(op, c, x, g) if few else _kernel_by_pixels(op, c, x, g)
+
+
+def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
+    """Return the gradient of the input in another form than a transposed convolution, None where it is not slower."""
+    if c.by_channel and c.dense and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+        return by_bands(op, _turned(c), g, _flipped(op, c, kernel))
+    if c.groups > 1:
+        return None
+    if c.dense and (c.positions >= MANY_POSITIONS or (c.taps == 1 and 2 * c.positions > FEW_POSITIONS)):
+        return _input_by_convolution(op, c, kernel, g)
+    few = op.opset >= 18 and c.positions <= FEW_POSITIONS and c.outputs >= WIDE and len(c.sizes) < 3
+    return _input_by_patches(op, c, kernel, g) if few else None
+
+
+def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
+    """Return the convolution as matrix products, None where the operator is not slower."""
+    if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+        return by_bands(op, c, x, kernel)
+    few = c.groups == 1 and c.taps <= MANY_TAPS and c.images > 1 and 2 * c.positions <= FEW_POSITIONS
+    return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
+
+
+def _rows(w: Windows) -> int:
+    """Return the number of elements of a window that are not along its last axis."""
+    return int(np.prod(w.kernel[:-1]))
+
+
+def _swapped(op: GraphBuilder, value: ir.Value, rank: int) -> ir.Value:
+    """Exchange images and channels."""
+    return op.Transpose(value, perm=[1, 0, *range(2, rank + 2)])
+
+
+def _slices(
+    op: GraphBuilder, padded: ir.Value, w: Windows, steps: Sequence[int], axes: Sequence[int]
+) -> list[ir.Value]:
+    """Return what each element of the windows reads along ``axes``, which are the first of the spatial ones."""
+    found, n = [], len(axes)
+    for tap in itertools.product(*(range(k) for k in w.kernel[:n])):
+        start = [i * d for i, d in zip(tap, w.dilations, strict=False)]
+        stop = [i + (m - 1) * s + 1 for i, m, s in zip(start, steps, w.strides, strict=False)]
+        found.append(op.Slice(padded, start, stop, list(axes), w.strides[:n]))
+    return found
+
+
+def _padded(op: GraphBuilder, value: ir.Value, begin: Sequence[int], end: Sequence[int]) -> ir.Value:
+    return op.Pad(value, np.array([*begin, *end])) if any([*begin, *end]) else value
+
+
+def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
+    """Return the elements that windows read, (channels * taps, images * positions)."""
+    w, n = c.windows, len(c.sizes)
+    padded = _padded(op, _swapped(op, x, n), [0, 0, *w.begin], [0, 0, *w.end])
+    if c.taps == 1 and c.dense:
+        return op.Reshape(padded, [c.inputs, -1])
+    parts = [op.Reshape(part, [c.inputs, 1, -1]) for part in _slices(op, padded, w, c.steps, range(2, n + 2))]
+    return op.Reshape(op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0], [c.inputs * c.taps, -1])
+
+
+def _positions_of(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
+    """Return the output's values, (channels, images * positions)."""
+    return op.Reshape(_swapped(op, g, len(c.steps)), [c.outputs, -1])
+
+
+def _images_of(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
+    """Return images of ``rows``, (channels, images * pixels)."""
+    return _swapped(op, op.Reshape(rows, [-1, c.images, *sizes]), len(sizes))
+
+
+def _by_patches(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    rows = op.Gemm(op.Reshape(kernel, [c.outputs, -1]), _patches(op, c, x))
+    return _images_of(op, c, rows, c.steps)
+
+
+def _kernel_by_patches(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    return op.Reshape(op.Gemm(_positions_of(op, c, g), _patches(op, c, x), transB=1), c.kernel_shape)
+
+
+def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    """Multiply the cotangents with the pixels that each element of the kernel reads."""
+    w, n = c.windows, len(c.sizes)
+    last = op.Transpose(x, perm=[0, *range(2, n + 2), 1])
+    padded = _padded(op, last, [0, *w.begin, 0], [0, *w.end, 0])
+    pixels = [op.Reshape(part, [-1, c.inputs]) for part in _slices(op, padded, w, c.steps, range(1, n + 1))]
+    cotangents = _positions_of(op, c, g)
+    products = [op.Reshape(op.Gemm(cotangents, one), [c.outputs, c.inputs, 1]) for one in pixels]
+    return op.Reshape(op.Concat(*products, axis=2), c.kernel_shape)
+
+
+def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
+    """Compute the cotangents of all patches and add them up, lines as images: onnxruntime 1.19 is right in 2-D only."""
+    w, cotangents = c.windows, _positions_of(op, c, g)
+    patches = op.Gemm(op.Reshape(kernel, [c.outputs, -1]), cotangents, transA=1)
+    if c.taps == 1 and c.dense and not any(w.begin + w.end):
+        return _images_of(op, c, patches, c.sizes)
+    columns = op.Transpose(op.Reshape(patches, [c.inputs * c.taps, c.images, -1]), perm=[1, 0, 2])
+    one, none = [1] * (2 - len(c.sizes)), [0] * (2 - len(c.sizes))
+    settings = {"strides": one + w.strides, "dilations": one + w.dilations, "pads": none + w.begin + none + w.end}
+    image = op.Col2Im(columns, np.array(one + c.sizes), np.array(one + w.kernel), **settings)
+    return op.Reshape(image, [c.images, c.inputs, *c.sizes])
+
+
+def _flipped(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Reverse the spatial axes of the kernel."""
+    if c.taps == 1:
+        return kernel
+    n, before = len(c.sizes), np.iinfo(np.int64).min
+    return op.Slice(kernel, [-1] * n, [before] * n, list(range(2, n + 2)), [-1] * n)
+
+
+def _turned(c: Layout) -> Layout:
+    """Return the layout of the convolution that maps cotangents of the output to those of the input."""
+    w, axes = c.windows, range(len(c.sizes))
+    begin = [w.reach(i) - 1 - w.begin[i] for i in axes]
+    end = [w.reach(i) - 1 - w.end[i] for i in axes]
+    windows = Windows(w.kernel, w.strides, w.dilations, begin, end)
+    return Layout(windows, c.groups, c.images, c.outputs, c.inputs, c.steps, c.sizes)
+
+
+def _input_by_convolution(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
+    turned = _turned(c).windows
+    if min(turned.begin + turned.end) < 0:
+        return None
+    back = _flipped(op, c, _swapped(op, kernel, len(c.sizes)))
+    return op.Conv(g, back, dilations=turned.dilations, pads=turned.begin + turned.end)
+
+
+def by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    """Convolve each channel with its kernel."""
+    product = op.MatMul(_lines(op, c, x), _bands(op, c, kernel))
+    return _images_of(op, c, op.Reshape(product, [c.inputs, -1]), c.steps)
+
+
+def _kernel_by_bands(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    cotangents = op.Reshape(_positions_of(op, c, g), [c.inputs, -1, c.steps[-1]])
+    bands = op.MatMul(op.Transpose(_lines(op, c, x), perm=[0, 2, 1]), cotangents)
+    places = _places(op, c)
+    return op.Reshape(op.MatMul(op.Reshape(bands, [-1, places.shape[1]]), places.T.copy()), c.kernel_shape)
+
+
+def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
+    """Return the lines that windows read, side by side: (channels, images * lines of the output, rows * length)."""
+    w, n = c.windows, len(c.sizes)
+    swapped, length = _swapped(op, x, n), c.sizes[-1]
+    if n == 1:
+        return swapped
+    padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
+    lines = [op.Reshape(part, [c.inputs, -1, length]) for part in _slices(op, padded, w, c.steps, range(2, n + 1))]
+    return op.Concat(*lines, axis=2) if len(lines) > 1 else lines[0]
+
+
+def _bands(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Return the band matrices, (channels, rows * length of a line, positions in it)."""
+    rows = op.Reshape(kernel, [-1, c.windows.kernel[-1]])
+    return op.Reshape(op.MatMul(rows, _places(op, c)), [c.inputs, -1, c.steps[-1]])
+
+
+def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return 1 where an element of the kernel stands in a band matrix, else 0: (elements, length * positions)."""
+    w, (length, steps) = c.windows, (c.sizes[-1], c.steps[-1])
+    reads = np.arange(steps) * w.strides[-1] - w.begin[-1] + np.arange(w.kernel[-1])[:, None] * w.dilations[-1]
+    places: np.ndarray = (reads[:, None] == np.arange(length)[:, None]).astype(op.dtype.numpy())
+    return places.reshape(w.kernel[-1], length * steps)

@@ -1,0 +1,183 @@
+"""Gradients of convolutions that are written as matrix products are right, and are written so where they should be.
+
+Each layout makes the rule choose another form. The loss is a sum of the convolution's output under random weights, in
+float64 of numpy. It is linear in the input and in the kernel, so central differences along random directions are
+exact; one per element would take minutes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxtrain_sklearn._gradient.engine import gradient_graph
+from tests.helpers.sessions import session
+
+FORWARD, INPUT, KERNEL = "forward", "input", "kernel"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A convolution, and how often operators occur in its gradient graph."""
+
+    name: str
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    operators: dict[str, int] = field(hash=False)
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    auto_pad: str = ""
+    group: int = 1
+    opset: int = 18
+
+    def attributes(self):
+        lists = {"strides": self.strides, "dilations": self.dilations, "pads": self.pads}
+        texts = [f"{name} = {list(values)}" for name, values in lists.items() if values]
+        texts += [f'auto_pad = "{self.auto_pad}"'] * bool(self.auto_pad) + [f"group = {self.group}"]
+        return ", ".join(texts)
+
+    def windows(self):
+        """Return strides, dilations, and the padding at the beginning and at the end."""
+        n = len(self.w) - 2
+        strides, dilations = self.strides or (1,) * n, self.dilations or (1,) * n
+        begin, end = self.pads[:n] or (0,) * n, self.pads[n:] or (0,) * n
+        if self.auto_pad.startswith("SAME"):
+            reach = [(k - 1) * d + 1 for k, d in zip(self.w[2:], dilations, strict=True)]
+            totals = [
+                max((-(-size // s) - 1) * s + r - size, 0)
+                for size, s, r in zip(self.x[2:], strides, reach, strict=True)
+            ]
+            small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
+            begin, end = (small, large) if self.auto_pad == "SAME_UPPER" else (large, small)
+        return strides, dilations, begin, end
+
+
+BANDS = {"Conv": 0, "ConvTranspose": 0}
+PIXELS = {"Conv": 1, "ConvTranspose": 1}
+FORMS = [
+    Form("1x1", (3, 5, 4, 5), (7, 5, 1, 1), {"Conv": 2, "ConvTranspose": 0, "Gemm": 1}),
+    Form("1x1, tiny images", (3, 5, 2, 3), (64, 5, 1, 1), {"Conv": 1, "ConvTranspose": 0, "Gemm": 2}),
+    Form("1x1, strided", (3, 5, 5, 4), (64, 5, 1, 1), {"Col2Im": 1, "Gemm": 2}, strides=(2, 2)),
+    Form("1x1, padded", (3, 5, 2, 2), (64, 5, 1, 1), {"ConvTranspose": 1, "Gemm": 1}, pads=(1, 0, 0, 1)),
+    Form("pixels", (2, 8, 7, 6), (5, 8, 3, 3), PIXELS | {"Gemm": 9}, pads=(1, 1, 1, 1)),
+    Form("pixels, strided", (3, 8, 13, 12), (4, 8, 3, 2), PIXELS | {"Gemm": 6}, strides=(2, 3), pads=(0, 1, 2, 0)),
+    Form("pixels, dilated", (2, 9, 9, 10), (4, 9, 2, 3), PIXELS | {"Gemm": 6}, dilations=(3, 2), pads=(2, 1, 0, 3)),
+    Form("pixels, 1-D", (3, 8, 40), (5, 8, 4), PIXELS | {"Gemm": 4}, strides=(1,), pads=(1, 2)),
+    Form("pixels, 3-D", (2, 8, 4, 5, 4), (3, 8, 2, 2, 2), PIXELS | {"Gemm": 8}, pads=(0, 1, 0, 1, 0, 1)),
+    Form("upper", (2, 8, 8, 7), (5, 8, 3, 2), PIXELS | {"Gemm": 6}, auto_pad="SAME_UPPER"),
+    Form("lower", (3, 8, 11, 10), (5, 8, 2, 4), PIXELS | {"Gemm": 8}, strides=(2, 1), auto_pad="SAME_LOWER"),
+    Form("no padding", (3, 8, 11, 10), (5, 8, 2, 4), PIXELS | {"Gemm": 8}, strides=(2, 1), auto_pad="VALID"),
+    Form("few channels", (2, 3, 9, 9), (4, 3, 3, 3), {"Conv": 2, "ConvTranspose": 1, "Gemm": 0}),
+    Form("few positions", (3, 8, 4, 4), (64, 8, 3, 3), {"Conv": 1, "Col2Im": 1, "Gemm": 2}, pads=(1, 1, 1, 1)),
+    Form("few positions, strided", (3, 6, 5, 6), (64, 6, 3, 2), {"Col2Im": 1}, strides=(2, 2), pads=(1, 0, 0, 1)),
+    Form("few positions, dilated", (3, 6, 7, 6), (64, 6, 3, 2), {"Col2Im": 1}, dilations=(2, 3), pads=(0, 1, 1, 0)),
+    Form("few positions, 1-D", (3, 8, 9), (64, 8, 3), {"Col2Im": 1, "Gemm": 2}, strides=(2,), pads=(0, 1)),
+    Form("few positions, 3-D", (2, 4, 3, 2, 3), (64, 4, 2, 1, 2), {"ConvTranspose": 1}, pads=(1, 0, 0, 0, 0, 1)),
+    Form("few positions, opset 17", (3, 6, 4, 4), (64, 6, 3, 3), {"ConvTranspose": 1, "Col2Im": 0}, opset=17),
+    Form("unread elements", (3, 6, 6, 6), (64, 6, 3, 3), {"Col2Im": 1}, strides=(2, 2)),
+    Form("all as patches", (3, 114, 2, 2), (64, 114, 3, 3), BANDS | {"Gemm": 3, "Col2Im": 1}, pads=(1, 1, 1, 1)),
+    Form("all as patches, strided", (2, 128, 5, 4), (65, 128, 3, 3), BANDS | {"Gemm": 3}, strides=(2, 2)),
+    Form("all as patches, 1-D", (4, 256, 7), (64, 256, 4), BANDS | {"Gemm": 3}, strides=(2,), pads=(1, 1)),
+    Form("large images", (1, 3, 33, 34), (2, 3, 3, 2), {"Conv": 3, "ConvTranspose": 0}, pads=(1, 0, 1, 1)),
+    Form("large images, dilated", (1, 2, 36, 35), (3, 2, 2, 3), {"Conv": 3}, dilations=(2, 1), pads=(1, 1, 0, 2)),
+    Form("large images, wide padding", (1, 2, 33, 33), (3, 2, 2, 2), {"ConvTranspose": 1}, pads=(2, 2, 2, 2)),
+    Form("bands", (3, 4, 6, 7), (4, 1, 3, 3), BANDS | {"MatMul": 6}, pads=(1, 1, 1, 1), group=4),
+    Form("bands, wide kernel", (2, 3, 4, 4), (3, 1, 7, 7), BANDS, pads=(3, 3, 3, 3), group=3),
+    Form("bands, uneven", (2, 3, 7, 8), (3, 1, 2, 4), BANDS, dilations=(2, 1), pads=(0, 1, 2, 0), group=3),
+    Form("bands, strided", (2, 3, 9, 8), (3, 1, 3, 2), {"Conv": 0, "ConvTranspose": 1}, strides=(2, 3), group=3),
+    Form("bands, upper", (2, 3, 9, 8), (3, 1, 3, 4), {"Conv": 0}, strides=(2, 1), auto_pad="SAME_UPPER", group=3),
+    Form("bands, 1-D", (3, 4, 9), (4, 1, 3), BANDS, pads=(2, 0), group=4),
+    Form("bands, 3-D", (2, 3, 3, 4, 5), (3, 1, 2, 3, 2), BANDS, pads=(0, 1, 1, 1, 1, 0), group=3),
+    Form("bands, wide padding", (2, 3, 5, 5), (3, 1, 2, 2), BANDS, pads=(2, 2, 2, 2), group=3),
+    Form("bands, longer lines", (2, 3, 4, 20), (3, 1, 3, 3), {"Conv": 1, "ConvTranspose": 1}, group=3),
+    Form("groups", (2, 6, 6, 5), (4, 3, 3, 3), {"Conv": 2, "ConvTranspose": 1}, group=2),
+    Form("several kernels a channel", (2, 3, 6, 5), (6, 1, 3, 3), {"Conv": 2, "ConvTranspose": 1}, group=3),
+]
+
+
+def model_of(form, shape, weighting):
+    text = f"""<ir_version: 8, opset_import: ["": {form.opset}]>
+        convolution (float{list(shape)} x, float{list(form.w)} w, float[{form.w[0]}] b) => (float loss) {{
+            y = Conv<{form.attributes()}>(x, w, b) weighted = Mul(y, weighting)
+            loss = ReduceSum<keepdims = 0>(weighted) }}"""
+    model = onnx.parser.parse_model(text.replace("'", ""))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weighting.astype(np.float32), "weighting"))
+    return model
+
+
+def convolution(form, x, w, b):
+    """Convolve in float64: for each element of the kernel, the pixels that it reads."""
+    strides, dilations, begin, end = form.windows()
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
+    reach = [(k - 1) * d + 1 for k, d in zip(form.w[2:], dilations, strict=True)]
+    steps = [(size - r) // s + 1 for size, r, s in zip(padded.shape[2:], reach, strides, strict=True)]
+    groups = []
+    for pixels, kernel in zip(np.split(padded, form.group, 1), np.split(w, form.group), strict=True):
+        total = np.zeros((len(x), len(kernel), *steps))
+        for tap in np.ndindex(*form.w[2:]):
+            read = (
+                slice(i * d, i * d + (n - 1) * s + 1, s)
+                for i, d, n, s in zip(tap, dilations, steps, strides, strict=True)
+            )
+            total += np.einsum("nc...,oc->no...", pixels[(slice(None), slice(None), *read)], kernel[(..., *tap)])
+        groups.append(total)
+    return np.concatenate(groups, 1) + b.reshape(-1, *[1] * len(steps))
+
+
+def arrays_of(form):
+    rng = np.random.default_rng(len(form.name))
+    arrays = {"x": rng.normal(size=form.x), "w": rng.normal(size=form.w), "b": rng.normal(size=form.w[0])}
+    weighting = rng.normal(size=convolution(form, **arrays).shape)
+    return {name: a.astype(np.float32) for name, a in arrays.items()}, weighting.astype(np.float32), rng
+
+
+def require_right(form, graph, arrays, weighting, rng):
+    """Compare the gradients with central differences along random directions."""
+    run = session(graph)
+    loss, *gradients = run.run(["loss", "x_grad", "w_grad", "b_grad"], arrays)
+    exact = {name: a.astype(np.float64) for name, a in arrays.items()}
+    value = lambda moved: float(np.sum(convolution(form, **moved) * weighting))  # noqa: E731
+    scale = np.linalg.norm(weighting) * np.linalg.norm(exact["w"])
+    np.testing.assert_allclose(loss, value(exact), rtol=1e-4, atol=1e-4 * scale)
+    for name, gradient in zip(arrays, gradients, strict=True):
+        assert gradient.shape == arrays[name].shape
+        for _ in range(10):
+            direction = rng.normal(size=gradient.shape) * (rng.random(gradient.shape) < 0.2)
+            ahead, behind = ({**exact, name: exact[name] + sign * direction} for sign in (0.5, -0.5))
+            expected, found = value(ahead) - value(behind), float(np.sum(gradient * direction))
+            tolerance = 1e-5 * np.linalg.norm(gradient) * np.linalg.norm(direction) + 1e-6
+            assert abs(found - expected) <= tolerance, (name, found, expected)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_gradients_are_right_in_the_form_that_the_layout_asks_for(form):
+    arrays, weighting, rng = arrays_of(form)
+    graph = gradient_graph(model_of(form, form.x, weighting), wrt=["x", "w", "b"], engine="portable")
+    found = Counter(node.op_type for node in graph.graph.node)
+    assert {name: found[name] for name in form.operators} == form.operators
+    require_right(form, graph, arrays, weighting, rng)
+
+
+@pytest.mark.parametrize("unknown", [0, 2])
+@pytest.mark.parametrize("form", [FORMS[1], FORMS[4], FORMS[13], FORMS[20], FORMS[26]], ids=lambda form: form.name)
+def test_unknown_sizes_take_the_general_rule(form, unknown):
+    arrays, weighting, rng = arrays_of(form)
+    shape = ["N" if i == unknown else size for i, size in enumerate(form.x)]
+    graph = gradient_graph(model_of(form, shape, weighting), wrt=["x", "w", "b"], engine="portable")
+    found = Counter(node.op_type for node in graph.graph.node)
+    assert found["Col2Im"] == 0
+    assert found["ConvTranspose"] == 1
+    require_right(form, graph, arrays, weighting, rng)
+
+
+def test_a_constant_kernel_keeps_its_convolution():
+    form = next(form for form in FORMS if form.name == "all as patches")
+    model = model_of(form, form.x, arrays_of(form)[1])
+    for wrt, count in (("x", 1), ("w", 0)):
+        graph = gradient_graph(model, wrt=wrt, engine="portable")
+        assert sum(node.op_type == "Conv" for node in graph.graph.node) == count
