@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import numpy as np
+import onnx
 import onnx.numpy_helper
 import onnx.parser
 import pytest
@@ -86,9 +87,8 @@ def test_with_factors_by_parameter():
 @pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 def test_fused_kernels_are_kept():
     fitted = regressor(weight_decay_schedule="linear").fit(X, y)
-    operators = {
-        node.op_type for update in fitted._run.step._segment_updates(AdamW()) for node in update.graph.model.graph
-    }
+    (update,) = fitted._run.step._segment_updates(AdamW())
+    operators = {node.op_type for node in onnx.load_model_from_string(update.program.graph).graph.node}
     assert "AdamOptimizer" in operators
 
 

@@ -20,7 +20,24 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache, losses
+from onnxtrain_sklearn import (
+    MLP,
+    SGD,
+    Adam,
+    AdamW,
+    Linear,
+    OrtGradientClassifier,
+    OrtGradientRegressor,
+    clear_cache,
+    losses,
+)  # fmt: skip
+from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.targets import Targets
+from onnxtrain_sklearn._estimators.built_source import built_source
+from onnxtrain_sklearn._estimators.examples import Examples
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.structure import structure
+from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import sessions
 from onnxtrain_sklearn.losses import Loss
 from onnxtrain_sklearn.optimizers import Optimizer, RMSprop
@@ -227,7 +244,7 @@ def test_a_second_fit_of_an_equal_structure_makes_no_session(engine, monkeypatch
     clear_cache()
     first = make().fit(X, Y)
     monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
-    other = make().set_params(learning_rate_init=0.02, random_state=7).fit(3 * X + 1, Y)
+    other = make().set_params(learning_rate_init=0.02, alpha=0.3, random_state=7).fit(3 * X + 1, Y)
     assert other.engine_ == first.engine_
     assert not equal(other.weights_, first.weights_)
 
@@ -341,3 +358,36 @@ def test_tasks_of_equal_shapes_have_their_own_losses():
         expected.append(fitted(y))
     clear_cache()
     assert all(equal(fitted(y), one) for y, one in zip(targets, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        MLP((5, 5), residual=True, normalization="batch", initialization="he_normal"),
+        MLP((5,), "gelu", residual=True, normalization="layer", parametric_activation=True, dropout=0.1),
+        MLP(()),
+        Linear(),
+        Linear(fit_intercept=False, initialization="zeros"),
+    ],
+    ids=repr,
+)
+def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
+    targets = Targets(np.zeros((40, 2)), "regression", 2)
+    examples = Examples({"X": Column(X, np.dtype(np.float32))}, targets, None)
+    expected = trainable_model(load(builder.build(4, 2, np.random.RandomState(7))))
+    for _ in range(2):
+        found = built_source(builder, examples, None, np.random.RandomState(7))
+        assert found.parameters == expected.parameters
+        assert equal(found.weights(), expected.weights())
+        assert structure(found.model, ()) != structure(found.model, found.parameters)
+        assert structure(found.model, found.weights()) == structure(expected.model, expected.weights())
+
+
+def test_a_file_that_onnxruntime_writes_for_a_session_is_written_by_each_fit(tmp_path):
+    for name in ("first", "second"):
+        path = tmp_path / f"{name}.onnx"
+        regressor(session_options={"optimized_model_filepath": str(path)})().fit(X, Y)
+        assert path.exists()
+        path.unlink()
+        regressor(session_options={"optimized_model_filepath": str(path)})().fit(X, Y)
+        assert path.exists()

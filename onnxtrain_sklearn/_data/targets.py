@@ -78,8 +78,9 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
         y = y.toarray()
     if getattr(getattr(y, "dtype", None), "kind", "") == "f":
         assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
     kind = type_of_target(y, input_name="y")
+    if kind not in ("binary", "multiclass"):
+        check_classification_targets(y)  # which finds the kind once more
     if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
         return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
     if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):

@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 
 from .._data.columns import Column
+from .._graph.limits import current_limits
 from .._graph.protobuf import load
 from .._graph.trainable import TrainableModel, trainable_model
+from .._models.base import DrawsWeights
+from .._support.cache import Cache
+from .._support.content import content, is_plain
 from ..exceptions import ModelError
 from ..models import Builder, keywords_of
 from .examples import Examples
@@ -34,12 +38,30 @@ def built_source(
 ) -> TrainableModel:
     """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows."""
     (column,) = examples.columns.values()
+    n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
+    if is_plain(builder) and isinstance(builder, DrawsWeights):
+        drawn = builder.drawn_weights(n_features, n_outputs, rng)
+        return _own_source(builder, column, n_features, n_outputs).with_weights(drawn)
     keywords = _keywords(builder, column, examples, rows)
-    whole = load(builder.build(math.prod(column.shape[1:]), examples.targets.n_outputs, rng, **keywords))
+    whole = load(builder.build(n_features, n_outputs, rng, **keywords))
     source = replace(trainable_model(whole), reference=whole, members=_declared_members(builder))
     _require_scores_of_members(source)
     _require_one_input(source, column, f"{type(builder).__name__}.build")
     return source
+
+
+_sources: Cache[TrainableModel] = Cache(64, 2**25, lambda source: sum(a.nbytes for a in source.weights().values()))
+
+
+def _own_source(builder: DrawsWeights, column: Column, n_features: int, n_outputs: int) -> TrainableModel:
+    """Return the graph of a builder of this package with weights of some seed, built where it is not known."""
+
+    def made() -> TrainableModel:
+        source = trainable_model(load(builder.build(n_features, n_outputs, 0)))
+        _require_one_input(source, column, f"{type(builder).__name__}.build")
+        return source
+
+    return _sources.get((content(builder), n_features, n_outputs, current_limits()), made)
 
 
 def _declared_members(builder: Builder) -> int | None:

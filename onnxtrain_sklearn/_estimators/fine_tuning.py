@@ -51,8 +51,8 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
     if tuner is None:
         return None
     if tuner == "auto":
-        changed = changed_from_default(estimator) or estimator.warm_start
-        return None if fitted is None or changed else FineTuner()
+        plain = fitted is None or estimator.warm_start or changed_from_default(estimator)
+        return None if plain else FineTuner()
     if not isinstance(tuner, FineTuner):
         raise TypeError(f"finetune must be 'auto', a FineTuner object or None, {instead_of(tuner)}.")
     tuner.validate()

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError
-from .builder import GraphBuilder
+from .builder import GraphBuilder, Operand
 from .links import Link, Task, row_sum, split_columns
 
 
@@ -98,10 +98,21 @@ def _group_losses(
 
 def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_ratio: float) -> ir.Value:
     """Emit the scalar ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)`` of a vector of weights."""
-    squares = op.Mul(op.ReduceSum(op.Mul(weights, weights), keepdims=False), 0.5 * alpha * (1.0 - l1_ratio))
-    if not l1_ratio:
-        return squares
-    return op.Add(squares, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), alpha * l1_ratio))
+    squares, absolutes = penalty_factors(alpha, l1_ratio)
+    return weighted_penalty(op, weights, squares, absolutes if l1_ratio else None)
+
+
+def penalty_factors(alpha: float, l1_ratio: float) -> tuple[float, float]:
+    """Return the factors of the sum of squares and of the sum of absolute values in the penalty."""
+    return 0.5 * alpha * (1.0 - l1_ratio), alpha * l1_ratio
+
+
+def weighted_penalty(op: GraphBuilder, weights: ir.Value, squares: Operand, absolutes: Operand) -> ir.Value:
+    """Emit the penalty with these factors; None: without that sum."""
+    square = op.Mul(op.ReduceSum(op.Mul(weights, weights), keepdims=False), squares)
+    if absolutes is None:
+        return square
+    return op.Add(square, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), absolutes))
 
 
 def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) -> int:

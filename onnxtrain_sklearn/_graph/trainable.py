@@ -20,12 +20,13 @@ from .activation import scores_of
 from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
 from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
-from .edits import keep_outputs
+from .edits import keep_outputs, swap_initializers
 from .final_activation import activation_of
 from .queries import is_float
 from .ranges import range_of
 from .roles import Verdict
 from .shapes import free_batch_axis, infer_anew, infer_shapes
+from .structure import share_structure
 from .torch_parameters import own_names, restore_parameters
 from .versions import readable
 from .weights import array_of, common_dtype, listing, parameters_of, statistics_of
@@ -147,6 +148,14 @@ class TrainableModel:
         model = self.model.clone()
         for node in [n for n in model.graph if normalizes_by_batch(n) and stays(n)]:
             use_running_statistics(node)
+        return replace(self, model=model)
+
+    def with_weights(self, weights: Mapping[str, np.ndarray]) -> TrainableModel:
+        """Return the model with other values of some of its weights, in the types that they have."""
+        model, dtypes = self.model.clone(), {name: v.dtype for name, v in self.model.graph.initializers.items()}
+        typed = {name: array.astype(dtypes[name].numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
+        swap_initializers(model.graph, typed)
+        share_structure(model, self.model)
         return replace(self, model=model)
 
     def integer_nodes(self) -> str:

@@ -6,7 +6,8 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 import onnx
@@ -74,6 +75,16 @@ class Builder(Protocol):
         """Return the graph; see the class for what it is called with."""
 
 
+@runtime_checkable
+class DrawsWeights(Builder, Protocol):
+    """A builder whose graphs for equal sizes differ by some weights alone, which it draws in a method of their own."""
+
+    def drawn_weights(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
+    ) -> dict[str, np.ndarray]:
+        """Return the weights that depend on ``random_state``, as ``build`` draws them, by name."""
+
+
 KEYWORDS = ("row_shape", "X", "y", "sample_weight")
 """What a builder may declare beyond ``n_features``, ``n_outputs`` and ``random_state``; see :class:`Builder`."""
 
@@ -95,8 +106,14 @@ def is_builder(model: object) -> TypeGuard[Builder]:
 
 def keywords_of(builder: Builder) -> frozenset[str]:
     """Return which of :data:`KEYWORDS` the builder declares; ``**kwargs`` declares none."""
+    build = builder.build
+    return _declared_keywords(getattr(build, "__func__", build))
+
+
+@lru_cache(maxsize=64)
+def _declared_keywords(build: Callable[..., object]) -> frozenset[str]:
     try:
-        declared = inspect.signature(builder.build).parameters
+        declared = inspect.signature(build).parameters
     except (TypeError, ValueError):  # compiled functions may have no signature
         return frozenset()
     return frozenset(name for name in KEYWORDS if name in declared)

@@ -46,7 +46,13 @@ class Linear(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
-        self.validate()
+        weight = self.drawn_weights(n_features, n_outputs, random_state)["weight"]
         graph, op, x = empty_graph(n_features)
-        weight = INITIALIZATIONS[self.initialization](check_random_state(random_state), n_features, n_outputs)
         return finish(graph, dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
+
+    def drawn_weights(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
+    ) -> dict[str, np.ndarray]:
+        self.validate()
+        draw = INITIALIZATIONS[self.initialization]
+        return {"weight": draw(check_random_state(random_state), n_features, n_outputs)}

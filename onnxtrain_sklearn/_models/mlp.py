@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -115,19 +115,29 @@ class MLP(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
+        drawn = self.drawn_weights(n_features, n_outputs, random_state)
+        graph, op, x = empty_graph(n_features)
+        hidden = len(layer_sizes(self.hidden_layer_sizes))
+        for i in range(hidden):
+            x = self._hidden(op, x, f"layers.{i}", drawn)
+        return finish(graph, dense(op, x, drawn[f"layers.{hidden}.weight"], f"layers.{hidden}"), n_outputs)
+
+    def drawn_weights(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
+    ) -> dict[str, np.ndarray]:
         self.validate()
         rng, draw = check_random_state(random_state), INITIALIZATIONS[self.initialization]
-        sizes = [n_features, *layer_sizes(self.hidden_layer_sizes)]
-        graph, op, x = empty_graph(n_features)
+        sizes, drawn = [n_features, *layer_sizes(self.hidden_layer_sizes)], {}
         for i, (n_in, n_out) in enumerate(pairwise(sizes)):
-            x = self._hidden(op, x, draw(rng, n_in, n_out), f"layers.{i}", rng)
-        last = draw(rng, sizes[-1], n_outputs)
-        return finish(graph, dense(op, x, last, f"layers.{len(sizes) - 1}"), n_outputs)
+            drawn[f"layers.{i}.weight"] = draw(rng, n_in, n_out)
+            if self.residual and n_in != n_out:
+                drawn[f"layers.{i}.shortcut.weight"] = draw(rng, n_in, n_out)
+        drawn[f"layers.{len(sizes) - 1}.weight"] = draw(rng, sizes[-1], n_outputs)
+        return drawn
 
-    def _hidden(
-        self, op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, rng: np.random.RandomState
-    ) -> ir.Value:
+    def _hidden(self, op: GraphBuilder, x: ir.Value, name: str, drawn: Mapping[str, np.ndarray]) -> ir.Value:
         """Emit a hidden layer."""
+        weight = drawn[f"{name}.weight"]
         n_in, n_out = weight.shape
         z = dense(op, x, weight, name, bias=self.normalization != "batch")
         if self.normalization is not None:
@@ -138,6 +148,6 @@ class MLP(GraphModel):
         h = dropped_out(op, h, float(self.dropout))
         if not self.residual:
             return h
-        draw = INITIALIZATIONS[self.initialization]
-        shortcut = x if n_in == n_out else dense(op, x, draw(rng, n_in, n_out), f"{name}.shortcut", bias=False)
+        own = f"{name}.shortcut"
+        shortcut = x if n_in == n_out else dense(op, x, drawn[f"{own}.weight"], own, bias=False)
         return op.Add(h, shortcut)

@@ -68,12 +68,10 @@ def update_graph(
     With ``fused`` it uses equivalent kernels of onnxruntime-training, if there are any. With ``scheduled`` the weight
     decay is a coefficient of each step.
     """
-    owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
-    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass overrides the rule
-    rule = (optimizer.fused() if fused else None) or optimizer
-    slots, author = rule.state(), f"{type(rule).__name__}.update"
-    decaying = ScheduledDecay(rule) if scheduled else None
-    rule = rule if decaying is None else decaying
+    plain = update_rule(optimizer, dtype, fused=fused)
+    slots, author = plain.state(), f"{type(plain).__name__}.update"
+    decaying = ScheduledDecay(plain) if scheduled else None
+    rule = plain if decaying is None else decaying
     vectors = {name: ir.val(name, dtype, ("P",)) for name in ("parameters", "gradients", *slots)}
     coefficients = rule.coefficients(0.001, 1).items()
     scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
@@ -89,6 +87,16 @@ def update_graph(
         _require_scheduled(author, decaying, scalars)
     elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
     return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise, scheduled)
+
+
+def update_rule(
+    optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False, scheduled: bool = False
+) -> UpdateRule:
+    """Return the rule whose step the update graph computes, of :func:`update_graph`'s arguments."""
+    owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
+    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass overrides the rule
+    rule = (optimizer.fused() if fused else None) or optimizer
+    return ScheduledDecay(rule) if scheduled else rule
 
 
 def _require_scheduled(author: str, rule: ScheduledDecay, scalars: Named) -> None:

@@ -44,13 +44,13 @@ def shared_session(
         session = sessions.create_session(model, device, threads=threads, options=options)
         return session, int(min(memory, 2**62)) + len(model) + OVERHEAD
 
-    if not _may_be_shared(device, options):
+    if not may_be_shared(device, options):
         return made()[0]
     graph = blake2b(model, digest_size=32).digest()
     return _cache.get((graph, content([vars(device), threads, options]), sessions.forks()), made)[0]
 
 
-def _may_be_shared(device: Device, options: Mapping[str, Any] | None) -> bool:
+def may_be_shared(device: Device, options: Mapping[str, Any] | None) -> bool:
     """Whether a session has no state: graphs that CUDA captures hold the addresses of the first run."""
     captures = any("graph" in name for chosen in device.provider_options for name in chosen)
     return not captures and set(options or ()) <= SHARED_OPTIONS

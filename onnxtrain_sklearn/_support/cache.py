@@ -63,6 +63,11 @@ class Cache(Generic[T]):
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all entries."""
+        return self._total
+
     def renew_lock(self) -> None:
         """Replace the lock: in a forked child nobody releases one that a thread of the parent held."""
         self._lock = Lock()

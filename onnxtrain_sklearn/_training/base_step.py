@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx_ir as ir
 
 from .._data.batches import BatchBuffers
 from .._data.sparse_rows import SparseRows
-from .._graph.protobuf import to_proto
+from .._graph.loss_terms import penalty_factors
 from .._graph.trainable import TrainableModel
-from .._optimizers.update_graph import Coefficients, UpdateGraph, clip_graph, update_graph
+from .._optimizers.update_graph import Coefficients, clip_graph
 from .._runtime import gradient_builder, sessions
 from .._runtime.binding import Array, Binding
 from .._runtime.sessions import InferenceSession
@@ -25,6 +24,8 @@ from ..exceptions import warn
 from ..optimizers import Optimizer
 from .dropout import UniformNumbers
 from .loss_graph import (
+    ABSOLUTES,
+    SQUARES,
     TARGET,
     StepSettings,
     buffer_shape,
@@ -37,6 +38,7 @@ from .programs import PassProgram, PassSource, pass_program
 from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
 from .step import OptimizerState, Rates
 from .vector_graphs import AVERAGE, SHARE, STEP_WEIGHT, TOTAL, accumulation_graph, average_graph
+from .vector_programs import UpdateProgram, graph_bytes, update_program
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class SegmentUpdate:
     """The update of a segment of the vectors: its graph and the session that runs it."""
 
     segment: Segment
-    graph: UpdateGraph
+    program: UpdateProgram
     session: InferenceSession
 
     @property
@@ -92,8 +94,8 @@ class SegmentUpdate:
 
     def coefficients(self, rates: Rates, t: int) -> Coefficients:
         """Return the scalars of step ``t``."""
-        graph, rate = self.graph, rates.learning_rate * self.factors.rate
-        return graph.coefficients(rate, t, rates.decay) if graph.scheduled else graph.coefficients(rate, t)
+        program, rate = self.program, rates.learning_rate * self.factors.rate
+        return program.coefficients(rate, t, rates.decay) if program.scheduled else program.coefficients(rate, t)
 
 
 class BaseStep:
@@ -153,34 +155,49 @@ class BaseStep:
         names = {value.name for value in session.get_inputs()}
         return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
 
-    def _bind_penalty(self, weights: Array, gradients: Array, **scalars: Array) -> Binding:
-        """Bind the graph that adds the gradient of the penalty to ``gradients``, in place."""
-        model = penalty_graph(self.parameters.penalized.stop, self.parameters.vector.dtype, self.settings)
+    def _bind_penalty(
+        self, weights: Array, gradients: Array, place: Callable[[np.ndarray], Array], **scalars: Array
+    ) -> Binding:
+        """Bind the graph that adds the gradient of the penalty to ``gradients``, in place.
+
+        ``place`` puts an array into the memory of the others.
+        """
+        settings, dtype = self.settings, self.parameters.vector.dtype
+        squares, absolutes = penalty_factors(settings.alpha, settings.l1_ratio)
+        factors = {SQUARES: squares, **({ABSOLUTES: absolutes} if settings.l1_ratio else {})}
+        graph = graph_bytes(
+            penalty_graph,
+            self.parameters.penalized.stop,
+            ir_type(dtype),
+            settings.engine,
+            absolute=bool(settings.l1_ratio),
+        )
         inputs = {"weights": weights, "gradients": gradients, **scalars}
-        return Binding(self._session(model), inputs, {"new_gradients": gradients})
+        inputs |= {name: place(np.array(factor, dtype)) for name, factor in factors.items()}
+        return Binding(self._session(graph), inputs, {"new_gradients": gradients})
 
     def _bind_clipping(self, gradients: Array, place: Callable[[np.ndarray], Array]) -> Binding:
         """Bind the graph that clips the norm of ``gradients``, in place; ``place`` puts an array into its memory."""
         dtype = self.parameters.vector.dtype
         limit, norm = place(np.array(self.settings.max_grad_norm, dtype)), place(np.zeros((), dtype))
-        session = self._session(clip_graph(ir_type(dtype)))
+        session = self._session(graph_bytes(clip_graph, ir_type(dtype)))
         return Binding(session, {"gradients": gradients, "max_norm": limit}, {"new_gradients": gradients, "norm": norm})
 
     def _segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
         """Return the updates of all segments, and create the slots of the optimizer's state that they need."""
         vector, fused = self.parameters.vector, gradient_builder.has_gradient_builder()
         found = segments(self.parameters, self.settings.factors)
-        graphs = {}
+        programs = {}
         for decay in dict.fromkeys(segment.factors.decay for segment in found):
             own = with_decay_factor(optimizer, decay)
             scheduled = self.settings.scheduled.decay and bool(getattr(own, "weight_decay", 0.0))
-            graphs[decay] = update_graph(own, ir_type(vector.dtype), fused=fused, scheduled=scheduled)
+            programs[decay] = update_program(own, ir_type(vector.dtype), fused=fused, scheduled=scheduled)
         if len(found) > 1:
-            require_elementwise(optimizer, elementwise=all(graph.elementwise for graph in graphs.values()))
-        opened = {decay: self._session(graph.model) for decay, graph in graphs.items()}
-        self._initial_slots = {name: value for graph in graphs.values() for name, value in graph.slots.items()}
+            require_elementwise(optimizer, elementwise=all(one.elementwise for one in programs.values()))
+        opened = {decay: self._session(program.graph) for decay, program in programs.items()}
+        self._initial_slots = {name: value for one in programs.values() for name, value in one.slots.items()}
         self.state.prepare(self._initial_slots, vector)
-        return [SegmentUpdate(one, graphs[one.factors.decay], opened[one.factors.decay]) for one in found]
+        return [SegmentUpdate(one, programs[one.factors.decay], opened[one.factors.decay]) for one in found]
 
     def _bind_accumulation(
         self, total: Array, gradients: Array, share: Array | None = None
@@ -188,7 +205,7 @@ class BaseStep:
         """Bind the graphs that add up the gradients of a group of minibatches, by whether one is the first or last."""
         dtype, found = self.parameters.vector.dtype, {}
         for first, last in ((True, False), (False, False), (False, True)):
-            graph = accumulation_graph(len(self.parameters.vector), ir_type(dtype), first=first, last=last)
+            graph = graph_bytes(accumulation_graph, len(self.parameters.vector), ir_type(dtype), first=first, last=last)
             inputs = {"gradients": gradients, **({} if first else {TOTAL: total})}
             inputs |= {} if share is None else {SHARE: share}
             found[first, last] = Binding(self._session(graph), inputs, {"sum": gradients if last else total})
@@ -196,7 +213,7 @@ class BaseStep:
 
     def _bind_average(self, average: Array, parameters: Array, weight: Array | None = None) -> Binding:
         """Bind the graph that moves the average of the parameters."""
-        graph = average_graph(len(self.parameters.vector), ir_type(self.parameters.vector.dtype))
+        graph = graph_bytes(average_graph, len(self.parameters.vector), ir_type(self.parameters.vector.dtype))
         inputs = {AVERAGE: average, "parameters": parameters, **({} if weight is None else {STEP_WEIGHT: weight})}
         return Binding(self._session(graph), inputs, {f"new_{AVERAGE}": average})
 
@@ -214,8 +231,8 @@ class BaseStep:
             return sessions.create_session(program.graph, device, threads=threads, options=options)
         return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
 
-    def _session(self, model: ir.Model) -> InferenceSession:
+    def _session(self, graph: bytes) -> InferenceSession:
         """Return a session with one thread: a second spinning pool would compete with the gradient session's."""
-        settings, graph = self.settings, to_proto(model).SerializeToString()
+        settings = self.settings
         memory = 8.0 * self.parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
         return shared_session(graph, settings.device, options=settings.session_options, memory=memory)

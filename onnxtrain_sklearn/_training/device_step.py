@@ -21,6 +21,7 @@ from .gathering import DATA, ROW_NUMBERS
 from .loss_graph import LOSS, PENALTY, WEIGHT, ir_type
 from .step import Rates
 from .vector_graphs import SHARE, STEP_WEIGHT, copy_graph, step_weight
+from .vector_programs import graph_bytes
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
@@ -212,7 +213,7 @@ class DeviceStep(BaseStep):
         bindings: list[tuple[Binding, dict[str, str]]] = []
         if self.penalized:
             size = (self.parameters.penalized.stop,)
-            penalty = self._bind_penalty(self._buffer.part(0, size), self._gradient.part(0, size))
+            penalty = self._bind_penalty(self._buffer.part(0, size), self._gradient.part(0, size), self._new)
             bindings.append((penalty, {name: name for name in ("strength", PENALTY)}))
         if self.settings.max_grad_norm is not None:
             bindings.append((self._bind_clipping(self._gradient, self._new), {}))
@@ -230,7 +231,7 @@ class DeviceStep(BaseStep):
         """Bind the update of a segment."""
         start, shape = one.segment.part.start, (one.segment.part.stop - one.segment.part.start,)
         vectors = {"parameters": self._buffer.part(start, shape)}
-        vectors |= {name: self._slots[name].part(start, shape) for name in one.graph.slots}
+        vectors |= {name: self._slots[name].part(start, shape) for name in one.program.slots}
         binding = self._bind_update(one.session, vectors, self._gradient.part(start, shape), {})
         return binding, {name: _scalar_name(one, name) for name in one.coefficients(Rates(0.001), 1)}
 
@@ -239,7 +240,7 @@ class DeviceStep(BaseStep):
         start, kind = len(self.parameters.vector), ir_type(self._moved.dtype)
         size = self.parameters.n_statistics
         outputs: dict[str, Array] = {"statistics": self._buffer.part(start, (size,))}
-        return Binding(self._session(copy_graph(size, kind)), {"moved": self._moved}, outputs)
+        return Binding(self._session(graph_bytes(copy_graph, size, kind)), {"moved": self._moved}, outputs)
 
     def _new(self, array: np.ndarray) -> DeviceArray:
         return DeviceArray(array, self._memory)

@@ -189,7 +189,8 @@ class HostStep(BaseStep):
         part, dtype = self.parameters.penalized, self.parameters.vector.dtype
         self._strength, self._penalty_value = np.zeros((), dtype), np.zeros((), dtype)
         arrays = {"strength": self._strength, PENALTY: self._penalty_value}
-        return self._bind_penalty(self.parameters.vector[part], self.parameters.gradient[part], **arrays)
+        vector, gradient = self.parameters.vector[part], self.parameters.gradient[part]
+        return self._bind_penalty(vector, gradient, np.asarray, **arrays)
 
     def _accumulation_bindings(self) -> dict[tuple[bool, bool], Binding]:
         self._share = np.zeros((), self.parameters.vector.dtype)
@@ -217,14 +218,14 @@ class HostStep(BaseStep):
 
     def _update_binding(self, one: SegmentUpdate, piece: slice, scalars: Mapping[str, np.ndarray]) -> Binding:
         vectors = {"parameters": self.parameters.vector[piece]}
-        vectors |= {name: self.state.slots[name][piece] for name in one.graph.slots}
+        vectors |= {name: self.state.slots[name][piece] for name in one.program.slots}
         return self._bind_update(one.session, vectors, self.parameters.gradient[piece], scalars)
 
 
 def pieces(one: SegmentUpdate) -> list[slice]:
     """Return the slices in which a segment is updated: the temporaries of a piece fit the cache."""
     start, stop = one.segment.part.start, one.segment.part.stop
-    size = PIECE if one.graph.elementwise and stop - start > 2 * PIECE else max(1, stop - start)
+    size = PIECE if one.program.elementwise and stop - start > 2 * PIECE else max(1, stop - start)
     return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
 
 

@@ -18,7 +18,7 @@ from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
-from .._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
+from .._graph.loss_terms import append_loss, append_pairwise_loss, weighted_penalty
 from .._graph.members import repeated_rows, rows_of_members
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
@@ -35,7 +35,7 @@ PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
 
 TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
-PENALTY = "penalty"
+PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
 
 
 class Scheduled(NamedTuple):
@@ -139,15 +139,18 @@ def target_layout(task: Task, n_outputs: int, rows: int, dtype: DType) -> tuple[
     return (rows, n_outputs), dtype
 
 
-def penalty_graph(size: int, dtype: DType, settings: StepSettings) -> ir.Model:
-    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, in place."""
-    kind = ir_type(dtype)
-    weights, strength = ir.val("weights", kind, (size,)), ir.val("strength", kind, ())
-    op = new_graph([weights, strength], kind, "penalty")
-    value = op.Mul(append_penalty(op, weights, alpha=settings.alpha, l1_ratio=settings.l1_ratio), strength)
+def penalty_graph(size: int, kind: ir.DataType, engine: str, *, absolute: bool) -> ir.Model:
+    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, in place.
+
+    Its further inputs are ``strength`` and the factors :data:`SQUARES` and, if ``absolute``, :data:`ABSOLUTES`.
+    """
+    weights, names = ir.val("weights", kind, (size,)), ("strength", SQUARES, ABSOLUTES)
+    strength, squares, *absolutes = (ir.val(name, kind, ()) for name in (names if absolute else names[:2]))
+    op = new_graph([weights, strength, squares, *absolutes], kind, "penalty")
+    value = op.Mul(weighted_penalty(op, weights, squares, absolutes[0] if absolutes else None), strength)
     value.name, value.dtype, value.shape = PENALTY, kind, ir.Shape([])
     op.graph.outputs.append(value)
-    model = differentiate(ir.Model(op.graph, ir_version=8), ["weights"], PENALTY, settings.engine).model
+    model = differentiate(ir.Model(op.graph, ir_version=8), ["weights"], PENALTY, engine).model
     penalty_gradient = next(v for v in model.graph.outputs if v.name == "weights_grad")
     gradients = ir.val("gradients", kind, (size,))
     model.graph.inputs.append(gradients)

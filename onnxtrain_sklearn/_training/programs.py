@@ -7,7 +7,7 @@ the graph before it is differentiated, so that no number of theirs can become pa
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,8 @@ def pass_program(source: PassSource) -> PassProgram:
     if is_plain(source.settings.loss):
         return _programs.get(_key(source), lambda: _compiled(source, _emitted(source)))
     emitted = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
-    key = ("emitted", structure(emitted.graph, ()), *_key_of_gradient(source))
+    outside = tuple(map(astuple, emitted.products))
+    key = ("emitted", structure(emitted.graph, ()), outside, *_key_of_gradient(source))
     return _programs.get(key, lambda: _compiled(source, emitted))
 
 

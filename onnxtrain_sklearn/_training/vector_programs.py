@@ -1,0 +1,49 @@
+"""Small graphs over whole vectors as bytes, shared by the fits of a process: updates, penalty, clipping, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from .._graph.protobuf import to_proto
+from .._optimizers.update_graph import Coefficients, update_graph, update_rule
+from .._support.cache import Cache
+from .._support.content import content, is_plain
+from ..optimizers import Optimizer
+
+_graphs: Cache[tuple[bytes, bool]] = Cache(128, 2**24, lambda entry: len(entry[0]))
+
+
+def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords: Hashable) -> bytes:
+    """Return what ``emit``, a function of this package, makes of these arguments, as bytes."""
+
+    def made() -> tuple[bytes, bool]:
+        return to_proto(emit(*arguments, **keywords)).SerializeToString(), False
+
+    return _graphs.get((emit, arguments, tuple(keywords.items())), made)[0]
+
+
+@dataclass(frozen=True)
+class UpdateProgram:
+    """An update graph as bytes; the other attributes are those of :class:`~.._optimizers.update_graph.UpdateGraph`."""
+
+    graph: bytes
+    slots: Mapping[str, float]
+    coefficients: Callable[..., Coefficients]
+    elementwise: bool
+    scheduled: bool
+
+
+def update_program(optimizer: Optimizer, kind: ir.DataType, *, fused: bool, scheduled: bool) -> UpdateProgram:
+    """Return the update of ``optimizer``; its scalars are those of the object itself, never of an equal one."""
+
+    def made() -> tuple[bytes, bool]:
+        found = update_graph(optimizer, kind, fused=fused, scheduled=scheduled)
+        return to_proto(found.model).SerializeToString(), found.elementwise
+
+    key = ("update", content(optimizer), kind, fused, scheduled)
+    graph, elementwise = _graphs.get(key, made) if is_plain(optimizer) else made()
+    rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
+    return UpdateProgram(graph, rule.state(), rule.coefficients, elementwise, scheduled)

@@ -1,0 +1,58 @@
+"""Stores of compiled graphs and sessions: their bounds, what may be shared, and what the structure of a graph is."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.structure import structure
+from onnxtrain_sklearn._runtime.devices import Device
+from onnxtrain_sklearn._runtime.shared_sessions import may_be_shared
+from onnxtrain_sklearn._support.cache import Cache
+
+
+def digest(weight: float = 1.0, alpha: float = 0.1, *, without: tuple[str, ...] = ()) -> bytes:
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] X) => (float[N, 1] y)
+        <float[4, 1] w = {{1, 2, {weight}, 4}}, float[1] b = {{3}}>
+        {{ a = MatMul(X, w) h = LeakyRelu <alpha = {alpha}> (a) y = Add(h, b) }}"""
+    return structure(load(onnx.parser.parse_model(text)), without)
+
+
+def test_structure_tells_all_but_the_weights_apart():
+    assert digest() == digest()
+    assert digest(weight=2.0) != digest()
+    assert digest(weight=2.0, without=("w",)) == digest(without=("w",))
+    assert digest(weight=2.0, without=("b",)) != digest(without=("b",))
+    assert digest(alpha=0.2, without=("w",)) != digest(without=("w",))
+    assert digest(without=("w",)) != digest()
+
+
+def test_a_store_is_bounded_in_entries_and_in_bytes():
+    cache = Cache(3, 100, len)
+    for text in ("a", "b", "c", "a", "d"):
+        cache.get(text, lambda text=text: text)
+    assert len(cache) == 3
+    assert cache.get("a", lambda: pytest.fail("it was used last but one")) == "a"
+    assert cache.get("b", lambda: "anew") == "anew"  # the least recently used one had gone
+    for size in (20, 21, 22, 23, 24):
+        cache.get(size, lambda size=size: "x" * size)
+    assert cache.held_bytes <= 100
+    cache.get("large", lambda: "x" * 26)
+    assert cache.get("large", lambda: "another") == "another"  # no entry may take more than a quarter
+    cache.clear()
+    assert (len(cache), cache.held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "shared"),
+    [
+        (Device("cpu", ("CPUExecutionProvider",), ({},)), {"intra_op_num_threads": 1}, True),
+        (Device("cpu", ("CPUExecutionProvider",), ({},)), {"enable_profiling": True}, False),
+        (Device("cpu", ("CPUExecutionProvider",), ({},)), {"session.save_model_format": "ORT"}, False),
+        (Device("cuda", ("CUDAExecutionProvider",), ({"enable_cuda_graph": "1"},)), None, False),
+    ],
+)
+def test_sessions_with_a_state_or_a_file_of_their_own_are_not_shared(device, options, shared):
+    assert may_be_shared(device, options) == shared
