@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import ClassVar
 
 from ._support.components import Component
-from ._support.rules import COUNT, NOT_NEGATIVE, OneOf, Range, Rules
+from ._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Rules
 
 
 class FineTuner(Component):
@@ -22,11 +22,15 @@ class FineTuner(Component):
     L is the mean loss of the new rows and a the anchor: the old weights, or the old weights with the output shifted, or
     scaled and shifted, to fit the new rows best; where the scores are linear in all trained weights, also zero weights
     with the best constant output. The metric d is the mean square of the gradients of single rows, so that the steps do
-    not depend on the units of data and weights. The minima for a path of strengths λ, and the anchors themselves, are
-    candidates; the unchanged model is one of them. Each is judged by the losses of the rows held out in turn. The
-    result is the mean of the candidates, weighted by :math:`e^{-4 z}`, where z is the difference of its loss to that of
-    the best one in standard errors. Where the scores are not linear in the weights, only candidates of the best anchor
-    are averaged. With ``X_val``, the candidate that scores best on these data is taken.
+    not depend on the units of data and weights. Where old rows are given, searches for the least loss of new and old
+    rows together, the latter with several weights, take part.
+
+    The results for a path of strengths λ, the anchors themselves, and the unchanged model are candidates. Each is
+    judged by the losses of the rows held out in turn. The result is the mean of the candidates, weighted by
+    :math:`e^{-2 z}`, where z is the difference of its loss to that of the best one in standard errors. Where the scores
+    are not linear in the weights, only candidates of the best search are averaged. The model stays as it is unless this
+    mean, or else the best recalibration, has a lower loss on the held-out rows. With ``X_val``, the candidate that
+    scores best on these data is taken. The attribute ``fine_tuning_`` of the estimator holds the candidates.
 
     Xuhong, Grandvalet and Davoine, "Explicit inductive bias for transfer learning with convolutional networks", 2018.
 
@@ -35,6 +39,12 @@ class FineTuner(Component):
     anchor : float or "auto", default="auto"
         Strength of the pull. 1 is a strong pull: the first step lowers the loss by about 0.3 %. 0: no pull.
         "auto": chosen from 1, 0.1, ..., 1e-8.
+    old_weight : float or "auto", default="auto"
+        Weight of all old rows together (``X_old`` and ``y_old`` of ``fit``), as a multiple of that of the new rows.
+        "auto": chosen from 3, 1, 0.3 and 0.1.
+    margin : float, default=0.0
+        Number of standard errors by which the loss of held-out rows must be below that of the old model, which stays
+        otherwise. 1: the one-standard-error rule, for whom a change must prove itself.
     recalibrate : bool, default=True
         Whether anchors with a recalibrated output are candidates; False: the old weights are the only anchor.
     freeze_preprocessing : bool, default=True
@@ -60,6 +70,8 @@ class FineTuner(Component):
 
     valid: ClassVar[Rules] = {
         "anchor": (OneOf(("auto",)), NOT_NEGATIVE),
+        "old_weight": (OneOf(("auto",)), POSITIVE),
+        "margin": (NOT_NEGATIVE,),
         "recalibrate": (bool,),
         "freeze_preprocessing": (bool,),
         "cv": (Range(Integral, 2),),
@@ -70,12 +82,16 @@ class FineTuner(Component):
         self,
         anchor: float | str = "auto",
         *,
+        old_weight: float | str = "auto",
+        margin: float = 0.0,
         recalibrate: bool = True,
         freeze_preprocessing: bool = True,
         cv: int = 5,
         max_iter: int = 50,
     ) -> None:
         self.anchor = anchor
+        self.old_weight = old_weight
+        self.margin = margin
         self.recalibrate = recalibrate
         self.freeze_preprocessing = freeze_preprocessing
         self.cv = cv
@@ -87,3 +103,10 @@ class FineTuner(Component):
         if isinstance(self.anchor, str):
             return tuple(10.0**-power for power in range(9))
         return (float(self.anchor),)
+
+    @property
+    def old_weights(self) -> tuple[float, ...]:
+        """The weights of the old rows that are tried, the largest first."""
+        if isinstance(self.old_weight, str):
+            return (3.0, 1.0, 0.3, 0.1)
+        return (float(self.old_weight),)

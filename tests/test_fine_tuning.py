@@ -21,8 +21,10 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.examples import Call
 from onnxtrain_sklearn._estimators.session import Session
-from onnxtrain_sklearn._training.fine_tuning import Candidate, FineTuningTrainer, Paths, metric, shares
+from onnxtrain_sklearn._training.candidates import Candidate, shares
+from onnxtrain_sklearn._training.fine_tuning import FineTuningTrainer
 from onnxtrain_sklearn._training.recalibration import OutputWeights, anchors, no_output_weights
+from onnxtrain_sklearn._training.tuning_paths import Paths, metric
 from tests.helpers.engines import each_engine
 
 X, Y = load_diabetes(return_X_y=True)
@@ -82,7 +84,7 @@ def test_the_end_of_a_path_is_the_minimum_with_the_pull():
     anchor, scale = rng.randn(5), np.array([1.0, 10.0, 0.1, 1.0, 3.0])
     output = no_output_weights(5)
     paths = Paths(FineTuner(0.01, max_iter=1000), objective, anchor, output, scale)
-    (_, start), (_, end) = paths.along(anchor, objective.weights)
+    (_, start), (_, end) = paths.along("old", anchor, objective.weights, (0.01,))
     loss, gradient = objective(anchor, objective.weights)
     pull = 0.01 * 0.5 * (gradient**2 / scale).sum() / (0.003 * loss)
     hessian = 2 * objective.X.T @ objective.X / 40
@@ -162,7 +164,7 @@ def test_shares_fall_with_the_distance_from_the_best_in_standard_errors():
     losses = [1 + noise, 1.2 + noise + 0.9 * signs, 9 + noise]
     candidates = [Candidate(name, 1.0, loss) for name, loss in zip("aab", losses, strict=True)]
     found = shares(candidates, sizes, linear=True)
-    expected = np.exp(-4 * 0.2 / (0.9 / np.sqrt(20)))
+    expected = np.exp(-2 * 0.2 / (0.9 / np.sqrt(20)))
     assert_allclose(found, np.array([1.0, expected, 0.0]) / (1 + expected), rtol=1e-6)
     far = [Candidate("a", 1.0, losses[0]), Candidate("b", 1.0, losses[0] + 0.01 * signs)]
     assert (shares(far, sizes, linear=False) > 0).sum() == 1

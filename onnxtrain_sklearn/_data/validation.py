@@ -19,12 +19,25 @@ _NAMES = re.compile(r"(?<!['\"\w])(X|y|sample_weight)(?!['\"\w])")
 @contextmanager
 def faults_of_validation_data() -> Iterator[None]:
     """Report what is wrong with X, y and sample_weight as faults of X_val, y_val and sample_weight_val."""
+    with _faults_of("val"):
+        yield
+
+
+@contextmanager
+def faults_of_old_data() -> Iterator[None]:
+    """Report what is wrong with X, y and sample_weight as faults of X_old, y_old and sample_weight_old."""
+    with _faults_of("old"):
+        yield
+
+
+@contextmanager
+def _faults_of(suffix: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
         if type(error) not in (ValueError, TypeError, ModelError):
             raise
-        raise type(error)(_NAMES.sub(r"\1_val", str(error))) from error
+        raise type(error)(_NAMES.sub(rf"\1_{suffix}", str(error))) from error
 
 
 def split_rows(

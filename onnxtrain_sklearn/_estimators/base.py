@@ -28,7 +28,7 @@ from .components import resolved
 from .copies import Copied
 from .description import Describable
 from .device_training import DeviceTraining
-from .examples import Call
+from .examples import Call, FitRows
 from .graph_inputs import graph_inputs, require_numbers
 from .parameters import Parameters
 from .run import Run
@@ -53,6 +53,9 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         X_val: MatrixLike | None = None,
         y_val: ArrayLike | None = None,
         sample_weight_val: ArrayLike | None = None,
+        X_old: MatrixLike | None = None,
+        y_old: ArrayLike | None = None,
+        sample_weight_old: ArrayLike | None = None,
     ) -> Self:
         """Train the graph for up to ``max_iter`` epochs.
 
@@ -68,6 +71,9 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
             Weight of each row in the mean loss, >= 0; None: one.
         X_val, y_val, sample_weight_val : like the ones above, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
+        X_old, y_old, sample_weight_old : like the ones above, default=None
+            Rows like those that a model was trained on before, for fine-tuning only: they help where the new rows are
+            few. How much they count beside the new ones is ``old_weight`` of :class:`FineTuner`.
 
         Returns
         -------
@@ -82,20 +88,11 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         DivergenceError
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
-        return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val))
+        rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
+        return self._fit(rows)
 
-    def _fit(
-        self,
-        X: MatrixLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None,
-        held: tuple[MatrixLike | None, ArrayLike | None, ArrayLike | None],
-        classes: Classes = None,
-    ) -> Self:
-        if (held[0] is None) != (held[1] is None):
-            raise ValueError("X_val and y_val belong together: give both or neither.")
-        validation = None if held[0] is None or held[1] is None else (held[0], held[1], held[2])
-        return self._train(Call(X, y, sample_weight, classes, validation, resume=is_on(self.warm_start)))
+    def _fit(self, rows: FitRows, classes: Classes = None) -> Self:
+        return self._train(rows.call(classes, resume=is_on(self.warm_start)))
 
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:

@@ -40,7 +40,7 @@ from .availability import (
 )
 from .base import BaseOrtGradient
 from .docstrings import attributes
-from .examples import Call
+from .examples import Call, FitRows
 from .parameters import CLASSIFIER
 
 if TYPE_CHECKING:
@@ -140,13 +140,16 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         X_val: MatrixLike | None = None,
         y_val: ArrayLike | None = None,
         sample_weight_val: ArrayLike | None = None,
+        X_old: MatrixLike | None = None,
+        y_old: ArrayLike | None = None,
+        sample_weight_old: ArrayLike | None = None,
         classes: ArrayLike | None = None,
     ) -> Self:
         """Train the graph for up to ``max_iter`` epochs.
 
         Parameters
         ----------
-        X, y, sample_weight, X_val, y_val, sample_weight_val
+        X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old
             As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
@@ -174,7 +177,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         (1797, 10)
         """
         known = self._known_classes(classes, fitted=is_on(self.warm_start) and hasattr(self, "_run"))
-        return self._fit(X, y, sample_weight, (X_val, y_val, sample_weight_val), known)
+        rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
+        return self._fit(rows, known)
 
     @available_if(trains_in_minibatches)
     def partial_fit(

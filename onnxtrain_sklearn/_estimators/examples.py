@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,6 +39,8 @@ class Call:
         Whether training continues from the last call.
     one_pass : bool
         Whether to make only one pass over the rows.
+    old : tuple or None
+        X, y and sample_weight of old rows, for fine-tuning.
     """
 
     X: MatrixLike
@@ -48,6 +50,30 @@ class Call:
     validation: Validation | None = None
     resume: bool = False
     one_pass: bool = False
+    old: Validation | None = None
+
+
+GivenRows: TypeAlias = "tuple[MatrixLike | None, ArrayLike | None, ArrayLike | None]"
+
+
+@dataclass(frozen=True)
+class FitRows:
+    """The arguments of ``fit``: X, y and sample_weight of the training, the validation and the old rows."""
+
+    training: tuple[MatrixLike, ArrayLike, ArrayLike | None]
+    validation: GivenRows
+    old: GivenRows
+
+    def call(self, classes: Classes, *, resume: bool) -> Call:
+        """Return the call; ValueError if ``X`` and ``y`` of a part are not given together."""
+        validation, old = _together(self.validation, "val"), _together(self.old, "old")
+        return Call(*self.training, classes, validation, resume=resume, old=old)
+
+
+def _together(rows: GivenRows, suffix: str) -> Validation | None:
+    if (rows[0] is None) != (rows[1] is None):
+        raise ValueError(f"X_{suffix} and y_{suffix} belong together: give both or neither.")
+    return None if rows[0] is None or rows[1] is None else (rows[0], rows[1], rows[2])
 
 
 @dataclass(frozen=True)

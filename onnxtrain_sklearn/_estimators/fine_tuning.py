@@ -15,18 +15,22 @@ import numpy as np
 from sklearn.base import is_classifier, is_regressor
 
 from .._data.batches import Batches
+from .._data.validation import faults_of_old_data
 from .._fitted.model import FittedModel
 from .._fitted.traversal import follow
 from .._given.ml_files import FittedFile
 from .._graph.trainable import TrainableModel
-from .._training.fine_tuning import FineTuningTrainer
+from .._training.base_step import BaseStep, StepParts
+from .._training.choice import new_step
+from .._training.fine_tuning import FineTuningTrainer, Tuning
 from .._training.loop import Trainer, TrainerSettings
 from .._training.parameters import Trainable
-from .._training.step import GradientStep, TrainingStep
+from .._training.row_objective import RowObjective
+from .._training.step import GradientStep, OptimizerState, TrainingStep
 from ..exceptions import ModelError, instead_of
 from ..finetuning import FineTuner
 from ..models import resolve_builder
-from .examples import Examples
+from .examples import Call, Examples, batches_for, validation_examples
 from .parameters import Parameters
 from .run import Run
 
@@ -40,6 +44,9 @@ USED = {
 
 TUNED_PIECE = 1024
 """Rows of the pieces from which a search accumulates the gradient of all rows."""
+
+OLD_PIECE = 256
+"""Rows of the pieces of old rows; the cross-validation takes the first one."""
 
 SCORED_ROWS = 64
 """Rows whose scores tell which weights scale and shift the output."""
@@ -112,6 +119,7 @@ def tuning_trainer(
     tuner: FineTuner,
     run: Run,
     examples: Examples,
+    old: Examples | None,
     rows: np.ndarray,
     loop: TrainerSettings,
     step: TrainingStep,
@@ -130,5 +138,29 @@ def tuning_trainer(
     def scores() -> np.ndarray:
         return predictor.run(live, rows[:SCORED_ROWS], -1)
 
-    gradients = cast("GradientStep", step)  # L-BFGS is in the settings, so the step is the host's
-    return FineTuningTrainer(tuner, scores, run.rng, loop, gradients, batches, run.history, validate)
+    gradients = cast("BaseStep", step)  # L-BFGS is in the settings, so the step is the host's
+    tuning = Tuning(tuner, scores, run.rng, None if old is None else _objective_of(run, gradients, old))
+    return FineTuningTrainer(tuning, loop, cast("GradientStep", step), batches, run.history, validate)
+
+
+def _objective_of(run: Run, step: BaseStep, old: Examples) -> RowObjective:
+    """Return the loss of the old rows, by a step of their number that shares the parameters."""
+    rows = np.arange(len(old)) if old.weights is None else np.flatnonzero(old.weights)
+    rows = run.rng.permutation(rows)
+    batches = batches_for(run, old, rows, min(len(rows), OLD_PIECE), shuffle=False)
+    parts = StepParts(run.model, step.settings, run.parameters, run.frozen, OptimizerState(), batches.size)
+    return RowObjective(cast("GradientStep", new_step(parts)), batches)
+
+
+def old_examples(estimator: Any, run: Run, call: Call, tuner: FineTuner | None) -> Examples | None:
+    """Return the old rows of a call, checked like the training examples; None without them."""
+    if call.old is None:
+        return None
+    if tuner is None:
+        raise ValueError(
+            "X_old and y_old have a use in fine-tuning only, and this call trains plainly. Concatenate old and new "
+            "rows, with sample_weight; or give a fitted model, or finetune=FineTuner() with a trained graph, and leave "
+            "the parameters of plain training at their defaults."
+        )
+    with faults_of_old_data():
+        return validation_examples(estimator, run, *call.old)

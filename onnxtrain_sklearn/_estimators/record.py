@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .._training.history import History
 
 
@@ -50,6 +52,16 @@ class TrainingRecord:
         """Best of the scores; None without validation data."""
         history = self._history("best_validation_score_")
         return history.best_score if history.scores.size and math.isfinite(history.best_score) else None
+
+    @property
+    def fine_tuning_(self) -> dict[str, np.ndarray]:
+        """The candidates of fine-tuning, in columns; plain training has none."""
+        found = self._history("fine_tuning_").fine_tuning
+        if found is None:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute 'fine_tuning_': its model was not fine-tuned."
+            )
+        return {name: column.copy() for name, column in found.items()}
 
     def _history(self, name: str) -> History:
         run: Any = vars(self).get("_run")

@@ -100,6 +100,8 @@ class History:
         The latest parameters seen to give a finite loss; not pickled.
     best : ndarray or None
         The parameters of ``best_score``; not pickled.
+    fine_tuning : dict of str to ndarray, or None
+        The candidates of the latest fine-tuning, in columns.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -113,6 +115,7 @@ class History:
     warned_of_end: bool = False
     last_finite: np.ndarray | None = None
     best: np.ndarray | None = None
+    fine_tuning: dict[str, np.ndarray] | None = None
 
     @property
     def loss_curve(self) -> list[float]:

@@ -39,6 +39,10 @@ class RowObjective:
         """The parameters; a call leaves its vector in them."""
         return self._step.parameters
 
+    def first(self) -> np.ndarray:
+        """Return the weights with those of the first rows only, which are in the buffers at once."""
+        return np.where(np.arange(len(self.rows)) < len(self._pieces[0]), self.weights, 0.0)
+
     def targets(self) -> np.ndarray:
         """Return the first target of each row."""
         return np.concatenate([self._load(piece)[: len(piece)].reshape(len(piece), -1)[:, 0] for piece in self._pieces])
