@@ -43,8 +43,8 @@ class Column:
         self._sparse = sp.issparse(data)
         self._data: Any = _converted_rows(data.tocsr(), dtype) if sp.issparse(data) else _converted(data, dtype)
         self._dtype = dtype
-        # ndarray.take copies all of an array that is not contiguous
-        self._direct = not self._sparse and self._data.dtype == dtype and self._data.flags.carray
+        # ndarray.take copies all of an array that is not contiguous or not aligned
+        self._direct = not self._sparse and self._data.dtype == dtype and _is_plain(self._data)
 
     def __len__(self) -> int:
         return int(self._data.shape[0])
@@ -68,8 +68,8 @@ class Column:
         """Rows, then the shape of a row."""
         return tuple(int(n) for n in self._data.shape)
 
-    def rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the given rows as a dense array of the graph's type."""
+    def rows(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Return the given rows as a dense array of the graph's type; those of a slice are a view where they can be."""
         if self._sparse:
             return np.asarray(self.sparse_rows(rows).toarray("C"))
         with _no_overflow(self._dtype):
@@ -92,7 +92,7 @@ class Column:
         rows = zip(spec.shape[1:], self.shape[1:], strict=False)
         return spec.dtype == self._dtype and len(spec.shape) == len(self.shape) and all(w in (None, g) for w, g in rows)
 
-    def sparse_rows(self, rows: np.ndarray) -> Any:
+    def sparse_rows(self, rows: np.ndarray | slice) -> Any:
         """Return the given rows of sparse data, compressed by rows and in the graph's type."""
         with _no_overflow(self._dtype):
             return in_type(self._data[rows], self._dtype)
@@ -118,6 +118,11 @@ class Column:
             self.sparse_rows(rows).toarray(out=out)
         else:
             out[...] = self.rows(rows).reshape(out.shape)
+
+
+def _is_plain(data: np.ndarray) -> bool:
+    """Whether memory holds the elements in order and aligned; it may be read-only."""
+    return bool(data.flags.c_contiguous and data.flags.aligned)
 
 
 def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:

@@ -79,24 +79,26 @@ class Predictor:
 
     def run(self, columns: Mapping[str, Column], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
-        if rows is None:
-            rows = np.arange(len(next(iter(columns.values()))))
+        n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
         dense = [column for name, column in columns.items() if name not in self._sparse]
         width = max([self._width, *(math.prod(column.shape[1:]) for column in dense)])
         size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
-        return np.concatenate([self._chunk(columns, rows[i : i + size], output) for i in range(0, len(rows), size)])
+        pieces = [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
+        found = [self._chunk(columns, one if rows is None else rows[one], output) for one in pieces]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray, output: int) -> np.ndarray:
+    def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray | slice, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
         parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
         for one, matrix in zip(self._products, self._matrices, strict=True):
             feeds[one.name] = sparse_rows.product(parts[one.input], matrix, transposed=one.transposed)
         found = sessions.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
         result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
-        if result.shape[:1] != (len(rows),):
+        n_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if result.shape[:1] != (n_rows,):
             found = f"{len(result)} output rows" if result.ndim else "a single number"
             raise ModelError(
-                f"The graph gives {found} for {len(rows)} input rows; each input row must give one output row. Export "
+                f"The graph gives {found} for {n_rows} input rows; each input row must give one output row. Export "
                 f"the graph with a dynamic batch axis."
             )
         return result
