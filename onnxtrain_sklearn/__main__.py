@@ -130,10 +130,10 @@ def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
 
 def _format_table(results: Sequence[Result]) -> list[str]:
     head = f"{'data':<14} {'score':<9} {'estimator':<23} {'rate':>5} {'on test rows':>15} {'seconds':>10} {'speed':>7}"
-    return [head, "-" * len(head), *(row for result in results for row in _rows(result))]
+    return [head, "-" * len(head), *(row for result in results for row in _table_rows(result))]
 
 
-def _rows(result: Result) -> list[str]:
+def _table_rows(result: Result) -> list[str]:
     measure = "accuracy" if result.split.is_classification else "R²"
     ratio = _seconds(result.theirs) / _seconds(result.ours)
     return [

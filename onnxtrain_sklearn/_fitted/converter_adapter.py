@@ -113,7 +113,7 @@ def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], con
 def parsers() -> dict[type, Callable[..., Any]]:
     """Return the parsers for skl2onnx, by class; it has its own for classifiers."""
     declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
-    made = {kind: _parsed for kind in declared if not issubclass(kind, ClassifierMixin)}
+    made = {kind: _declared_outputs for kind in declared if not issubclass(kind, ClassifierMixin)}
     return {**made, ColumnTransformer: _by_position}
 
 
@@ -152,7 +152,9 @@ def shape_calculators() -> dict[type, Callable[..., Any]]:
     return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
 
 
-def _parsed(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None) -> list[Any]:
+def _declared_outputs(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
     """Declare the outputs of a converter of this package: one, and labels before it for an outlier detector."""
     known = skl2onnx_bridge.has_converter(type(estimator))
     if converter_of(estimator) is None and not known:

@@ -67,11 +67,11 @@ def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: 
     if not probable:
         return _margins(op, place, size, machine)
     whole = _source(value)
-    if ends_in(whole, "Softmax") and _width(op, whole) == size:
+    if ends_in(whole, "Softmax") and _known_width(op, whole) == size:
         return _input(whole)
     if size == 2 and ends_in(p := _column(op, value, start + width - 1), "Sigmoid"):
         return op.Concat(op.Mul(_input(p), 0.0), _input(p), axis=1)
-    own = value if _width(op, value) == size else op.Slice(value, [start], [start + size], [1])
+    own = value if _known_width(op, value) == size else op.Slice(value, [start], [start + size], [1])
     return op.Log(op.Add(op.Relu(own), EPSILON))
 
 
@@ -95,7 +95,7 @@ def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
     (value,) = values
     maker = value.producer()
     if maker is not None and maker.op_type == "Concat" and record.has_one_per_label:
-        return [(part, 0, _width(op, part) or 1) for part in maker.inputs if part is not None]
+        return [(part, 0, _known_width(op, part) or 1) for part in maker.inputs if part is not None]
     shape = op.shape(value) or ()
     if len(shape) == 3:
         return [(op.Gather(value, i, axis=0), 0, size) for i, size in enumerate(sizes)]
@@ -110,7 +110,7 @@ def _logit(op: GraphBuilder, place: Place) -> ir.Value:
     p, whole = _column(op, value, start + size - 1), _source(value)
     if ends_in(p, "Sigmoid"):
         return _input(p)
-    if ends_in(whole, "Softmax") and _width(op, whole) == 2:
+    if ends_in(whole, "Softmax") and _known_width(op, whole) == 2:
         return op.Sub(*(_column(op, _input(whole), i) for i in (1, 0)))
     q = _column(op, value, start) if size == 2 else op.Sub(1.0, p)
     return op.Sub(*(op.Log(op.Add(op.Relu(side), EPSILON)) for side in (p, q)))
@@ -127,7 +127,7 @@ def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
     value = _source(value)
     while (before := _before(op, value, i)) is not None:
         value, i = _source(before[0]), before[1]
-    return value if _width(op, value) == 1 else op.Gather(value, np.array([i]), axis=1)
+    return value if _known_width(op, value) == 1 else op.Gather(value, np.array([i]), axis=1)
 
 
 def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] | None:
@@ -144,7 +144,7 @@ def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] |
     if node.op_type != "Concat" or not by_columns:
         return None
     for part in node.inputs:
-        width = _width(op, part)
+        width = _known_width(op, part)
         if part is None or width is None or i < width:
             return None if part is None or width is None else (part, i)
         i -= width
@@ -155,7 +155,7 @@ def _is(setting: np.ndarray | None, number: int) -> bool:
     return setting is not None and setting.ravel().tolist() == [number]
 
 
-def _width(op: GraphBuilder, value: ir.Value | None) -> int | None:
+def _known_width(op: GraphBuilder, value: ir.Value | None) -> int | None:
     shape = None if value is None else op.shape(value)
     return shape[-1] if shape and isinstance(shape[-1], int) else None
 

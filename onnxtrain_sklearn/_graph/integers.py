@@ -29,8 +29,8 @@ MAX_ELEMENTS = 4096
 WHOLE_TYPES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
-def product(sizes: Sequence[Dimension]) -> int:
-    """Return the product of the sizes that are numbers."""
+def product_of_known(sizes: Sequence[Dimension]) -> int:
+    """Return the product_of_known of the sizes that are numbers."""
     return math.prod(d for d in sizes if d is not None and not isinstance(d, str))
 
 
@@ -94,7 +94,7 @@ def _evaluate_size(node: ir.Node, _: Arrays) -> np.ndarray | None:
     sizes = dims(node.inputs[0])
     if sizes is None or not all(isinstance(d, int) for d in sizes):
         return None
-    return np.array(product(sizes), object)
+    return np.array(product_of_known(sizes), object)
 
 
 def _object_array(items: Sequence[object]) -> np.ndarray:

@@ -12,7 +12,7 @@ import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 
-from .integers import Dimension, Integers, is_complete, product
+from .integers import Dimension, Integers, is_complete, product_of_known
 from .queries import attribute, dims, operand
 
 
@@ -88,10 +88,10 @@ def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> i
     names.subtract(d for d in others if isinstance(d, str))
     if any(names.values()):
         only = [name for name, count in names.items() if count]
-        numbers = product(given) == product(others)
+        numbers = product_of_known(given) == product_of_known(others)
         return only[0] if numbers and len(only) == 1 and names[only[0]] == 1 else None
-    rest = product(others)
-    return product(given) // rest if rest else None
+    rest = product_of_known(others)
+    return product_of_known(given) // rest if rest else None
 
 
 def _expanded_sizes(given: list[Dimension] | None, wanted: list[Dimension]) -> list[Dimension] | None:

@@ -19,7 +19,7 @@ Interval: TypeAlias = tuple[float, float]
 UNBOUNDED: Interval = (-math.inf, math.inf)
 UNIT: Interval = (0.0, 1.0)
 _POSITIVE: Interval = (0.0, math.inf)
-_SIGNED: Interval = (-1.0, 1.0)
+_UP_TO_ONE: Interval = (-1.0, 1.0)
 _MAX_OPERATORS = 24
 
 
@@ -64,19 +64,19 @@ def _range_of_constant(value: ir.Value, tensor: ir.TensorProtocol) -> Interval:
 
 _FIXED: dict[str, Interval] = {
     "Abs": _POSITIVE,
-    "Cos": _SIGNED,
-    "Erf": _SIGNED,
+    "Cos": _UP_TO_ONE,
+    "Erf": _UP_TO_ONE,
     "HardSigmoid": UNIT,
     "ReduceL1": _POSITIVE,
     "ReduceL2": _POSITIVE,
     "ReduceSumSquare": _POSITIVE,
     "Sigmoid": UNIT,
-    "Sin": _SIGNED,
+    "Sin": _UP_TO_ONE,
     "Softmax": UNIT,
     "Softplus": _POSITIVE,
-    "Softsign": _SIGNED,
+    "Softsign": _UP_TO_ONE,
     "Sqrt": _POSITIVE,
-    "Tanh": _SIGNED,
+    "Tanh": _UP_TO_ONE,
 }
 
 _SELECTING = frozenset(

@@ -86,7 +86,7 @@ class _FixedLoop:
         """Emit the iterations; return the outputs of the node."""
         _share_constants(op, self.body)
         states, go_on, rows = self.states, None if self.go_on is None else _as_scalar(op, self.go_on), []
-        taken = [list(_slices(op, value, way, self.rounds)) for value, way in self.scanned]
+        taken = [list(_scanned_slices(op, value, way, self.rounds)) for value, way in self.scanned]
         for number in range(self.rounds):
             leading = [op.constant(np.array(number)), op.constant(np.array(True))] if self.is_loop else []
             results = append_copy(op, self.body, [*leading, *states, *(column[number] for column in taken)])
@@ -172,7 +172,7 @@ def _share_constants(op: GraphBuilder, body: ir.Graph) -> None:
             read_from_outside(body, value, op.constant(known))
 
 
-def _slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Iterator[ir.Value]:
+def _scanned_slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Iterator[ir.Value]:
     known = constant(value)
     for i in way.order(rounds):
         if known is None:

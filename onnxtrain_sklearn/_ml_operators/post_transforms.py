@@ -13,7 +13,7 @@ import onnx_ir as ir
 from .._graph.cast_types import INT64
 from .context import RewrittenNode
 
-_NUMBERED = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")  # as TreeEnsemble of version 5 counts them
+_BY_NUMBER = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")  # as TreeEnsemble of version 5 counts them
 _ALMOST_ZERO = 1e-7
 _EXCLUDED = -1e30
 
@@ -66,7 +66,7 @@ def _selected_labels(r: RewrittenNode, positions: ir.Value, labels: np.ndarray) 
 
 def _post_transform(r: RewrittenNode) -> str:
     name = r.attribute("post_transform", "NONE")
-    name = name if isinstance(name, str) else _NUMBERED[int(name)]
+    name = name if isinstance(name, str) else _BY_NUMBER[int(name)]
     if name == "PROBIT":
         r.refuse("post_transform PROBIT is finite for scores between 0 and 1 only, which training does not guarantee")
     return name

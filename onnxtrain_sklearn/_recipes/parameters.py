@@ -13,7 +13,7 @@ from .._models.tabm import TabM
 from .._support.declared import Parameter, switch
 from .._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
 
-SHARED: Mapping[str, Parameter] = {
+IN_ALL: Mapping[str, Parameter] = {
     "batch_size": Parameter("int", "Rows of a minibatch; a little more where that leaves no remainder.", (COUNT,)),
     "n_ensembles": Parameter("int", """
 Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
@@ -34,7 +34,7 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``."""
 }  # fmt: skip
 
 REALMLP: Mapping[str, Parameter] = {
-    **SHARED,
+    **IN_ALL,
     "variant": Parameter('{"td", "td-s"}', """
 Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
 simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
@@ -45,7 +45,7 @@ Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", 
 }  # fmt: skip
 
 TABM: Mapping[str, Parameter] = {
-    **SHARED,
+    **IN_ALL,
     "batch_size": Parameter("int", """
 Rows of a minibatch, at most; an epoch is divided into steps of about equal size.""", (COUNT,)),
     "n_members": Parameter("int", "Networks that share weights.", TabM.valid["n_members"]),

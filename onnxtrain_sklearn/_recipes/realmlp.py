@@ -61,7 +61,7 @@ def _realmlp(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
     return RealMLP(recipe.variant, recipe.hidden_layer_sizes, categories=preprocessing.code_columns or None)
 
 
-DOCUMENTATION = {
+ABOUT_REALMLP = {
     "data": """\
 Columns of numbers are scaled and clipped smoothly, missing ones replaced by the median and marked; categories
 become indicators, or trained vectors where there are more than eight. All of it is in the ONNX graph, which takes
@@ -80,7 +80,7 @@ NeurIPS 2024.""",
 """What the documentation of both estimators says in place of names in braces."""
 
 
-@documented(**DOCUMENTATION, **FOR_CLASSES, rate="0.04")
+@documented(**ABOUT_REALMLP, **FOR_CLASSES, rate="0.04")
 class RealMLPClassifier(ClassifierRecipe):
     """Classify the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
@@ -141,7 +141,7 @@ class RealMLPClassifier(ClassifierRecipe):
         )
 
 
-@documented(**DOCUMENTATION, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')
+@documented(**ABOUT_REALMLP, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')
 class RealMLPRegressor(RegressorRecipe):
     """Predict numbers from the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 

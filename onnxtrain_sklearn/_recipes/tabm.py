@@ -45,7 +45,7 @@ def _tabm(recipe: Any, preprocessing: Preprocessing) -> TabM:
     return TabM(**built, categories=preprocessing.code_columns or None)
 
 
-DOCUMENTATION = {
+ABOUT_TABM = {
     "data": """\
 Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
 marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
@@ -64,7 +64,7 @@ ICLR 2025.""",
 """What the documentation of both estimators says in place of names in braces."""
 
 
-@documented(**DOCUMENTATION, **FOR_CLASSES)
+@documented(**ABOUT_TABM, **FOR_CLASSES)
 class TabMClassifier(ClassifierRecipe):
     """Classify the rows of a table by TabM, an ensemble of networks that share most weights.
 
@@ -129,7 +129,7 @@ class TabMClassifier(ClassifierRecipe):
         return OrtGradientClassifier(_tabm(self, preprocessing), **settings)
 
 
-@documented(**DOCUMENTATION, **FOR_NUMBERS)
+@documented(**ABOUT_TABM, **FOR_NUMBERS)
 class TabMRegressor(RegressorRecipe):
     """Predict numbers from the rows of a table by TabM, an ensemble of networks that share most weights.
 

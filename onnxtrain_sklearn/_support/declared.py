@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from .rules import Rule, check_parameters
 
-C = TypeVar("C", bound=type)
+K = TypeVar("K", bound=type)
 E = TypeVar("E", bound="type[Declared]")
 
 
@@ -72,10 +72,10 @@ def documented(**texts: str) -> Callable[[E], E]:
     return fill
 
 
-def with_texts(**texts: str) -> Callable[[C], C]:
+def with_texts(**texts: str) -> Callable[[K], K]:
     """Return a decorator that puts texts in place of names in braces in the docstring of a class."""
 
-    def fill(cls: C) -> C:
+    def fill(cls: K) -> K:
         if cls.__doc__ is not None:
             doc = inspect.cleandoc(cls.__doc__)
             for name, text in texts.items():

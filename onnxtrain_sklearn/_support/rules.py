@@ -152,7 +152,7 @@ def check_parameters(owner: object, rules: Rules) -> None:
         value = getattr(owner, name)
         if allowed and not any(accepts(rule, value) for rule in allowed):
             raise InvalidParameterError(
-                f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(map(_named, allowed))}. "
+                f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(map(_expected, allowed))}. "
                 f"Got {value!r} instead.{_hint(value, allowed)}"
             )
 
@@ -164,7 +164,7 @@ def accepts(rule: Rule, value: object) -> bool:
     return isinstance(value, bool | np.bool_) if isinstance(rule, type) else rule.accepts(value)
 
 
-def _named(rule: Rule) -> str:
+def _expected(rule: Rule) -> str:
     return "a bool" if rule is bool else str(rule)
 
 

@@ -33,7 +33,7 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     axis = r.attribute("axis", 0) % rank
     before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
     size = op.Reshape(op.Size(r.x(1)), [1])
-    shape = op.Concat(*_pieces(r, before), size, *_pieces(r, after), axis=0)
+    shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
     index = op.Reshape(r.x(1), np.array([1] * axis + [-1] + [1] * (rank - axis - 1), np.int64))
     index = op.Cast(index, to=7)
     return [
@@ -41,7 +41,7 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     ]
 
 
-def _pieces(r: Reverse, axes: np.ndarray) -> list[object]:
+def _sizes_along(r: Reverse, axes: np.ndarray) -> list[object]:
     return [r.op.Gather(shape_of(r.op, r.x()), axes)] if len(axes) else []
 
 

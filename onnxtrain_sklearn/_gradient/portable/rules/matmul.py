@@ -64,11 +64,11 @@ def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lea
 
 
 def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
-    return _prevent_fusion(r, lambda value: r.op.MatMul(g, value), _swapped(r, b, rank))
+    return _prevent_fusion(r, lambda value: r.op.MatMul(g, value), _transposed_matrices(r, b, rank))
 
 
 def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
-    return _prevent_fusion(r, lambda value: r.op.MatMul(value, g), _swapped(r, a, rank))
+    return _prevent_fusion(r, lambda value: r.op.MatMul(value, g), _transposed_matrices(r, a, rank))
 
 
 def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
@@ -78,7 +78,7 @@ def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transpo
     return r.op.Neg(product(r.op.Neg(transposed)))
 
 
-def _swapped(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
+def _transposed_matrices(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
     return r.op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
