@@ -31,6 +31,7 @@ from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorEr
 from .ort_training import engine as ort
 from .path import path
 from .portable import engine as portable
+from .selection import mark_selected
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
@@ -86,11 +87,15 @@ def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str)
 
 
 def _candidates(model: ir.Model, engine: str) -> Sequence[str]:
-    """Return the engines to try in turn; onnxruntime-training lacks most gradient kernels for float64."""
+    """Return the engines to try in turn; onnxruntime-training lacks most gradient kernels for float64.
+
+    Its gradients are also NaN where a condition leaves out a result with an infinite derivative.
+    """
     if choose_engine(engine) != "auto":
         return [engine]
     double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
-    return [name for name in available_engines() if not (double and name == "ort-training")]
+    steep = mark_selected(model.graph)
+    return [name for name in available_engines() if not ((double or steep) and name == "ort-training")]
 
 
 def _first_able(engines: Sequence[str], model: ir.Model, wrt: Sequence[str], of: str) -> GradientGraph:

@@ -29,12 +29,12 @@ def restore_parameters(graph: ir.Graph) -> None:
     separate_identities(graph)
     program = TorchProgram(graph)
     if program.kinds:
-        _separate(graph, program)
+        _separate_parameters(graph, program)
         _restore_biases(graph, program)
     _share_tables(graph)
 
 
-def _separate(graph: ir.Graph, program: TorchProgram) -> None:
+def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
     """Separate initializers that stand for several parameters, or for a parameter and a constant."""
     for value in list(graph.initializers.values()):
         readers: dict[str | None, list[tuple[ir.Node, int]]] = {}
@@ -71,12 +71,12 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
         weight = None if name is None else node.inputs[1]
         if name is None or weight is None or weight.const_value is None or weight.name not in graph.initializers:
             continue
-        bias = copy_initializer(graph, weight, names_of(graph).free(name), np.zeros(_width(node, weight)))
+        bias = copy_initializer(graph, weight, names_of(graph).free(name), np.zeros(_count_of_outputs(node, weight)))
         node.resize_inputs(3)
         node.replace_input_with(2, bias)
 
 
-def _width(node: ir.Node, weight: ir.Value) -> int:
+def _count_of_outputs(node: ir.Node, weight: ir.Value) -> int:
     """Return the number of outputs of a product."""
     shape, groups = array_of(weight).shape, int_attribute(node, "group", 1)
     if node.op_type == "Gemm":

@@ -23,7 +23,7 @@ KIND, ORIGINAL = "pkg.torch.export.graph_signature.InputSpec.kind", "pkg.torch.o
 
 Status = Literal["parameter", "constant", "folded"]
 
-_SIGNED = re.compile(r"^(\w+): (\w+)(?: target='([^']*)')?", re.MULTILINE)
+_SIGNATURE_LINE = re.compile(r"^(\w+): (\w+)(?: target='([^']*)')?", re.MULTILINE)
 _CALLED = re.compile(r"%(\w+) : .*?target=([\w.]+)\]\(args = \((.*)\), kwargs = \{(.*)\}\)", re.DOTALL)
 _NAME = re.compile(r"%(\w+)")
 
@@ -64,7 +64,7 @@ _BIASES = frozenset(
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """A call of the traced program: its result, the function, and its arguments."""
 
     name: str
@@ -78,14 +78,14 @@ class Call:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> Call | None:
+def _traced_call(text: str) -> TracedCall | None:
     found = _CALLED.match(text)
     if found is None:
         return None
     name, target, arguments, options = found.groups()
     parts = target.removeprefix("torch.ops.").split(".")
     function = parts[1] if len(parts) > 1 else parts[0]
-    return Call(name, function, (*_split(arguments), *_split(options)))
+    return TracedCall(name, function, (*_split(arguments), *_split(options)))
 
 
 def _split(text: str) -> Iterator[str]:
@@ -100,10 +100,10 @@ def _split(text: str) -> Iterator[str]:
         yield text[start:].strip()
 
 
-def call_of(node: ir.Node) -> Call | None:
+def call_of(node: ir.Node) -> TracedCall | None:
     """Return the call that a node was made for, None where the file does not tell."""
     text = node.metadata_props.get(CALL)
-    return None if text is None else _parsed(text)
+    return None if text is None else _traced_call(text)
 
 
 def scope_of(node: ir.Node) -> str:
@@ -130,7 +130,7 @@ class TorchProgram:
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
-        signed = _SIGNED.findall(graph.metadata_props.get(SIGNATURE, "").partition("# outputs")[0])
+        signed = _SIGNATURE_LINE.findall(graph.metadata_props.get(SIGNATURE, "").partition("# outputs")[0])
         stored = [v for v in graph.initializers.values() if KIND in v.metadata_props and ORIGINAL in v.metadata_props]
         if not signed:
             signed = [(v.metadata_props[ORIGINAL], v.metadata_props[KIND], v.name or "") for v in stored]
@@ -208,7 +208,7 @@ class TorchProgram:
             return self._in_slot(call, node.op_type, index)
         return self.targets.get(found[0]) if len(found) == 1 and (node.op_type, index) in _WEIGHTS | _BIASES else None
 
-    def _in_slot(self, call: Call, kind: str, index: int) -> str | None:
+    def _in_slot(self, call: TracedCall, kind: str, index: int) -> str | None:
         weight, bias = _SLOTS[call.function]
         slot = weight if (kind, index) in _WEIGHTS else bias if (kind, index) in _BIASES else None
         if slot is None or slot >= len(call.arguments) or (call.function, kind) == _FILLERS:

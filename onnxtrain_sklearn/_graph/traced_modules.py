@@ -16,7 +16,7 @@ from .edits import bypass, copy_initializer
 from .names import names_of
 
 _FOLDED = re.compile(r"onnx::\w+")
-_NUMBERED = re.compile(r"(.*?)_\d+")
+_LATER_CALL = re.compile(r"(.*?)_\d+")
 
 
 def separate_identities(graph: ir.Graph) -> None:
@@ -75,7 +75,7 @@ class TracedModules:
         """
         path = ""
         for part in (node.name or "").split("/")[1:-1]:
-            whole, numbered = f"{path}.{part}".lstrip("."), _NUMBERED.fullmatch(part)
+            whole, numbered = f"{path}.{part}".lstrip("."), _LATER_CALL.fullmatch(part)
             first = f"{path}.{numbered[1]}".lstrip(".") if numbered else whole
             path = first if whole not in self._known and (again or first in self._known) else whole
         return path

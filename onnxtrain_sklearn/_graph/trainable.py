@@ -229,7 +229,7 @@ def trainable_model(
     if not graph.inputs:
         raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
     separate_running_statistics(graph)
-    judged = _named(graph, verdicts(graph, scores)) if foreign else {}
+    judged = _with_own_names(graph, verdicts(graph, scores)) if foreign else {}
     parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, scores)
     _require_parameters(parameters, scores, initializers)
     return TrainableModel(
@@ -272,7 +272,7 @@ def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[st
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
 
 
-def _named(graph: ir.Graph, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
+def _with_own_names(graph: ir.Graph, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """Give the weights the names that PyTorch has for them, in place; return the verdicts by these names."""
     renamed = own_names(graph, _names_of_weights(graph, judged))
     return {renamed.get(name, name): verdict for name, verdict in judged.items()}

@@ -21,6 +21,7 @@ from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, 
 from ..._graph.supported import Supported
 from ...exceptions import UnsupportedOperatorError
 from ..path import Passage
+from ..selection import MISSING, SELECTED
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Cotangents: TypeAlias = "dict[ir.Value, list[ir.Value]]"
@@ -125,6 +126,26 @@ class Reverse:
         """Emit the node's operator once more, with its attributes, on other inputs; return the first output."""
         attributes = {name: a.value for name, a in self.node.attributes.items()} | changes
         return self.op.emit(self.node.op_type, *inputs, outputs=outputs, **attributes)[0]
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a test for NaN selects the result of the node."""
+        return MISSING in self.node.meta
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether a condition selects the result of the node, so that zero cotangents stay zero."""
+        return self.is_missing or SELECTED in self.node.meta
+
+    def keep_zeros(self, value: ir.Value, slope: ir.Value | None = None, by: ir.Value | None = None) -> ir.Value:
+        """Return ``value``, a product with ``slope``, as zero where that is zero if a condition selects the result.
+
+        By default the slope is the first cotangent. ``by`` is the other factor; a constant one needs no such care.
+        """
+        known = None if by is None else constant(by)
+        if not self.is_selected or (known is not None and np.isfinite(known).all()):
+            return value
+        return self.op.Where(self.op.Equal(self.g if slope is None else slope, 0.0), 0.0, value)
 
     def sum_to(self, value: ir.Value, index: int) -> ir.Value:
         """Sum ``value``, which has the shape of the first output, over the axes along which an input was broadcast."""

@@ -25,6 +25,7 @@ from ..._runtime import capabilities
 from ..._support.refusal import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError
 from ..path import Passage, path
+from ..selection import mark_selected
 from . import control_flow
 from .context import (
     Cotangents,
@@ -99,6 +100,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
     expand(result, wanted, output, RULES.keys() | control_flow.RULES.keys())
     forward = set(graph)
+    mark_selected(graph)
     op = GraphBuilder(graph, prefix="gradient", shared=True)
     one = op.constant(np.ones((), (output.dtype or op.dtype).numpy()))
     steps = path(graph, wrt, output)

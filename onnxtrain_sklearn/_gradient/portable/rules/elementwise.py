@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Supported
+from ...selection import STEEP
 from ..context import GradientRule, Reverse, Thunk, mask
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
@@ -129,7 +130,13 @@ COTANGENTS: dict[str, Cotangent] = {
 
 
 def _unary_rule(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
+    if r.is_missing or (r.is_selected and r.node.op_type in STEEP):
+        return [lambda: _with_zeros(r, cotangent(r, r.op, r.g, r.x(), r.y))]
     return [lambda: cotangent(r, r.op, r.g, r.x(), r.y)]
+
+
+def _with_zeros(r: Reverse, found: ir.Value | None) -> ir.Value | None:
+    return found if found is None or found is r.g else r.keep_zeros(found)
 
 
 def _cast_like_rule(r: Reverse) -> Sequence[Thunk]:
@@ -146,14 +153,17 @@ def _sub_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _mul_rule(r: Reverse) -> Sequence[Thunk]:
     a, b = r.x(0), r.x(1)
-    return lambda: r.sum_to(r.op.Mul(r.g, b), 0), lambda: r.sum_to(r.op.Mul(r.g, a), 1)
+    return (
+        lambda: r.sum_to(r.keep_zeros(r.op.Mul(r.g, b), by=b), 0),
+        lambda: r.sum_to(r.keep_zeros(r.op.Mul(r.g, a), by=a), 1),
+    )
 
 
 def _div_rule(r: Reverse) -> Sequence[Thunk]:
     op, b = r.op, r.x(1)
     return (
-        lambda: r.sum_to(op.Div(r.g, b), 0),
-        lambda: r.sum_to(op.Neg(op.Div(op.Mul(r.g, r.y), b)), 1),
+        lambda: r.sum_to(r.keep_zeros(op.Div(r.g, b), by=b), 0),
+        lambda: r.sum_to(r.keep_zeros(op.Neg(op.Div(op.Mul(r.g, r.y), b))), 1),
     )
 
 
@@ -161,7 +171,10 @@ def _pow_rule(r: Reverse) -> Sequence[Thunk]:
     """The exponent may have another type, even an integer type; the derivative of x**0 is 0 at x = 0 too."""
     op, x, base_type = r.op, r.x(0), r.x(0).dtype
     exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
-    return lambda: r.sum_to(op.Mul(r.g, _power_cotangent(r, exponent)), 0), lambda: _exponent_cotangent(r, exponent, x)
+    return (
+        lambda: r.sum_to(r.keep_zeros(op.Mul(r.g, _power_cotangent(r, exponent))), 0),
+        lambda: _exponent_cotangent(r, exponent, x),
+    )
 
 
 def _power_cotangent(r: Reverse, exponent: ir.Value) -> ir.Value:
@@ -180,7 +193,7 @@ def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value
     """Return ``y log x``, and its limit 0 for x = 0 and a positive exponent."""
     op = r.op
     log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
-    cotangent = r.sum_to(op.Mul(r.g, op.Mul(r.y, log)), 1)
+    cotangent = r.sum_to(r.keep_zeros(op.Mul(r.g, op.Mul(r.y, log))), 1)
     kind = r.x(1).dtype
     return cotangent if kind is x.dtype or kind is None else op.Cast(cotangent, to=kind)
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.queries import constant, dims, operand
 from ...._graph.supported import Supported
+from ...selection import OTHERS
 from ..context import GradientRule, Reverse, Thunk, count, mask, shape_of
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
@@ -35,6 +36,8 @@ def _reduction_rule(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
     axes = _axes_of_reduction(r)
     kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar needs no reshape
     g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
+    if r.is_selected and r.node.op_type in OTHERS:
+        return [lambda: r.keep_zeros(rule(r, r.op, g, r.x(), y), slope=g)]
     return [lambda: rule(r, r.op, g, r.x(), y)]
 
 
@@ -104,15 +107,18 @@ def _softmax_axes(r: Reverse) -> list[int]:
 
 
 def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
-    op, weighted = r.op, r.op.Mul(r.g, r.y)
+    op, weighted = r.op, r.keep_zeros(r.op.Mul(r.g, r.y))
     total = op.ReduceSum(weighted, axes=_softmax_axes(r), keepdims=True)
+    if r.is_selected:  # a row without a finite score is NaN
+        slope = op.Sub(r.g, total)
+        return [lambda: r.keep_zeros(op.Mul(r.y, slope), slope)]
     return [lambda: op.Sub(weighted, op.Mul(r.y, total))]
 
 
 def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op = r.op
     total = op.ReduceSum(r.g, axes=_softmax_axes(r), keepdims=True)
-    return [lambda: op.Sub(r.g, op.Mul(op.Exp(r.y), total))]
+    return [lambda: op.Sub(r.g, r.keep_zeros(op.Mul(op.Exp(r.y), total), total))]
 
 
 def _cumsum_rule(r: Reverse) -> Sequence[Thunk]:
