@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, RealMLP
 from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -50,6 +50,25 @@ def test_of_a_given_graph(fitted):
     assert [line.split()[:4] for line in lines[:3]] == [
         ["trained", "A", "3x4", "float32:"], ["trained", "C", "4x1", "float32:"], ["frozen", "b", "4", "float32:"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_factors_of_the_rates(fitted):
+    factors = {"learning_rate_factors": {"*": 0.5, "C": 1.0}, "weight_decay_factors": {"b": 0.0}}
+    classifier = OrtGradientClassifier(described_graph(), trainable=["A", "b", "C"], max_iter=1, **factors)
+    described = (classifier.fit(X, TWO) if fitted else classifier).describe()
+    told = {e.name: (e.learning_rate_factor, e.weight_decay_factor) for e in described.of("trained")}
+    assert told == {"A": (0.5, 1.0), "b": (0.5, 0.0), "C": (1.0, 1.0)}
+    assert {(e.learning_rate_factor, e.weight_decay_factor) for e in described.of("constant")} == {(1.0, 1.0)}
+    lines = {line.split()[1]: line for line in str(described).splitlines()[2:]}
+    assert lines["A"].endswith("weight of Gemm, learning rate times 0.5")
+    assert lines["b"].endswith("learning rate times 0.5, weight decay times 0")
+    assert "times" not in lines["C"]
+
+
+def test_factors_of_a_builder():
+    described = OrtGradientClassifier(RealMLP(hidden_layer_sizes=4), max_iter=1).fit(X, TWO).describe()
+    assert {e.name: e.learning_rate_factor for e in described.entries}["layers.0.bias"] == 0.1
 
 
 def test_describing_leaves_the_estimator_as_it_is():

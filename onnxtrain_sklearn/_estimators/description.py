@@ -16,6 +16,8 @@ from .._graph.trainable import TrainableModel
 from .._training.selection import selected
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
+from ..optimizers import resolve_optimizer
+from .factors import factors_of
 from .model_source import source_of
 from .parameters import Parameters
 from .run import Run
@@ -34,6 +36,8 @@ class Entry:
         Constants are numbers that were not recognized as weights; they are not in ``weights_``.
     reason : str
         Why it is a weight, or why it is not trained.
+    learning_rate_factor, weight_decay_factor : float
+        What learning rate and weight decay are multiplied by in its updates.
     """
 
     name: str
@@ -41,6 +45,8 @@ class Entry:
     dtype: np.dtype[np.generic]
     status: str
     reason: str
+    learning_rate_factor: float = 1.0
+    weight_decay_factor: float = 1.0
 
     @property
     def size(self) -> int:
@@ -105,7 +111,9 @@ _COUNTED = {
 
 def _line(entry: Entry, width: int) -> str:
     shape = "x".join(map(str, entry.shape)) or "scalar"
-    return f"  {entry.status:9} {entry.name:{width}} {shape:>12} {entry.dtype.name}: {entry.reason}"
+    factors = {"learning rate": entry.learning_rate_factor, "weight decay": entry.weight_decay_factor}
+    told = "".join(f", {what} times {factor:g}" for what, factor in factors.items() if factor != 1)
+    return f"  {entry.status:9} {entry.name:{width}} {shape:>12} {entry.dtype.name}: {entry.reason}{told}"
 
 
 class Describable(Parameters):
@@ -121,7 +129,7 @@ class Describable(Parameters):
         -------
         Description
             ``print`` it, or read its ``entries``: name, shape, dtype, status ("trained", "frozen", "statistic",
-            "constant") and reason of every float constant on which the trained output depends. It also holds
+            "constant"), reason and factors of every float constant on which the trained output depends. It also holds
             ``n_trained``, ``engine``, ``opset``, ``output`` and ``loss``.
 
         Examples
@@ -139,7 +147,7 @@ class Describable(Parameters):
     def _announced(self, run: Run, old: Run | None) -> Run:
         """Return ``run``; print its description if it is new and the estimator is verbose."""
         if self.verbose and old is None:
-            print(_of_run(run, self.model))
+            print(_of_run(run, self))
         return run
 
 
@@ -147,20 +155,33 @@ def _describe(estimator: Describable) -> Description:
     """Return the description of an estimator, fitted or not."""
     model, run = estimator.model, vars(estimator).get("_run")
     if run is not None:
-        return _of_run(run, model)
+        return _of_run(run, estimator)
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
     given, _ = source_of(model, estimator.output, joined=isinstance(estimator.loss, LossSource))
     source, names = selected(given, estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
-    return replace(described, engine=estimator.engine)
+    return replace(_with_factors(described, source, estimator), engine=estimator.engine)
 
 
-def _of_run(run: Run, model: ModelSource) -> Description:
-    """Return the description of a run that began from ``model``."""
-    described = _described(run.source, _title(model), run.parameters.names, run.parameters.running_statistics)
-    return replace(described, engine=run.engine)
+def _of_run(run: Run, estimator: Describable) -> Description:
+    """Return the description of a run of the estimator."""
+    title, parameters = _title(estimator.model), run.parameters
+    described = _described(run.source, title, parameters.names, parameters.running_statistics)
+    return replace(_with_factors(described, run.source, estimator), engine=run.engine)
+
+
+def _with_factors(described: Description, source: TrainableModel, estimator: Describable) -> Description:
+    """Return the description with the factors of the trained parameters."""
+    factors = factors_of(estimator, source, resolve_optimizer(estimator.optimizer))
+    entries = (
+        replace(entry, learning_rate_factor=found.rate, weight_decay_factor=found.decay)
+        if entry.status == "trained" and (found := factors.get(entry.name))
+        else entry
+        for entry in described.entries
+    )
+    return replace(described, entries=tuple(entries))
 
 
 def _title(model: ModelSource) -> str:
