@@ -391,3 +391,33 @@ def test_a_file_that_onnxruntime_writes_for_a_session_is_written_by_each_fit(tmp
         path.unlink()
         regressor(session_options={"optimized_model_filepath": str(path)})().fit(X, Y)
         assert path.exists()
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
+def test_predictions_of_equal_structures_are_those_of_their_own_weights(method):
+    labels = [(Y > 0).astype(int), np.array(["a", "b"])[(Y > 0).astype(int)], (Y > 0).astype(int) + 5]
+    fitted = [OrtGradientClassifier(MLP((5,)), random_state=i, max_iter=3).fit(X, y) for i, y in enumerate(labels)]
+    clear_cache()
+    expected = []
+    for one in fitted:
+        clear_cache()
+        expected.append(getattr(pickle.loads(pickle.dumps(one)), method)(X))
+    clear_cache()
+    for one, numbers in zip(fitted, expected, strict=True):
+        assert_array_equal(getattr(pickle.loads(pickle.dumps(one)), method)(X), numbers)
+
+
+def test_validation_scores_are_those_of_the_current_weights():
+    def curve(seed):
+        net = OrtGradientRegressor(
+            MLP((5,)), random_state=seed, early_stopping=True, max_iter=4, trainable=["layers.1.*"]
+        )
+        return net.fit(X, Y).validation_scores_
+
+    expected = []
+    for seed in (0, 1):
+        clear_cache()
+        expected.append(curve(seed))
+    clear_cache()
+    assert [curve(seed) for seed in (0, 1)] == expected
+    assert expected[0] != expected[1]

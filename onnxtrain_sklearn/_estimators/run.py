@@ -7,7 +7,7 @@ depends on scikit-learn's interface.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, inference_model
 from .._inference.head import Head
 from .._inference.predictor import Predictor
+from .._inference.templates import filled_graph
 from .._runtime import sessions
 from .._runtime.devices import Device
 from .._support.typing import DType
@@ -131,7 +132,8 @@ class Run:
         sparse = sparse_inputs(columns)
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.predictors:
-            graph = inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores)
+            make: Callable[..., Any] = inference_model if sparse else filled_graph
+            graph = make(self.deployed, self.weights(), self.head, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
             self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width, sparse=sparse)
         return self.predictors[key]
@@ -158,8 +160,13 @@ class Run:
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
-        graph = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
         sparse = sparse_inputs(columns)
+        if sparse:
+            graph: Any = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
+        else:
+            live = self.parameters.prediction_views()
+            every = {**self.frozen, **live}
+            graph = filled_graph(self.model, every, self.head, with_scores=with_scores, live=live)
         return Predictor(graph, self.device, self.session_options, live=self.parameters, sparse=sparse)
 
 

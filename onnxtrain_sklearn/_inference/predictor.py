@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import onnx_ir as ir
 from .._data import sparse_rows
 from .._data.columns import Column
 from .._graph.edits import initializers_to_inputs
-from .._graph.first_products import take_first_products
+from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.protobuf import to_proto
 from .._graph.queries import constant
 from .._runtime import devices, sessions
@@ -36,16 +37,43 @@ class LiveParameters(Protocol):
     def prediction_views(self) -> dict[str, np.ndarray]: ...
 
 
+@dataclass(frozen=True)
+class PredictionGraph:
+    """An inference graph as bytes.
+
+    Attributes
+    ----------
+    content : bytes
+    outputs : tuple of str
+    widest : int
+        Numbers for each row of its largest value.
+    is_large : bool
+        Whether its weights are so many that several threads pay.
+    """
+
+    content: bytes
+    outputs: tuple[str, ...]
+    widest: int
+    is_large: bool
+
+
+def prediction_graph(model: ir.Model) -> PredictionGraph:
+    """Return the graph as bytes."""
+    graph, outputs = model.graph, tuple(v.name or "" for v in model.graph.outputs)
+    return PredictionGraph(to_proto(model).SerializeToString(), outputs, _widest_row(graph), _is_large(graph))
+
+
 class Predictor:
     """Run an inference graph over data, a chunk of rows at a time.
 
     Parameters
     ----------
-    model : onnx_ir.Model
+    model : onnx_ir.Model or PredictionGraph
     device : Device
     session_options : mapping or None
     live : LiveParameters, optional
-        Parameters that each run reads from their views instead of from the graph, for scores during training.
+        Parameters that each run reads from their views instead of from the graph, for scores during training. In a
+        PredictionGraph they are inputs already.
     width : int, default=1
         Numbers of a row inside the graph, where they are more than those that it takes.
     sparse : collection of str, default=()
@@ -54,7 +82,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: ir.Model,
+        model: ir.Model | PredictionGraph,
         device: Device,
         session_options: Mapping[str, object] | None,
         live: LiveParameters | None = None,
@@ -62,20 +90,24 @@ class Predictor:
         width: int = 1,
         sparse: Collection[str] = (),
     ) -> None:
-        self._live = {} if live is None else live.prediction_views()
+        self._live: dict[str, np.ndarray] = {} if live is None else live.prediction_views()
+        self._products: list[FirstProduct] = list[FirstProduct]()
+        self._matrices = list[Any]()
+        graph = model if isinstance(model, PredictionGraph) else self._with_inputs(model, sparse)
+        self._sparse = {product.input for product in self._products}
+        self._width = 1 if self._sparse else width
+        self._inner, self.outputs = graph.widest, graph.outputs
+        threads = devices.available_threads() if graph.is_large else 1
+        self._session = sessions.create_session(graph.content, device, threads=threads, options=session_options)
+
+    def _with_inputs(self, model: ir.Model, sparse: Collection[str]) -> PredictionGraph:
+        """Return the graph with inputs for the live parameters and for products with sparse rows."""
         model = model.clone() if self._live or sparse else model
         initializers = {name: constant(value) for name, value in model.graph.initializers.items()} if sparse else {}
         self._products = take_first_products(model, sparse)
-        self._sparse = {product.input for product in self._products}
-        self._matrices: list[Any] = [self._live.pop(one.weight, initializers[one.weight]) for one in self._products]
-        self._width = 1 if self._sparse else width
+        self._matrices = [self._live.pop(one.weight, initializers[one.weight]) for one in self._products]
         initializers_to_inputs(model.graph, list(self._live))
-        self._inner = _widest_row(model.graph)
-        self.outputs = [v.name or "" for v in model.graph.outputs]
-        threads = devices.available_threads() if _is_large(model.graph) else 1
-        self._session = sessions.create_session(
-            to_proto(model).SerializeToString(), device, threads=threads, options=session_options
-        )
+        return prediction_graph(model)
 
     def run(self, columns: Mapping[str, Column], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
         """Return output number ``output`` for all rows of the data, or for the given ones."""

@@ -1,0 +1,88 @@
+"""Inference graphs as bytes, made from templates that the fits of a process share.
+
+A template is the inference graph of a structure with zeros in place of its weights. Every graph is made from one, also
+the first: a graph whose form depended on a weight would predict wrongly at once, not only where the template is used
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.edits import initializers_to_inputs
+from .._graph.protobuf import to_proto
+from .._graph.structure import structure
+from .._graph.trainable import TrainableModel
+from .._support.cache import Cache
+from .._support.content import content
+from .graph import inference_model
+from .head import Head
+from .predictor import PredictionGraph, prediction_graph
+
+LARGEST_WEIGHTS = 2**24
+"""Bytes of weights from which on a graph is made without a template, which would hold them for a moment."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Template:
+    """An inference graph in protobuf whose weights have no values."""
+
+    proto: Any
+    graph: PredictionGraph
+
+
+_templates: Cache[_Template] = Cache(128, 2**25, lambda template: template.proto.ByteSize() + 2**14)
+
+
+def filled_graph(
+    model: TrainableModel,
+    weights: Mapping[str, np.ndarray],
+    head: Head,
+    *,
+    with_scores: bool = False,
+    live: Collection[str] = (),
+) -> PredictionGraph:
+    """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
+    if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
+        return prediction_graph(_made(model, weights, head, with_scores, live))
+    key = (structure(model.model, weights), _form(model), _head_key(head), with_scores, tuple(live))
+    zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
+    template = _templates.get(key, lambda: _template(_made(model, zeros, head, with_scores, live), weights))
+    proto = type(template.proto)()
+    proto.CopyFrom(template.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.raw_data = np.ascontiguousarray(weights[tensor.name]).tobytes()
+    return replace(template.graph, content=proto.SerializeToString())
+
+
+def _made(
+    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, with_scores: bool, live: Collection[str]
+) -> ir.Model:
+    graph = inference_model(model, weights, head, with_scores=with_scores)
+    initializers_to_inputs(graph.graph, list(live))
+    return graph
+
+
+def _template(model: ir.Model, weights: Mapping[str, np.ndarray]) -> _Template:
+    proto = to_proto(model)
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.ClearField("raw_data")
+    return _Template(proto, replace(prediction_graph(model), content=b""))
+
+
+def _form(model: TrainableModel) -> tuple[object, ...]:
+    """Return what :func:`inference_model` reads of a model beside its graph."""
+    activation = tuple(model.activation.values())
+    return model.output, *activation, model.choice, model.members, model.dtype.str, model.inputs, model.joined
+
+
+def _head_key(head: Head) -> object:
+    clips = head.target_range is not None and head.target_range.clips
+    return content(head if clips else replace(head, target_range=None))
