@@ -1,0 +1,81 @@
+"""The benchmark of tables: what it runs, what it runs again, and the arithmetic of its page."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """Return the module that writes the page."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in ("tabular", "tabular_data", "tabular_models"):
+        importlib.import_module(name)
+    yield importlib.import_module("tabular_report")
+    for name in ("tabular", "tabular_data", "tabular_models", "tabular_report"):
+        sys.modules.pop(name, None)
+
+
+def run(table, model, score, split=0, seconds=1.0):
+    return {"table": table, "split": split, "model": model, "score": score, "fit_seconds": seconds}
+
+
+RUNS = [
+    run("vehicle", "linear", 0.8),
+    run("vehicle", "RealMLP", 0.9, seconds=2.0),
+    run("vehicle", "RealMLP (pytabkit)", 0.88, seconds=6.0),
+    run("wage", "linear", 40.0),
+    run("wage", "RealMLP", 44.0, seconds=2.0),
+    run("wage", "RealMLP (pytabkit)", 40.0, seconds=8.0),
+    run("wage", "linear", 30.0, split=1),
+    {"table": "wage", "split": 1, "model": "RealMLP", "failure": "ValueError: no"},
+]
+
+
+def test_ranks_count_the_splits_that_all_ran_and_know_errors_from_accuracies(report):
+    assert report.ranks(report.gathered(RUNS), ["linear", "RealMLP"]) == {"linear": 1.5, "RealMLP": 1.5}
+    assert report.ranks(report.gathered(RUNS[:3]), ["linear", "RealMLP"]) == {"linear": 2.0, "RealMLP": 1.0}
+    tied = [run("vehicle", model, 0.5) for model in ("linear", "LightGBM", "RealMLP")]
+    assert set(report.ranks(report.gathered(tied), ["linear", "LightGBM", "RealMLP"]).values()) == {2.0}
+
+
+def test_gains_over_an_original_are_points_of_accuracy_or_percent_of_an_error(report):
+    tables, gain, error, ratio = report.paired(report.gathered(RUNS), "RealMLP", "RealMLP (pytabkit)")
+    assert tables == 2
+    assert gain == pytest.approx((2.0 - 10.0) / 2)
+    assert error == pytest.approx(6.0)  # deviations of 6 from the mean: sqrt(72 / 1) / sqrt(2)
+    assert ratio == pytest.approx(3.5)
+
+
+def test_results_of_ones_own_have_a_page_of_their_own(report, tmp_path, monkeypatch):
+    before = {path: path.read_bytes() for path in report.DOCS.glob("tabular.*")}
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, RUNS)), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["tabular_report.py", "--results", str(tmp_path / "mine.jsonl")])
+    report.main()
+    page = (tmp_path / "mine.md").read_text(encoding="utf-8")
+    assert "| vehicle | 1 | 0.8000 | **0.9000** | 0.8800 |" in page
+    assert "- RealMLP on wage: ValueError: no" in page
+    assert (tmp_path / "mine.png").stat().st_size > 1000
+    assert before == {path: path.read_bytes() for path in report.DOCS.glob("tabular.*")}
+
+
+@pytest.mark.slow
+def test_the_command_runs_what_is_missing_alone(tmp_path):
+    results = tmp_path / "mine.jsonl"
+    command = [sys.executable, str(BENCHMARKS / "tabular.py"), "--tables", "diabetes", "--splits", "1"]
+    command += ["--results", str(results), "--models", "linear"]
+    subprocess.run(command, check=True)
+    (first,) = map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    assert first["model"] == "linear"
+    assert 50 < first["score"] < 65
+    subprocess.run([*command, "HistGradientBoosting"], check=True)
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert [line["model"] for line in lines] == ["linear", "HistGradientBoosting"]
