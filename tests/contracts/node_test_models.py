@@ -14,6 +14,8 @@ import onnx.defs
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
+from tests.helpers.selection import few
+
 FLOATS = {TensorProto.FLOAT16: np.float16, TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}
 NARROW = {TensorProto.BFLOAT16} | {kind for name, kind in TensorProto.DataType.items() if re.match("FLOAT[4-8]E", name)}
 LOSS = "node_test/loss"
@@ -22,7 +24,7 @@ SLOW = {"test_averagepool_3d_default", "test_lppool_3d_default"}
 """Half a minute each, in the reference, for cubes of 32 numbers an edge; smaller ones are among the tests."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeTest:
     """A test of the onnx package: a model, what it is fed, and what it has to give."""
 
@@ -61,6 +63,20 @@ def node_tests() -> dict[str, list[NodeTest]]:
         if one.wrt and one.of and one.name not in SLOW:
             found.setdefault(plain.model.graph.node[0].op_type, []).append(one)
     return found
+
+
+def without_repetitions(tests: list[NodeTest]) -> list[NodeTest]:
+    """Return the tests of an operator, of those that put it into others as few as hold these with the same attributes.
+
+    There are hundreds, of thousands of nodes, which differ in the shapes and types of the operator.
+    """
+    expanded = {
+        test: {(node.op_type, *sorted(a.name for a in node.attribute)) for node in test.model.graph.node}
+        for test in tests
+        if "_expanded" in test.name
+    }
+    kept = few(expanded)
+    return [test for test in tests if test not in expanded or test in kept]
 
 
 def _as_test(test: Any) -> NodeTest:
