@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
+import sklearn
+from sklearn.base import BaseEstimator
 
-from tests.contracts import fitted
+from tests.contracts import fitted, fitted_settings
 from tests.contracts.fitted_expressions import NOT_IN_MODELS
 from tests.contracts.fitted_settings import SETTINGS
 
@@ -21,10 +24,20 @@ def classes(key):
     return {*re.findall(r"[A-Z]\w+(?=\()", setting.expression()), setting.group, setting.targets, setting.data}
 
 
+def require_parameters(code):
+    """Skip the test where a class that the code makes does not have a parameter yet that it names."""
+    for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)):
+        kind = fitted_settings.namespace().get(getattr(call.func, "id", None))
+        if isinstance(kind, type) and issubclass(kind, BaseEstimator):
+            for name in {keyword.arg for keyword in call.keywords} - set(kind._get_param_names()):
+                pytest.skip(f"{kind.__name__} of scikit-learn {sklearn.__version__} has no {name}")
+
+
 @pytest.mark.proof
 @pytest.mark.thinned(by=classes)
 @pytest.mark.parametrize("key", SETTINGS)
 def test_outcome_is_what_the_page_says(key):
+    require_parameters(SETTINGS[key].expression())
     found, written = fitted.outcome(SETTINGS[key]), WRITTEN[key]
     ranks = [fitted.ORDER.index(one.kind) for one in (found, written)]
     assert ranks[0] >= ranks[1], f"it was {written.kind} when the page was made; now: {found.reason}"

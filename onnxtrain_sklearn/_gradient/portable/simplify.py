@@ -1,4 +1,4 @@
-"""Simplifies the gradient graph: removes redundant Expand nodes, multiplications by one, and unused nodes.
+"""Simplifies the gradient graph: removes redundant Expand and Reshape nodes, multiplications by one, and unused nodes.
 
 Only nodes of the gradient are simplified; the user's graph is unchanged.
 """
@@ -28,6 +28,8 @@ def tidy(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.Value
                     node.replace_input_with(i, x.producer().inputs[0])  # type: ignore[union-attr]
         if node.op_type == "Mul":
             _drop_one(node, trained)
+        if node.op_type == "Reshape":
+            _skip_reshape(node)
     remove_unread(graph, [node for node in own if node.graph is graph])
 
 
@@ -57,3 +59,12 @@ def _drop_one(node: ir.Node, trained: Collection[ir.Value]) -> None:
             if same and not product.is_graph_output():
                 bypass(node, other)
                 return
+
+
+def _skip_reshape(node: ir.Node) -> None:
+    """Let a Reshape read what a Reshape before it reads; onnxruntime 1.21 does not load some such pairs."""
+    x, shape = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
+    producer = None if x is None else x.producer()
+    copies_sizes = shape is None or not shape.all()
+    if producer is not None and (producer.domain, producer.op_type) == ("", "Reshape") and not copies_sizes:
+        node.replace_input_with(0, producer.inputs[0])
