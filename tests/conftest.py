@@ -27,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest reads -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     selection.thin(items)
+    selection.mark_engines(items)
     if operator := config.getoption("--operator"):
         take(config, items, selection.of_operator(items, operator))
     if config.getoption("--quick"):

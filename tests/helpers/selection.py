@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ MARKERS = (
     "exhaustive: a further case of what other cases cover; `make test-all` runs it, `make test` does not",
     "thinned(by): a matrix of cases; by(**parameters) returns what a case covers, and each is covered once by the "
     "cases that are not exhaustive",
+    "training_runtime: a case of the engine that needs onnxruntime-training",
     "slow: a test of seconds, as of other processes or many trainings, which `make quick` leaves out",
     "proof(operators): a comparison of gradients with central differences, which `make quick` leaves out; "
     "operators(**parameters) returns those that a case proves",
@@ -49,6 +51,15 @@ def thin(items: Iterable[pytest.Item]) -> None:
     for cases in tests.values():
         for item in cases.keys() - few(cases):
             item.add_marker(pytest.mark.exhaustive)
+
+
+def mark_engines(items: Iterable[pytest.Item]) -> None:
+    """Mark what only a training runtime can run: other cases are the same in every environment."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        named = re.search(r"classic/|ort_training", item.nodeid)
+        if named or any(isinstance(value, str) and value == "ort-training" for value in parameters):
+            item.add_marker(pytest.mark.training_runtime)
 
 
 def few(cases: Mapping[pytest.Item, set[Hashable]]) -> set[pytest.Item]:
