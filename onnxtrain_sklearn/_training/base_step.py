@@ -25,6 +25,7 @@ from ..optimizers import Optimizer
 from .dropout import UniformNumbers
 from .loss_graph import (
     ABSOLUTES,
+    PARALLEL_WORK,
     SQUARES,
     TARGET,
     StepSettings,
@@ -227,6 +228,8 @@ class BaseStep:
     def _pass_session(self, program: PassProgram, threads: int = 1) -> InferenceSession:
         """Return the session of a pass, which other fits may use too."""
         device, options = self.settings.device, self.settings.session_options
+        if program.work >= PARALLEL_WORK:  # its plan of the memory of large tensors leaves gaps, half as much again
+            options = {"enable_mem_pattern": False, **(options or {})}
         if not program.stateless:
             return sessions.create_session(program.graph, device, threads=threads, options=options)
         return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)

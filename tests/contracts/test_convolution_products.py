@@ -58,20 +58,21 @@ class Form:
 
 
 BANDS = {"Conv": 0, "ConvTranspose": 0}
-PIXELS = {"Conv": 1, "ConvTranspose": 1}
+PIXELS = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "Concat": 1}
 FORMS = [
     Form("1x1", (3, 5, 4, 5), (7, 5, 1, 1), {"Conv": 2, "ConvTranspose": 0, "Gemm": 1}),
     Form("1x1, tiny images", (3, 5, 2, 3), (64, 5, 1, 1), {"Conv": 1, "ConvTranspose": 0, "Gemm": 2}),
     Form("1x1, strided", (3, 5, 5, 4), (64, 5, 1, 1), {"Col2Im": 1, "Gemm": 2}, strides=(2, 2)),
     Form("1x1, padded", (3, 5, 2, 2), (64, 5, 1, 1), {"ConvTranspose": 1, "Gemm": 1}, pads=(1, 0, 0, 1)),
-    Form("pixels", (2, 8, 7, 6), (5, 8, 3, 3), PIXELS | {"Gemm": 9}, pads=(1, 1, 1, 1)),
-    Form("pixels, strided", (3, 8, 13, 12), (4, 8, 3, 2), PIXELS | {"Gemm": 6}, strides=(2, 3), pads=(0, 1, 2, 0)),
-    Form("pixels, dilated", (2, 9, 9, 10), (4, 9, 2, 3), PIXELS | {"Gemm": 6}, dilations=(3, 2), pads=(2, 1, 0, 3)),
-    Form("pixels, 1-D", (3, 8, 40), (5, 8, 4), PIXELS | {"Gemm": 4}, strides=(1,), pads=(1, 2)),
-    Form("pixels, 3-D", (2, 8, 4, 5, 4), (3, 8, 2, 2, 2), PIXELS | {"Gemm": 8}, pads=(0, 1, 0, 1, 0, 1)),
-    Form("upper", (2, 8, 8, 7), (5, 8, 3, 2), PIXELS | {"Gemm": 6}, auto_pad="SAME_UPPER"),
-    Form("lower", (3, 8, 11, 10), (5, 8, 2, 4), PIXELS | {"Gemm": 8}, strides=(2, 1), auto_pad="SAME_LOWER"),
-    Form("no padding", (3, 8, 11, 10), (5, 8, 2, 4), PIXELS | {"Gemm": 8}, strides=(2, 1), auto_pad="VALID"),
+    Form("pixels", (2, 8, 7, 6), (5, 8, 3, 3), PIXELS, pads=(1, 1, 1, 1)),
+    Form("pixels, many", (3, 8, 19, 23), (5, 8, 3, 2), {"Conv": 1, "ConvTranspose": 1, "Gemm": 6}, pads=(1, 0, 1, 1)),
+    Form("pixels, strided", (3, 8, 13, 12), (4, 8, 3, 2), PIXELS, strides=(2, 3), pads=(0, 1, 2, 0)),
+    Form("pixels, dilated", (2, 9, 9, 10), (4, 9, 2, 3), PIXELS, dilations=(3, 2), pads=(2, 1, 0, 3)),
+    Form("pixels, 1-D", (3, 8, 40), (5, 8, 4), PIXELS, strides=(1,), pads=(1, 2)),
+    Form("pixels, 3-D", (2, 8, 4, 5, 4), (3, 8, 2, 2, 2), PIXELS, pads=(0, 1, 0, 1, 0, 1)),
+    Form("upper", (2, 8, 8, 7), (5, 8, 3, 2), PIXELS, auto_pad="SAME_UPPER"),
+    Form("lower", (3, 8, 11, 10), (5, 8, 2, 4), PIXELS, strides=(2, 1), auto_pad="SAME_LOWER"),
+    Form("no padding", (3, 8, 11, 10), (5, 8, 2, 4), PIXELS, strides=(2, 1), auto_pad="VALID"),
     Form("few channels", (2, 3, 9, 9), (4, 3, 3, 3), {"Conv": 2, "ConvTranspose": 1, "Gemm": 0}),
     Form("few positions", (3, 8, 4, 4), (64, 8, 3, 3), {"Conv": 1, "Col2Im": 1, "Gemm": 2}, pads=(1, 1, 1, 1)),
     Form("few positions, strided", (3, 6, 5, 6), (64, 6, 3, 2), {"Col2Im": 1}, strides=(2, 2), pads=(1, 0, 0, 1)),

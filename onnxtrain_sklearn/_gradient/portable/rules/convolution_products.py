@@ -33,7 +33,7 @@ FEW_POSITIONS = 16
 """With at most so many positions in an image, products over all images are faster than image by image."""
 
 MANY_POSITIONS = 1024
-"""From so many positions in an image on, turning a kernel around costs nothing beside the convolution."""
+"""From so many positions on, turning a kernel around, or a product for each of its elements, costs little."""
 
 WIDE = 64
 """With fewer channels, adding patches up costs more than their product saves."""
@@ -94,6 +94,10 @@ def _slices(
     return found
 
 
+def _side_by_side(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+    return op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+
+
 def _padded(op: GraphBuilder, value: ir.Value, begin: Sequence[int], end: Sequence[int]) -> ir.Value:
     return op.Pad(value, np.array([*begin, *end])) if any([*begin, *end]) else value
 
@@ -104,8 +108,8 @@ def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
     padded = _padded(op, _swapped(op, x, n), [0, 0, *w.begin], [0, 0, *w.end])
     if c.taps == 1 and c.dense:
         return op.Reshape(padded, [c.inputs, -1])
-    parts = [op.Reshape(part, [c.inputs, 1, -1]) for part in _slices(op, padded, w, c.steps, range(2, n + 2))]
-    return op.Reshape(op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0], [c.inputs * c.taps, -1])
+    parts = _slices(op, padded, w, c.steps, range(2, n + 2))
+    return op.Reshape(_side_by_side(op, parts, 1), [c.inputs * c.taps, -1])
 
 
 def _positions_of(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
@@ -132,10 +136,15 @@ def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> 
     w, n = c.windows, len(c.sizes)
     last = op.Transpose(x, perm=[0, *range(2, n + 2), 1])
     padded = _padded(op, last, [0, *w.begin, 0], [0, *w.end, 0])
-    pixels = [op.Reshape(part, [-1, c.inputs]) for part in _slices(op, padded, w, c.steps, range(1, n + 1))]
-    cotangents = _positions_of(op, c, g)
-    products = [op.Reshape(op.Gemm(cotangents, one), [c.outputs, c.inputs, 1]) for one in pixels]
-    return op.Reshape(op.Concat(*products, axis=2), c.kernel_shape)
+    pixels, cotangents = _slices(op, padded, w, c.steps, range(1, n + 1)), _positions_of(op, c, g)
+    if c.images * c.positions < MANY_POSITIONS:
+        together = op.Reshape(_side_by_side(op, pixels, n + 1), [-1, c.taps * c.inputs])
+        product = op.Reshape(op.Gemm(cotangents, together), [c.outputs, c.taps, c.inputs])
+        return op.Reshape(op.Transpose(product, perm=[0, 2, 1]), c.kernel_shape)
+    matrices = [op.Gemm(cotangents, op.Reshape(one, [-1, c.inputs])) for one in pixels]
+    return op.Reshape(
+        op.Concat(*(op.Reshape(one, [c.outputs, c.inputs, 1]) for one in matrices), axis=2), c.kernel_shape
+    )
 
 
 def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
@@ -196,8 +205,8 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
     if n == 1:
         return swapped
     padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
-    lines = [op.Reshape(part, [c.inputs, -1, length]) for part in _slices(op, padded, w, c.steps, range(2, n + 1))]
-    return op.Concat(*lines, axis=2) if len(lines) > 1 else lines[0]
+    lines = _slices(op, padded, w, c.steps, range(2, n + 1))
+    return op.Reshape(_side_by_side(op, lines, n + 1), [c.inputs, -1, _rows(w) * length])
 
 
 def _bands(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
