@@ -19,7 +19,9 @@ from ..exceptions import DivergenceError, warn
 from ..schedules import Constant, Schedule
 from .history import Epoch, History
 from .loss_graph import Scheduled
-from .step import Rates, TrainingStep
+from .rates import ScheduledRates
+from .report import print_epoch
+from .step import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,6 @@ class TrainerSettings:
     def scheduled(self) -> Scheduled:
         """Whether weight decay and dropout change from step to step."""
         return Scheduled(not isinstance(self.decay_schedule, Constant), not isinstance(self.dropout_schedule, Constant))
-
-
-NEGLIGIBLE_FACTOR = 1e-3
-"""Factor of a schedule below which a step has practically no effect."""
 
 
 class Trainer:
@@ -79,8 +77,13 @@ class Trainer:
             history.last_finite = self._last
         history.best = None
         self._started = time.perf_counter()
-        self._rate: float | None = None
-        self._has_factors = any(settings.scheduled)
+        self._rates = ScheduledRates(
+            history,
+            settings.learning_rate_init,
+            settings.schedule,
+            decay=settings.decay_schedule,
+            dropout=settings.dropout_schedule,
+        )
 
     def fit(self) -> None:
         """Train for ``max_iter`` epochs, which ends with a warning, or until there is no more improvement.
@@ -90,7 +93,7 @@ class Trainer:
         """
         max_iter = self._settings.max_iter
         self._begin(max_iter * self._steps)
-        self._warn_of_a_finished_schedule()
+        self._rates.warn_if_finished()
         ended = self._guarded(self._train)
         self._keep_best()
         planned = self._settings.all_epochs or self._settings.schedule.finished(self._history.progress)
@@ -112,7 +115,7 @@ class Trainer:
         if progress.total_steps is None:
             progress.total_steps = self._settings.max_iter * self._steps
         self._history.change(early_stopping=False)
-        self._warn_of_a_finished_schedule()
+        self._rates.warn_if_finished()
 
         def one_epoch() -> bool:
             self._record(self._epoch())
@@ -148,23 +151,6 @@ class Trainer:
             self._buffer[...] = history.best
         history.best = None
 
-    def _warn_of_a_finished_schedule(self) -> None:
-        """Warn once if the schedule is at its end, so that further training has practically no effect."""
-        schedule, progress, rate = self._settings.schedule, self._history.progress, self._settings.learning_rate_init
-        if (
-            self._history.warned_of_end
-            or not schedule.finished(progress)
-            or schedule.factor(progress) >= NEGLIGIBLE_FACTOR
-        ):
-            return
-        self._history.warned_of_end = True
-        warn(
-            f"{schedule!r} was at its end when this call began, at step {progress.step}: the learning rate stays at "
-            f"{rate * schedule.factor(progress):.3g}, so training changes practically nothing. Without total_steps the "
-            f"schedule lasts max_iter epochs of the last fit or the first partial_fit. Give total_steps, the steps of "
-            f"all calls together, such as learning_rate=schedules.Cosine(total_steps=100_000).",
-        )
-
     def _guarded(self, train: Callable[[], bool]) -> bool:
         """Call ``train``; after an error, not after an interrupt, restore the weights of the previous epoch."""
         try:
@@ -179,7 +165,8 @@ class Trainer:
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
         for _ in range(self._settings.max_iter):
-            if self._record(self._epoch()) or (self._idle() and self._plateau() and not self._settings.all_epochs):
+            ended = self._record(self._epoch())
+            if ended or (self._idle() and self._ends_at_plateau()):
                 return True
         return False
 
@@ -187,7 +174,7 @@ class Trainer:
         """Train on all data once; return the mean loss."""
         total = 0.0
         self._last = self._buffer.copy()
-        for weight, loss in self._step.train(self._batches, self._next_rates):
+        for weight, loss in self._step.train(self._batches, self._rates.advance):
             total += weight * loss
             if not math.isfinite(total):
                 break
@@ -195,17 +182,6 @@ class Trainer:
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
         return total / self._batches.weight
-
-    def _next_rates(self) -> Rates:
-        progress, settings = self._history.progress, self._settings
-        self._rate = settings.learning_rate_init * settings.schedule.factor(progress)
-        rates = Rates(self._rate)
-        if self._has_factors:
-            rates = Rates(
-                self._rate, settings.decay_schedule.factor(progress), settings.dropout_schedule.factor(progress)
-            )
-        progress.step += 1
-        return rates
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
@@ -233,24 +209,14 @@ class Trainer:
             loss, score, rows=rows, tol=settings.tol, parameters=self._buffer, latest=settings.all_epochs
         )
         if self._settings.verbose:
-            self._report()
-        epoch = Epoch(self._history.progress.epoch, loss, score, self._rate)
+            print_epoch(self._history, self._rates.learning_rate, time.perf_counter() - self._started)
+        epoch = Epoch(self._history.progress.epoch, loss, score, self._rates.learning_rate)
         answers = [callback(epoch) for callback in self._settings.callbacks]
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     def _idle(self) -> bool:
         return self._history.idle_epochs > self._settings.n_iter_no_change
 
-    def _plateau(self) -> bool:
-        """Notify the schedule of a plateau; return whether training ends."""
-        self._history.add_plateau()
-        return self._settings.schedule.stops_at_plateau(self._history.progress, self._settings.learning_rate_init)
-
-    def _report(self) -> None:
-        history, epoch = self._history, self._history.progress.epoch
-        if epoch == 1:
-            print(f"{'epoch':>6} {'loss':>12} {'validation':>12} {'rate':>12} {'seconds':>9}")
-        score = f"{history.scores.last():12.6f}" if history.scores.size else f"{'':>12}"
-        rate = f"{'':>12}" if self._rate is None else f"{self._rate:12.3g}"
-        seconds = time.perf_counter() - self._started
-        print(f"{epoch:6d} {history.losses.last():12.6f} {score} {rate} {seconds:9.2f}")
+    def _ends_at_plateau(self) -> bool:
+        """Whether training ends where improvement did; the schedule may lower the rate instead."""
+        return self._rates.stops_at_plateau() and not self._settings.all_epochs

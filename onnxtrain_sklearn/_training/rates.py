@@ -1,0 +1,64 @@
+"""The learning rate, the weight decay and the dropout of each step, by their schedules."""
+
+from __future__ import annotations
+
+from ..exceptions import warn
+from ..schedules import Constant, Schedule
+from .history import History
+from .step import Rates
+
+NEGLIGIBLE_FACTOR = 1e-3
+"""Factor of a schedule below which a step has practically no effect."""
+
+
+class ScheduledRates:
+    """The rates of a run; :meth:`advance` counts its steps.
+
+    Parameters
+    ----------
+    history : History
+        Its progress is advanced.
+    learning_rate_init : float
+    schedule, decay, dropout : Schedule
+        Of the learning rate, of weight decay and of dropout.
+
+    Attributes
+    ----------
+    learning_rate : float or None
+        That of the last step; None before the first one.
+    """
+
+    def __init__(
+        self, history: History, learning_rate_init: float, schedule: Schedule, decay: Schedule, dropout: Schedule
+    ) -> None:
+        self._history, self._initial = history, learning_rate_init
+        self._schedule, self._decay, self._dropout = schedule, decay, dropout
+        self._changes_more = not (isinstance(decay, Constant) and isinstance(dropout, Constant))
+        self.learning_rate: float | None = None
+
+    def advance(self) -> Rates:
+        """Return the rates of the next step."""
+        progress = self._history.progress
+        self.learning_rate = rate = self._initial * self._schedule.factor(progress)
+        more = (self._decay.factor(progress), self._dropout.factor(progress)) if self._changes_more else ()
+        progress.step += 1
+        return Rates(rate, *more)
+
+    def warn_if_finished(self) -> None:
+        """Warn once if the schedule is at its end, so that further training has practically no effect."""
+        history, schedule, progress = self._history, self._schedule, self._history.progress
+        if history.warned_of_end or not schedule.finished(progress) or schedule.factor(progress) >= NEGLIGIBLE_FACTOR:
+            return
+        history.warned_of_end = True
+        warn(
+            f"{schedule!r} was at its end when this call began, at step {progress.step}: the learning rate stays at "
+            f"{self._initial * schedule.factor(progress):.3g}, so training changes practically nothing. Without "
+            f"total_steps the schedule lasts max_iter epochs of the last fit or the first partial_fit. Give "
+            f"total_steps, the steps of all calls together, such as "
+            f"learning_rate=schedules.Cosine(total_steps=100_000).",
+        )
+
+    def stops_at_plateau(self) -> bool:
+        """Notify the schedule of a plateau; return whether training ends."""
+        self._history.add_plateau()
+        return self._schedule.stops_at_plateau(self._history.progress, self._initial)
