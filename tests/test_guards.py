@@ -134,6 +134,14 @@ SHARED_NAMES = {
     *("AdamW", "Constant", "Linear", "Quantile", "SGD"),  # public, named as in other libraries
 }
 
+# Classes of more than 15 methods.
+LARGE_CLASSES = {
+    ("_graph.builder", "GraphBuilder"),  # users emit operators through it alone
+    ("_training.device_step", "DeviceStep"),
+    ("_training.host_step", "HostStep"),
+    ("classic.io_binding", "IOBinding"),  # it has the methods of onnxruntime's
+}
+
 
 @cache
 def modules() -> list[str]:
@@ -281,7 +289,7 @@ def test_classes_are_small():
         (m, cls.name): [f for f in cls.body if isinstance(f, ast.FunctionDef) and not is_property(f)]
         for m, cls in classes
     }
-    assert not [name for name, own in methods.items() if len(own) > 18]
+    assert not [name for name, own in methods.items() if len(own) > (18 if name in LARGE_CLASSES else 15)]
 
 
 def test_few_parameters_are_of_any_type():
