@@ -11,6 +11,7 @@ from ._graph.limits import ModelLimits, model_limits
 from ._optimizers.lbfgs import LBFGS
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from ._recipes.tabm import TabMClassifier, TabMRegressor
+from ._support.after_import import after_import
 from ._support.cache import clear_cache
 from .finetuning import FineTuner
 from .models import MLP, ConvNet, Linear, RealMLP, TabM
@@ -19,7 +20,7 @@ from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 __version__ = "0.1.0"
 
 know_earlier_modules()
-register_converters()
+after_import("skl2onnx", register_converters)
 
 __all__ = [
     "LBFGS",

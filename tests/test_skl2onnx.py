@@ -6,6 +6,9 @@ binary decision functions, raw scores of several labels one vs rest, voting that
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx.checker
 import onnx.parser
@@ -293,3 +296,28 @@ def test_registered_again():
     assert register_converters()
     number = fitted("regressor", "alone", "number")
     assert_array_equal(results(convert(number))[0].ravel(), number.predict(X))
+
+
+REGISTERED_LATER = """
+import sys
+from sklearn.datasets import load_iris
+{first}
+assert ("skl2onnx" in sys.modules) == {loaded}
+import skl2onnx.common.data_types
+import onnxtrain_sklearn
+from skl2onnx import to_onnx
+X, y = load_iris(return_X_y=True)
+net = onnxtrain_sklearn.OrtGradientClassifier(onnxtrain_sklearn.Linear(), max_iter=1, random_state=0)
+graph = to_onnx(net.fit(X, y), X[:1].astype("float32"), options={{id(net): {{"zipmap": False}}}}).graph
+assert [output.name for output in graph.output] == ["label", "probabilities"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "loaded"), [("import onnxtrain_sklearn", False), ("import skl2onnx", True), ("import json", False)]
+)
+def test_converters_are_registered_whichever_package_is_imported_first(first, loaded):
+    program = REGISTERED_LATER.format(first=first, loaded=loaded)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -51,7 +51,7 @@ _VARIABLE_TYPES = {
 
 
 def register_converters() -> bool:
-    """Register the converters of both estimators with skl2onnx; importing the package does it.
+    """Register the converters of both estimators with skl2onnx; importing both packages does it.
 
     skl2onnx has no entry points. Its ensembles look up the class of a nested estimator in a table, so the classes must
     be in the table before any conversion begins.
