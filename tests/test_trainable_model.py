@@ -34,11 +34,13 @@ def test_batch_axis_that_an_exporter_fixed_is_freed():
     np.testing.assert_allclose(result, X @ [[1.0], [-2], [3]], rtol=0, atol=1e-5)
 
 
-def test_batch_baked_into_the_graph_is_an_error():
+def test_batch_baked_into_a_shape_is_freed():
     weights = f"{W}, int64[2] shape = {{1, 3}}"
     proto = model("F = Reshape(X, shape) Y = MatMul(F, W)", x="float[1, 1, 3] X", weights=weights, y="float[1, 1] Y")
-    with pytest.raises(ModelError, match=r"does not run on the data|output rows for"):
-        one_step(proto, rows().reshape(8, 1, 3), rows(8, 1).ravel())
+    free = model("Y = MatMul(X, W)", x="float[N, 3] X", weights=W, y="float[N, 1] Y")
+    trained = one_step(proto, rows().reshape(8, 1, 3), rows(8, 1).ravel())
+    expected = one_step(free, rows(), rows(8, 1).ravel())
+    np.testing.assert_allclose(trained.weights_["W"], expected.weights_["W"], rtol=0, atol=1e-6)
 
 
 def test_axes_behind_the_batch_are_fixed_to_the_data():

@@ -18,6 +18,7 @@ from .._fitted.model import is_estimator
 from .._graph.edits import multiply_by_columns
 from .._graph.inference_form import alone
 from .._graph.patterns import NARROW
+from .._graph.shapes import has_fixed_batch
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._inference.predictor import Predictor
@@ -73,8 +74,64 @@ def own_output(
     whole = source.model if source.reference is None else source.reference
     graph, n = multiply_by_columns(alone(whole, source.output)), len(next(iter(columns.values())))
     rows = np.linspace(0, n - 1, max(3, min(n, COMPARED_ROWS))).astype(int)
-    found = as_columns(run_graph(graph, columns, rows, device), source.output)
+    with refusing("The graph does not run on the data"):
+        predictor = Predictor(graph, device, None)
+    found = _own_numbers(whole, source.output, predictor, columns, rows)
+    _require_independent_rows(whole, source.output, predictor, columns, rows, found)
     return OwnOutput(graph, source.output, rows, found.astype(np.float64))
+
+
+def _own_numbers(
+    whole: ir.Model, name: str, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray
+) -> np.ndarray:
+    """Return the output for some rows; if the graph runs on as many rows as it was exported for only, say so."""
+    try:
+        with refusing("The graph does not run on the data"):
+            return as_columns(predictor.run(columns, rows), name)
+    except ModelError as error:
+        fixed = next((v for v in whole.graph.inputs if has_fixed_batch(v)), None)
+        if fixed is None or fixed.shape is None or not _runs_on(int(str(fixed.shape[0])), predictor, columns, rows):
+            raise
+        raise ModelError(
+            f"The graph was exported for {fixed.shape[0]} rows (input {fixed.name!r} has shape {fixed.shape}) and does "
+            f"not run on other numbers of rows. {EXPORT}"
+        ) from error
+
+
+def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> bool:
+    try:
+        with refusing("The graph does not run on its batch"):
+            predictor.run(columns, np.resize(rows, count))
+    except ModelError:
+        return False
+    return True
+
+
+def _require_independent_rows(
+    whole: ir.Model,
+    name: str,
+    predictor: Predictor,
+    columns: Mapping[str, Column],
+    rows: np.ndarray,
+    numbers: np.ndarray,
+) -> None:
+    """Raise if the output for a row depends on the other rows: minibatches and their padding would change it."""
+    again = as_columns(predictor.run(columns, rows[[0, -1, 0]]), name)
+    expected = numbers[[0, -1, 0]]
+    scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
+    if again.shape == expected.shape and np.allclose(again, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+        return
+    raise ModelError(
+        f"Output {name!r} {MIXED}: its first axis is not that of the rows, or the graph computes across rows. "
+        f"{EXPORT if any(has_fixed_batch(v) for v in whole.graph.inputs) else 'Let each row have scores of its own.'}"
+    )
+
+
+MIXED = "of the graph for a row of X depends on the other rows"
+EXPORT = (
+    "Export the graph with a dynamic batch axis as the first one (in PyTorch: torch.onnx.export(..., "
+    "dynamic_shapes=({0: torch.export.Dim('rows')},)))."
+)
 
 
 def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: Device) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The inference form of a graph: Dropout and BatchNormalization in inference mode."""
+"""The inference form of a graph: Dropout and BatchNormalization in inference mode, no random numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import onnx_ir as ir
 from ..exceptions import ModelError
 from .batch_statistics import normalizes_by_batch, use_running_statistics
 from .edits import bypass, copy_type, keep_outputs
+from .random_nodes import replace_random
 from .shapes import free_batch_axis
 
 
@@ -19,13 +20,14 @@ def alone(source: ir.Model, output: str) -> ir.Model:
 
 
 def inference_form(model: ir.Model) -> ir.Model:
-    """Return a clone for inference: no Dropout, and running statistics in BatchNormalization."""
+    """Return a clone for inference: no Dropout, running statistics in BatchNormalization, means for random numbers."""
     clone = model.clone()
     for node in list(clone.graph.all_nodes()):
         if node.op_type == "Dropout" and not node.domain:
             _bypass(node)
         elif normalizes_by_batch(node):
             use_running_statistics(node)
+    replace_random(clone.graph)
     return clone
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
+
+from ..exceptions import ModelError
+from .queries import constant
 
 _NO_TENSORS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
@@ -98,12 +102,51 @@ def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
     return declared
 
 
+def has_fixed_batch(value: ir.Value) -> bool:
+    """Whether the first axis of an input has a fixed size."""
+    return value.shape is not None and bool(len(value.shape)) and isinstance(value.shape[0], int)
+
+
 def free_batch_axis(model: ir.Model) -> None:
-    """Make the first axis of every input dynamic: exporters often fix it to the batch that they traced."""
-    fixed = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) and isinstance(v.shape[0], int)]
+    """Make the first axis of every input dynamic: exporters often fix it to the batch that they traced.
+
+    Shapes of Reshape in the graph that begin with that number are freed too. That the result is right is to be proven
+    on rows.
+    """
+    fixed = [v for v in model.graph.inputs if has_fixed_batch(v)]
     if not fixed:
         return
+    _free_reshapes(model, {int(str(v.shape[0])) for v in fixed if v.shape is not None})
     for value in fixed:
         assert value.shape is not None
+        _require_batch_first(value)
         value.shape = ir.Shape([ir.SymbolicDim("N"), *list(value.shape)[1:]])
     infer_anew(model)
+
+
+def _require_batch_first(value: ir.Value) -> None:
+    assert value.shape is not None
+    first, *others = value.shape
+    free = [d.value for d in others if isinstance(d, ir.SymbolicDim) and d.value and not d.value.startswith("unk__")]
+    if free and first != 1:
+        raise ModelError(
+            f"Graph input {value.name!r} has shape {value.shape}: its first axis is fixed to {first}, and another one "
+            f"is free ({free[0]!r}). The first axis must be that of the rows; export the graph with that axis free, "
+            f"and transpose within the graph if it takes the rows elsewhere (in PyTorch: batch_first=True)."
+        )
+
+
+def _free_reshapes(model: ir.Model, batches: set[int]) -> None:
+    """Let Reshape keep the first axis of its data where its shape is constant and begins with the batch."""
+    infer_shapes(model)
+    for node in [n for n in model.graph if n.op_type == "Reshape" and not n.domain]:
+        data, wanted = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
+        sizes = None if data is None or constant(data) is not None else data.shape
+        if wanted is None or not wanted.size or not sizes or int(wanted[0]) not in batches or sizes[0] != wanted[0]:
+            continue
+        freed = np.concatenate([[0], wanted[1:]]).astype(np.int64)
+        name = f"{node.outputs[0].name}/rows"
+        own = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(freed.shape))
+        own.const_value = ir.tensor(freed, name=name)
+        model.graph.initializers.add(own)
+        node.replace_input_with(1, own)

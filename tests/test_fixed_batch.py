@@ -1,0 +1,78 @@
+"""Graphs that were exported for a number of rows, and graphs in which rows meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from numpy.testing import assert_allclose
+
+from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn.exceptions import ModelError
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+SETTINGS = {"optimizer": SGD(), "max_iter": 2, "batch_size": 10, "engine": "portable", "random_state": 0}
+WEIGHT = "float[3, 1] w = {1, -2, 0.5}"
+X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+Y = X @ [1.0, 0.0, -1.0]
+
+
+def parsed(body, x="float[N, 3] x", y="float[N, 1] y", weights=WEIGHT):
+    text = f'<ir_version: 8, opset_import: ["": 18]> g ({x}) => ({y}) <{weights}> {{ {body} }}'
+    return onnx.parser.parse_model(text)
+
+
+def fitted(model, X=X):
+    return OrtGradientRegressor(model, **SETTINGS).fit(X, Y)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("shape", ["-1, 3", "{batch}, 3", "{batch}, -1"])
+def test_shapes_that_begin_with_the_batch_are_freed(shape, batch):
+    shape = shape.format(batch=batch)
+    weights = f"{WEIGHT}, int64[2] s = {{{shape}}}"
+    x = f"float[{batch}, 3, 1] x"
+    found = fitted(parsed("f = Reshape(x, s) y = MatMul(f, w)", x, f"float[{batch}, 1] y", weights), X[:, :, None])
+    assert_allclose(found.predict(X[:, :, None]), fitted(parsed("y = MatMul(x, w)")).predict(X), rtol=1e-5)
+
+
+def test_reshapes_of_weights_stay():
+    weights = f"{WEIGHT}, int64[2] s = {{3, 1}}"
+    found = fitted(parsed("f = Reshape(w, s) y = MatMul(x, f)", "float[3, 3] x", "float[3, 1] y", weights))
+    assert_allclose(found.predict(X), fitted(parsed("y = MatMul(x, w)")).predict(X), rtol=1e-5)
+
+
+def test_a_batch_that_cannot_be_freed_is_named_in_a_sentence():
+    """The text of onnxruntime is the cause, and not part of the message."""
+    weights = f"{WEIGHT}, float[4, 1] b = {{1, 2, 3, 4}}"
+    model = parsed("a = MatMul(x, w) y = Add(a, b)", "float[4, 3] x", "float[4, 1] y", weights)
+    expected = r"exported for 4 rows \(input 'x' has shape \[4,\s?3\]\).*dynamic batch axis.*dynamic_shapes"
+    with pytest.raises(ModelError, match=expected) as found:
+        fitted(model)
+    assert "onnxruntime" not in str(found.value).lower()
+    assert len(str(found.value)) < 350
+
+
+def test_a_fixed_first_axis_beside_a_free_one_is_refused():
+    weights = "float[5, 1] w = {1, 2, 3, 4, 5}, int64[1] axis = {0}"
+    model = parsed(
+        "m = ReduceMean<keepdims = 0>(x, axis) y = MatMul(m, w)", "float[7, b, 5] x", "float[b, 1] y", weights
+    )
+    with pytest.raises(ModelError, match=r"first axis is fixed to 7, and another one is free \('b'\)"):
+        fitted(model, np.zeros((30, 7, 5), np.float32))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = MatMul(x, w) y = Softmax<axis = 0>(a)",
+        "m = ReduceMean<keepdims = 1>(x, axis) c = Sub(x, m) y = MatMul(c, w)",
+        "a = MatMul(x, w) y = CumSum(a, zero)",
+    ],
+)
+@pytest.mark.parametrize("batch", ["N", "8"])
+def test_graphs_in_which_rows_meet_are_refused(body, batch):
+    weights = f"{WEIGHT}, int64[1] axis = {{0}}, int64 zero = {{0}}"
+    with pytest.raises(ModelError, match="for a row of X depends on the other rows"):
+        fitted(parsed(body, f"float[{batch}, 3] x", f"float[{batch}, 1] y", weights))
