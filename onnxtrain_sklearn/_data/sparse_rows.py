@@ -16,7 +16,7 @@ try:
 except ImportError:
     csc_matvecs = None
 
-WIDE = 256
+LEAST_COLUMNS = 256
 """Columns from which on rows stay sparse."""
 
 DENSE = 0.1
@@ -29,7 +29,7 @@ def stays_sparse(data: Any) -> bool:
     if not sp.issparse(data) or matrix.ndim != 2:
         return False
     n_rows, n_columns = matrix.shape
-    return bool(n_columns >= WIDE and matrix.nnz <= DENSE * n_rows * n_columns)
+    return bool(n_columns >= LEAST_COLUMNS and matrix.nnz <= DENSE * n_rows * n_columns)
 
 
 def in_type(data: Any, dtype: np.dtype[Any]) -> Any:

@@ -35,7 +35,7 @@ FEW_POSITIONS = 16
 MANY_POSITIONS = 1024
 """From so many positions on, turning a kernel around, or a product for each of its elements, costs little."""
 
-WIDE = 64
+MANY_OUTPUTS = 64
 """With fewer channels, adding patches up costs more than their product saves."""
 
 SHORT_LINE = 16
@@ -60,7 +60,7 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
         return None
     if c.dense and (c.positions >= MANY_POSITIONS or (c.taps == 1 and 2 * c.positions > FEW_POSITIONS)):
         return _input_by_convolution(op, c, kernel, g)
-    few = op.opset >= 18 and c.positions <= FEW_POSITIONS and c.outputs >= WIDE and len(c.sizes) < 3
+    few = op.opset >= 18 and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS and len(c.sizes) < 3
     return _input_by_patches(op, c, kernel, g) if few else None
 
 
