@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -12,6 +14,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._runtime import capabilities
 from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -89,3 +94,13 @@ def test_files_of_trained_networks_keep_the_names():
     trained = trained_on("fresh_classic", max_iter=1)
     again = OrtGradientRegressor(trained.to_onnx(), **SETTINGS).fit(*archive_of("fresh")[:2])
     assert set(again.weights_) == set(trained.weights_)
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_records_survive_the_conversion_to_another_opset(opset):
+    limits = replace(capabilities.limits(), opset=opset)
+    source = onnx.load(DATA / "torch_fresh_dynamo.onnx")
+    found = trainable_model(load(source, limits), foreign=True)
+    assert found.model.opset_imports[""] == min(opset, 20)
+    assert "body.layers.1.linear1.weight.T" in found.parameters
+    assert len(found.parameters) == len(archive_of("fresh")[3])

@@ -64,7 +64,19 @@ def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.
             f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
             f"range (18 is a good choice){other}."
         ) from error
+    _copy_metadata(proto, converted)
     return converted
+
+
+def _copy_metadata(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
+    """Copy what exporters record of graph, nodes (by first output) and values; the converter drops it."""
+    nodes = {node.output[0]: node for node in source.graph.node if node.output}
+    values = {value.name: value for value in source.graph.value_info}
+    for node in (node for node in target.graph.node if node.output and node.output[0] in nodes):
+        node.metadata_props.extend(nodes[node.output[0]].metadata_props)
+    kept = {value.name for value in target.graph.value_info}
+    target.graph.metadata_props.extend(source.graph.metadata_props)
+    target.graph.value_info.extend(v for name, v in values.items() if v.metadata_props and name not in kept)
 
 
 def in_opset(model: ir.Model, opset: int) -> ir.Model:
