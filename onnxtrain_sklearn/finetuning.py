@@ -45,6 +45,11 @@ class FineTuner(Component):
     margin : float, default=0.0
         Number of standard errors by which the loss of held-out rows must be below that of the old model, which stays
         otherwise. 1: the one-standard-error rule, for whom a change must prove itself.
+    new_head : bool, default=False
+        Whether the last layer of the model is replaced by a new linear layer, for other classes or targets: that of the
+        estimator's ``output``, which may be any tensor inside the graph, or of the input of the last layer. The head is
+        fitted on the features as they are, with a penalty; from there all weights are tuned. The strengths of penalty
+        and pull are chosen by cross-validation.
     recalibrate : bool, default=True
         Whether anchors with a recalibrated output are candidates; False: the old weights are the only anchor.
     freeze_preprocessing : bool, default=True
@@ -72,6 +77,7 @@ class FineTuner(Component):
         "anchor": (OneOf(("auto",)), NOT_NEGATIVE),
         "old_weight": (OneOf(("auto",)), POSITIVE),
         "margin": (NOT_NEGATIVE,),
+        "new_head": (bool,),
         "recalibrate": (bool,),
         "freeze_preprocessing": (bool,),
         "cv": (Range(Integral, 2),),
@@ -84,6 +90,7 @@ class FineTuner(Component):
         *,
         old_weight: float | str = "auto",
         margin: float = 0.0,
+        new_head: bool = False,
         recalibrate: bool = True,
         freeze_preprocessing: bool = True,
         cv: int = 5,
@@ -92,6 +99,7 @@ class FineTuner(Component):
         self.anchor = anchor
         self.old_weight = old_weight
         self.margin = margin
+        self.new_head = new_head
         self.recalibrate = recalibrate
         self.freeze_preprocessing = freeze_preprocessing
         self.cv = cv

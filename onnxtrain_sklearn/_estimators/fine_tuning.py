@@ -125,8 +125,9 @@ def tuning_trainer(
     step: TrainingStep,
     batches: Batches,
     validate: Callable[[], float] | None,
+    head: tuple[str, ...] = (),
 ) -> Trainer:
-    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``."""
+    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``; ``head`` names those of a new head."""
     if run.model.running_statistics or any(node.op_type == "Dropout" for node in run.model.model.graph):
         raise ModelError(
             "Fine-tuning searches for the least loss of all rows, which dropout and normalization by batch statistics "
@@ -139,7 +140,7 @@ def tuning_trainer(
         return predictor.run(live, rows[:SCORED_ROWS], -1)
 
     gradients = cast("BaseStep", step)  # L-BFGS is in the settings, so the step is the host's
-    tuning = Tuning(tuner, scores, run.rng, None if old is None else _objective_of(run, gradients, old))
+    tuning = Tuning(tuner, scores, run.rng, None if old is None else _objective_of(run, gradients, old), head)
     return FineTuningTrainer(tuning, loop, cast("GradientStep", step), batches, run.history, validate)
 
 
@@ -162,5 +163,7 @@ def old_examples(estimator: Any, run: Run, call: Call, tuner: FineTuner | None) 
             "rows, with sample_weight; or give a fitted model, or finetune=FineTuner() with a trained graph, and leave "
             "the parameters of plain training at their defaults."
         )
+    if tuner.new_head:
+        raise ValueError("X_old and y_old have no use with new_head=True: the old rows have other targets.")
     with faults_of_old_data():
         return validation_examples(estimator, run, *call.old)

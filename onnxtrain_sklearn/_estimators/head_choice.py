@@ -58,13 +58,18 @@ def choose_head(
     fitted: FittedModel | None,
     examples: Examples,
     rng: np.random.RandomState,
+    *,
+    is_new: bool = False,
 ) -> HeadChoice:
-    """Return the head for the loss and the targets, and the settings of the step."""
+    """Return the head for the loss and the targets, and the settings of the step.
+
+    ``is_new`` says whether the graph has a new head, which gives scores.
+    """
     loss, optimizer = loss_of(estimator, fitted, source), resolve_optimizer(estimator.optimizer)
     loss.check_targets(examples.targets.values)
     device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
     own = None
-    if source.members is not None:
+    if source.members is not None or is_new:
         _require_scores(estimator)
     elif old is None and fitted is None:
         own = own_output(estimator.model, source, examples.columns, device)
@@ -100,7 +105,8 @@ def choose_head(
 def _require_scores(estimator: Any) -> None:
     if estimator.output_kind not in ("auto", "scores"):
         raise ValueError(
-            f"output_kind={estimator.output_kind!r}: the graph of an ensemble (n_members) gives scores. Set 'auto'."
+            f"output_kind={estimator.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
+            f"scores. Set 'auto'."
         )
 
 

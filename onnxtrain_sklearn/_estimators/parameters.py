@@ -109,7 +109,8 @@ default. A FineTuner: given graphs of any kind are fine-tuned, with its settings
 ``partial_fit``: plain training by ``optimizer``.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
     "output": Parameter("str or None", """
-The output of the graph to train; None: the first float output that depends on a float initializer.""",
+The output of the graph to train; None: the first float output that depends on a float initializer. With
+``FineTuner(new_head=True)`` any tensor inside the graph: the features of the new head.""",
         (Instance(str, "the name of an output of the graph"), None)),
     "tol": Parameter("float", """
 Least improvement of the loss (or of the validation score) that counts as one.""",

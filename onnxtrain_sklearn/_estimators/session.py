@@ -36,6 +36,7 @@ from .fine_tuning import TUNED_PIECE, old_examples, tuned_names, tuner_of, tunin
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
+from .new_head import Body, body_of, gets_new_head, headed
 from .run import Run, sparse_inputs
 from .run_setup import new_run, resume_run
 from .settings import batch_limit, trainer_settings
@@ -60,6 +61,8 @@ class Session:
         self.scale: TargetScale | None = None if self.old is None else self.old.head.target_scale
         self.split: tuple[np.ndarray, np.ndarray | None] | None = None
         self.tuner: FineTuner | None = None
+        self.body: Body | None = None
+        self.head_names: tuple[str, ...] = ()
 
     def prepared(self) -> tuple[Run, Trainer]:
         """Validate everything; return the run and the loop that will train it."""
@@ -68,11 +71,14 @@ class Session:
             raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
         loop = trainer_settings(estimator)
         self.rng = check_random_state(estimator.random_state) if old is None else old.rng
-        source, fitted = known_source(estimator, old, call.X)
+        self.body = body_of(estimator) if gets_new_head(estimator, old) else None
+        source, fitted = known_source(estimator, old, call.X) if self.body is None else (self.body.source, None)
         if old is None and fitted is not None:
             take_features(estimator, fitted)
         examples = training_examples(estimator, call, source, fitted, old)
         self.tuner = None if call.one_pass else tuner_of(estimator, fitted)
+        if self.body is not None:
+            source, self.head_names = headed(self.body, examples)
         if source is None:
             self.scale = self._target_scale(examples)
             source, examples = self._built(examples)
@@ -127,7 +133,7 @@ class Session:
     ) -> tuple[Run, StepSettings]:
         """Return a new run, or the old one updated to the current parameters."""
         estimator, columns = self.estimator, examples.columns
-        chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng)
+        chosen = choose_head(estimator, self.old, source, fitted, examples, self.rng, is_new=self.body is not None)
         seen = chosen.seen
         factors = factors_of(estimator, seen, chosen.settings.optimizer)
         require_schedulable(scheduled, chosen.settings.optimizer)
@@ -136,7 +142,7 @@ class Session:
         trainable = estimator.trainable
         if self.tuner is not None:
             settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
-            trainable = tuned_names(estimator, self.tuner, seen, fitted)
+            trainable = tuned_names(estimator, self.tuner, seen, fitted if self.body is None else self.body.fitted)
         self._require_same_units(settings.loss)
         head = replace(chosen.head, target_scale=self.scale)
         if self.old is not None:
@@ -184,7 +190,7 @@ class Session:
         room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
         step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
         if self.tuner is not None:
-            return tuning_trainer(self.tuner, run, examples, old, rows, loop, step, batches, validate)
+            return tuning_trainer(self.tuner, run, examples, old, rows, loop, step, batches, validate, self.head_names)
         return new_trainer(loop, step, batches, run.history, validate)
 
     def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:

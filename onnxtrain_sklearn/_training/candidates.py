@@ -59,15 +59,24 @@ class Choice:
     sizes : ndarray of shape (n_groups,)
         The weight of each group of held-out rows.
     shares : ndarray of shape (n_candidates,)
+    base : str
+        Name of the search whose start the others are compared with.
     """
 
     candidates: Sequence[Candidate]
     sizes: np.ndarray
     shares: np.ndarray
+    base: str = OLD
+
+    @property
+    def strength(self) -> float:
+        """The strength of the candidate with the least loss."""
+        losses = np.nan_to_num([one.losses @ self.sizes for one in self.candidates], nan=np.inf)
+        return self.candidates[int(np.argmin(losses))].strength
 
     def report(self) -> dict[str, np.ndarray]:
         """Return the columns of the attribute ``fine_tuning_``."""
-        old = next(one for one in self.candidates if one.anchor == OLD and np.isinf(one.strength))
+        old = next(one for one in self.candidates if one.anchor == self.base and np.isinf(one.strength))
         gains = [gain(old.losses, one.losses, self.sizes) for one in self.candidates]
         weights = self.sizes / self.sizes.sum()
         return {
@@ -96,7 +105,7 @@ def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     for name in [*recalibrated[:2], *others]:
         starts = [own[name] for own in points]
         candidates += _judged(paths, name, starts, fitted_on, held_out)
-    return chosen(candidates, held_out, linear=paths.output.linear, margin=float(paths.tuner.margin))
+    return chosen(candidates, held_out, paths.base, linear=paths.output.linear, margin=float(paths.tuner.margin))
 
 
 class HeldOut:
@@ -155,13 +164,16 @@ def _groups(folds: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
             yield fold, part
 
 
-def chosen(candidates: Sequence[Candidate], held_out: HeldOut, *, linear: bool, margin: float) -> Choice:
+def chosen(
+    candidates: Sequence[Candidate], held_out: HeldOut, base: str = OLD, *, linear: bool, margin: float
+) -> Choice:
     """Return the mean of the best candidates, or else the best recalibration, or else the old model.
 
-    The first of them is taken that is better than the old model by more than ``margin`` standard errors.
+    The first of them is taken that is better than the old model, the start of the search ``base``, by more than
+    ``margin`` standard errors.
     """
     sizes = held_out.sizes
-    is_old = np.array([one.anchor == OLD and np.isinf(one.strength) for one in candidates])
+    is_old = np.array([one.anchor == base and np.isinf(one.strength) for one in candidates])
     old = candidates[int(np.argmax(is_old))]
     numbers = sum(vector.size for one in candidates for vector in one.vectors)
     mixed = shares(candidates, sizes, linear=linear)
@@ -170,8 +182,8 @@ def chosen(candidates: Sequence[Candidate], held_out: HeldOut, *, linear: bool, 
     for option in (mixed, _best_recalibration(candidates, held_out)):
         mean, error = gain(old.losses, _losses_of(option, candidates, held_out), sizes)
         if mean > margin * error:
-            return Choice(candidates, sizes, option)
-    return Choice(candidates, sizes, is_old.astype(float))
+            return Choice(candidates, sizes, option, base)
+    return Choice(candidates, sizes, is_old.astype(float), base)
 
 
 def _only(place: int, size: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from ..finetuning import FineTuner
 from .candidates import Choice, cross_validated
 from .history import History
 from .loop import Trainer, TrainerSettings
+from .new_head import HeadPaths, WholePaths
 from .recalibration import OutputWeights, Scores, no_output_weights, output_weights
 from .row_objective import RowObjective
 from .step import GradientStep
@@ -38,12 +39,24 @@ class Tuning:
         Draws the folds.
     old_rows : RowObjective or None
         The loss of old rows, by a step that shares the parameters.
+    head : tuple of str
+        The weights of a new head.
     """
 
     tuner: FineTuner
     scores: Scores
     rng: np.random.RandomState
     old_rows: RowObjective | None = None
+    head: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The weights that were found, the strength of the best candidate, and the record of all candidates."""
+
+    vector: np.ndarray
+    strength: float
+    report: dict[str, np.ndarray]
 
 
 class FineTuningTrainer(Trainer):
@@ -78,18 +91,35 @@ class FineTuningTrainer(Trainer):
 
     def _tuned(self, old: np.ndarray) -> np.ndarray:
         targets = self._objective.targets()
-        if len(np.unique(targets)) < 2 and self._validate is None:
+        if len(np.unique(targets)) < 2 and self._validate is None and not self._tuning.head:
             warn(
                 "Fine-tuning leaves the model as it is: y holds a single value, on which no choice can be validated.",
                 UserWarning,
             )
             return old
-        paths = self._paths(old)
-        if self._validate is not None:
+        folds = None if self._validate is not None else self._folds(targets)
+        found = self._with_new_head(old, folds) if self._tuning.head else self._found(self._paths(old), folds)
+        self._history.change(fine_tuning=found.report)
+        return found.vector
+
+    def _with_new_head(self, start: np.ndarray, folds: np.ndarray | None) -> Found:
+        """Return the weights with a new head, which is fitted alone first, and then with the others."""
+        heads = HeadPaths(self._tuner, self._objective, start, self._tuning.head, self._rng)
+        first = self._found(heads, folds)
+        if heads.output.scaled.all():
+            return first
+        second = self._found(WholePaths(heads, first.strength, self._rng), folds)
+        earlier = {**first.report, "share": np.zeros_like(first.report["share"])}
+        report = {name: np.concatenate([earlier[name], column]) for name, column in second.report.items()}
+        return Found(second.vector, second.strength, report)
+
+    def _found(self, paths: Paths, folds: np.ndarray | None) -> Found:
+        """Return the result of the searches; without folds it is chosen by the score on the validation data."""
+        if folds is None:
+            assert self._validate is not None
             return self._best_scored(paths, self._validate)
-        choice = cross_validated(paths, self._folds(targets))
-        self._history.change(fine_tuning=choice.report())
-        return mean_of(choice, paths)
+        choice = cross_validated(paths, folds)
+        return Found(mean_of(choice, paths), choice.strength, choice.report())
 
     def _paths(self, old: np.ndarray) -> Paths:
         objective, output = self._objective, self._output()
@@ -101,17 +131,16 @@ class FineTuningTrainer(Trainer):
             return output_weights(self._objective.parameters, self._tuning.scores)
         return no_output_weights(len(self._vector))
 
-    def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> np.ndarray:
+    def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> Found:
         """Return the candidate with the best score on the validation data; the first of equal ones."""
         found: list[tuple[str, float, float]] = []
-        best, best_score = paths.old, -np.inf
+        best, best_score, best_strength = paths.old, -np.inf, np.inf
         for name, strength, vector in every_candidate(paths):
             self._vector[...] = vector
             found.append((name, strength, validate()))
             if found[-1][2] > best_score:
-                best, best_score = vector, found[-1][2]
-        self._history.change(fine_tuning=_report_of_scores(found))
-        return best
+                best, best_score, best_strength = vector, found[-1][2], strength
+        return Found(best, best_strength, _report_of_scores(found))
 
     def _folds(self, targets: np.ndarray) -> np.ndarray:
         """Return the fold of each row, -1 for those that are always trained on; targets are spread evenly."""

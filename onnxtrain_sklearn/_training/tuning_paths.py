@@ -31,6 +31,8 @@ class Paths:
         The loss of old rows.
     """
 
+    base = OLD
+
     def __init__(
         self,
         tuner: FineTuner,
@@ -93,7 +95,7 @@ class Paths:
             value, gradient = self._loss(anchor + scale * u, weights, share, whole=whole)
             return value + 0.5 * pull * float(u @ u), scale * gradient + pull * u
 
-        begin = (start - anchor) / scale
+        begin = np.divide(start - anchor, scale, out=np.zeros_like(scale), where=scale > 0)
         size = max(abs(loss(begin)[0]), 1e-300)  # SciPy's tolerances are absolute for losses below one
         most = max(1, self.tuner.max_iter // 2) if share else self.tuner.max_iter  # old rows cost time
         end = scipy.optimize.minimize(

@@ -1,0 +1,70 @@
+"""A new head for other classes or targets than those of the given model: the features behind it, and its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .._fitted.model import FittedModel, is_estimator
+from .._given.comparison import as_columns, run_graph
+from .._given.ml_files import is_fitted_graph
+from .._graph.constants import dequantized
+from .._graph.new_head import graph_of_features, with_head
+from .._graph.protobuf import LABELS, load
+from .._graph.trainable import TrainableModel, trainable_model
+from .._runtime import devices
+from ..exceptions import ModelError
+from ..finetuning import FineTuner
+from .examples import Examples
+from .model_source import source_of
+from .run import Run
+
+
+@dataclass(frozen=True)
+class Body:
+    """The part of a given model that a new head is put on.
+
+    Attributes
+    ----------
+    source : TrainableModel
+        The graph that ends in the features.
+    fitted : FittedModel or None
+        The fitted model from which it comes: its transformers stay as they are.
+    """
+
+    source: TrainableModel
+    fitted: FittedModel | None
+
+
+def gets_new_head(estimator: Any, old: Run | None) -> bool:
+    """Whether a call of ``fit`` replaces the head of the given model."""
+    return old is None and isinstance(estimator.finetune, FineTuner) and bool(estimator.finetune.new_head)
+
+
+def body_of(estimator: Any) -> Body:
+    """Return the part of the given model before its head."""
+    model, output = estimator.model, estimator.output
+    whole = None if is_estimator(model) else dequantized(load(model))
+    if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
+        graph, features = graph_of_features(whole, output)
+        return Body(replace(trainable_model(graph, features, foreign=True), reference=None), None)
+    source, fitted = source_of(model, None)
+    if fitted is not None and fitted.table is not None:
+        raise ModelError(
+            f"new_head=True needs a model that takes numbers, and {type(model).__name__} encodes text. Convert the "
+            f"table by its transformers first, and give the model behind them."
+        )
+    final = next(v for v in source.model.graph.outputs if v.name == source.scores)
+    graph, features = graph_of_features(source.model, output, final)
+    return Body(trainable_model(graph, features), fitted)
+
+
+def headed(body: Body, examples: Examples) -> tuple[TrainableModel, tuple[str, str]]:
+    """Return the graph with a head for the targets, and the names of the head's weights."""
+    rows = np.array([0, len(examples) - 1, 0])
+    found = run_graph(body.source.model, examples.columns, rows, devices.resolve_device())
+    width = as_columns(found, body.source.output).shape[1]
+    graph, names = with_head(body.source.model, body.source.output, width, examples.targets.n_outputs)
+    return trainable_model(graph, foreign=body.fitted is None), names

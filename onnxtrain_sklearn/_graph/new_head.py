@@ -1,0 +1,109 @@
+"""A new head on a trained graph: a linear layer of an inner tensor, in place of what follows it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..exceptions import ModelError, nearest
+from .activation import as_rows
+from .builder import GraphBuilder
+from .edits import keep_outputs
+from .final_activation import activation_of
+from .names import names_of
+from .queries import is_float
+from .shapes import infer_shapes
+
+FEATURES = "features"
+"""Name of the output with the features, where a tensor has more than two axes."""
+
+KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
+"""Operators behind the last layer that change no number."""
+
+LISTED = 8
+"""Number of tensors that a message lists."""
+
+
+def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | None = None) -> tuple[ir.Model, str]:
+    """Return a graph that ends in the features of a new head, (N, n_features), and the name of its output.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        It is not changed.
+    output : str or None
+        The tensor with the features; None: the input of the last layer.
+    final : onnx_ir.Value, optional
+        The output of ``model`` that the last layer is looked for from; by default the first float one.
+    """
+    name = _last_features(final or _first_float(model.graph)) if output is None else output
+    model = infer_shapes(model.clone())
+    values = {v.name or "": v for node in model.graph for v in node.outputs if is_float(v)}
+    if name is None:
+        raise ModelError(
+            f"new_head=True replaces the last layer, and the graph does not end in one that is certain: a MatMul or "
+            f"Gemm with weights, and a final activation. Name the tensor with the features by output=..., such as "
+            f"{_listing(model.graph)}."
+        )
+    if name not in values:
+        raise ModelError(
+            f"output={name!r} is no float tensor inside the graph, so it cannot feed a new head."
+            f"{nearest(name, values)} The last ones are {_listing(model.graph)}."
+        )
+    features, graph = values[name], model.graph
+    if features.shape is None or len(features.shape) != 2:
+        op = GraphBuilder(graph, prefix=FEATURES, constant_nodes=True)
+        rows = as_rows(op, features)
+        flat = rows if rows is not features else op.Flatten(features, axis=1)
+        flat.name, flat.type = names_of(graph).free(FEATURES), features.type
+        features = flat
+    graph.outputs[:] = [features]
+    graph.sort()
+    keep_outputs(model, graph.outputs, inputs=True)
+    return model, features.name or ""
+
+
+def _first_float(graph: ir.Graph) -> ir.Value:
+    return next((v for v in graph.outputs if v.producer() is not None and is_float(v)), graph.outputs[0])
+
+
+def _last_features(final: ir.Value) -> str | None:
+    """Return the name of the input of the layer that computes the scores; None where it is not certain."""
+    activation = activation_of(final)
+    value: ir.Value | None = final if activation is None else activation.base
+    node = None if value is None else value.producer()
+    while (
+        node is not None and node.op_type in ("Identity", "Cast", "Reshape", "Flatten") and node.inputs[0] is not None
+    ):
+        node = node.inputs[0].producer()
+    if node is not None and node.op_type == "Add":
+        products = [x.producer() for x in node.inputs if x is not None and not _is_weight(x)]
+        node = products[0] if len(products) == 1 else None
+    layer = node is not None and node.op_type in ("MatMul", "Gemm") and _is_weight(node.inputs[1])
+    features = node.inputs[0] if layer and node is not None else None
+    return None if features is None or features.producer() is None else features.name
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    return value is not None and ir.convenience.get_const_tensor(value) is not None
+
+
+def _listing(graph: ir.Graph) -> str:
+    names = [v.name for node in graph for v in node.outputs if is_float(v) and v.shape is not None and len(v.shape) > 1]
+    return ", ".join(repr(name) for name in names[::-1][:LISTED])
+
+
+def with_head(model: ir.Model, features: str, n_features: int, n_outputs: int) -> tuple[ir.Model, tuple[str, str]]:
+    """Return the graph with a linear layer of zeros behind the features, and the names of its weights and its bias."""
+    model = model.clone()
+    graph, taken = model.graph, names_of(model.graph)
+    output = next(v for v in graph.outputs if v.name == features)
+    dtype = output.dtype or ir.DataType.FLOAT
+    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_outputs), dtype.numpy())
+    names = taken.free("head.weight"), taken.free("head.bias")
+    product = op.MatMul(output, op.parameter(names[0], zeros))
+    scores = op.Add(product, op.parameter(names[1], np.zeros(n_outputs, dtype.numpy())))
+    scores.name = taken.free("scores")
+    graph.outputs[:] = [scores]
+    keep_outputs(model, graph.outputs, inputs=True)
+    return infer_shapes(model), names
