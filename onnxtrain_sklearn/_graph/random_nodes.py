@@ -15,7 +15,7 @@ from .edits import replace_node
 from .queries import attribute, describe, is_read, operand
 
 UNIFORM, NORMAL = frozenset({"RandomUniform", "RandomUniformLike"}), frozenset({"RandomNormal", "RandomNormalLike"})
-RANDOM = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
+DRAWING = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
 
 _LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrEqual", 1)})
 _MORE = frozenset({("Less", 1), ("LessOrEqual", 1), ("Greater", 0), ("GreaterOrEqual", 0)})
@@ -24,7 +24,7 @@ _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsque
 
 def is_random(node: ir.Node) -> bool:
     """Whether a node draws random numbers in inference too."""
-    return node.op_type in RANDOM and not node.domain
+    return node.op_type in DRAWING and not node.domain
 
 
 def replace_random(graph: ir.Graph) -> None:
@@ -34,18 +34,18 @@ def replace_random(graph: ir.Graph) -> None:
         if node.graph is not graph:
             raise _refused(node, "it is in a subgraph")
         op = GraphBuilder(graph, dtype=node.outputs[0].dtype or ir.DataType.FLOAT, prefix="mean", constant_nodes=True)
-        _replace(op, node)
+        _replace_draw(op, node)
     if nodes:
         graph.sort()
 
 
-def _replace(op: GraphBuilder, node: ir.Node) -> None:
+def _replace_draw(op: GraphBuilder, node: ir.Node) -> None:
     if node.op_type == "Bernoulli":
         p = node.inputs[0]
         assert p is not None
         replace_node(op, node, [op.Cast(p, to=op.dtype)])
     elif node.op_type in NORMAL and _is_linear(node.outputs[0]):
-        replace_node(op, node, [_filled(op, node, attribute(node, "mean", 0.0))])
+        replace_node(op, node, [_of_drawn_shape(op, node, attribute(node, "mean", 0.0))])
     elif node.op_type in UNIFORM:
         _replace_uniform(op, node)
     else:
@@ -64,7 +64,7 @@ def _is_linear(value: ir.Value, depth: int = 8) -> bool:
     return True
 
 
-def _filled(op: GraphBuilder, node: ir.Node, number: float) -> ir.Value:
+def _of_drawn_shape(op: GraphBuilder, node: ir.Node, number: float) -> ir.Value:
     """Return numbers in the shape that the node draws."""
     if "shape" in node.attributes:
         return op.Expand(number, np.array(node.attributes["shape"].as_ints(), np.int64))
@@ -81,13 +81,13 @@ def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
         if (user.op_type, index) in _LESS | _MORE:
             share = op.Clip(op.Div(op.Sub(other, low), high - low), 0.0, 1.0)
             share = share if (user.op_type, index) in _LESS else op.Sub(1.0, share)
-            _replace_decision(op, node, user, op.Mul(share, _filled(op, node, 1.0)))
+            _replace_decision(op, node, user, op.Mul(share, _of_drawn_shape(op, node, 1.0)))
         elif user.op_type == "Add" and (low, high) == (0.0, 1.0):
             floors = [n for n, _ in user.outputs[0].uses()]
             if not floors or any(n.op_type != "Floor" for n in floors):
                 raise _refused(node, f"{describe(user)} reads its numbers")
             for floor in floors:  # 1 with the probability ``other``
-                replace_node(op, floor, [op.Mul(other, _filled(op, node, 1.0))])
+                replace_node(op, floor, [op.Mul(other, _of_drawn_shape(op, node, 1.0))])
         else:
             raise _refused(node, f"{describe(user)} reads its numbers")
     if not is_read(node.outputs[0]):
