@@ -223,7 +223,7 @@ class TestData:
         expected, chunk, sizes = tuned.predict(FRAME), inference.Predictor._chunk, []
 
         def noted(self, data, rows, output):
-            sizes.append(len(rows))
+            sizes.append(rows.stop - rows.start)
             return chunk(self, data, rows, output)
 
         monkeypatch.setattr(inference.Predictor, "_chunk", noted)
