@@ -174,3 +174,8 @@ def test_models_of_text_are_refused():
     model = make_pipeline(CountVectorizer(), LogisticRegression()).fit(texts, [0, 1, 1] * 3)
     with pytest.raises(ModelError, match="needs a model that takes numbers"):
         classifier(model).fit(texts, ["a", "b", "c"] * 3)
+
+
+def test_a_builder_has_no_head_to_replace():
+    with pytest.raises(ValueError, match="finetune is for a trained model"):
+        classifier(MLP()).fit(X[NEW], LABELS[NEW])

@@ -153,7 +153,7 @@ def _objective_of(run: Run, step: BaseStep, old: Examples) -> RowObjective:
     return RowObjective(cast("GradientStep", new_step(parts)), batches)
 
 
-def old_examples(estimator: Any, run: Run, call: Call, tuner: FineTuner | None) -> Examples | None:
+def old_examples(estimator: Parameters, run: Run, call: Call, tuner: FineTuner | None) -> Examples | None:
     """Return the old rows of a call, checked like the training examples; None without them."""
     if call.old is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from .._graph.trainable import TrainableModel, trainable_model
 from .._runtime import devices
 from ..exceptions import ModelError
 from ..finetuning import FineTuner
+from ..models import resolve_builder
 from .examples import Examples
 from .model_source import source_of
+from .parameters import Parameters
 from .run import Run
 
 
@@ -38,15 +40,19 @@ class Body:
     fitted: FittedModel | None
 
 
-def gets_new_head(estimator: Any, old: Run | None) -> bool:
+def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
     """Whether a call of ``fit`` replaces the head of the given model."""
-    return old is None and isinstance(estimator.finetune, FineTuner) and bool(estimator.finetune.new_head)
+    tuner = estimator.finetune
+    if old is not None or not isinstance(tuner, FineTuner) or resolve_builder(estimator.model) is not None:
+        return False
+    tuner.validate()
+    return bool(tuner.new_head)
 
 
-def body_of(estimator: Any) -> Body:
+def body_of(estimator: Parameters) -> Body:
     """Return the part of the given model before its head."""
     model, output = estimator.model, estimator.output
-    whole = None if is_estimator(model) else dequantized(load(model))
+    whole = None if is_estimator(model) else dequantized(load(cast("bytes", model)))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
         graph, features = graph_of_features(whole, output)
         return Body(replace(trainable_model(graph, features, foreign=True), reference=None), None)

@@ -14,7 +14,7 @@ from .names import names_of
 from .queries import is_float
 from .shapes import infer_shapes
 
-FEATURES = "features"
+FEATURES_OUTPUT = "features"
 """Name of the output with the features, where a tensor has more than two axes."""
 
 KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
@@ -52,10 +52,10 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
         )
     features, graph = values[name], model.graph
     if features.shape is None or len(features.shape) != 2:
-        op = GraphBuilder(graph, prefix=FEATURES, constant_nodes=True)
+        op = GraphBuilder(graph, prefix=FEATURES_OUTPUT, constant_nodes=True)
         rows = as_rows(op, features)
         flat = rows if rows is not features else op.Flatten(features, axis=1)
-        flat.name, flat.type = names_of(graph).free(FEATURES), features.type
+        flat.name, flat.type = names_of(graph).free(FEATURES_OUTPUT), features.type
         features = flat
     graph.outputs[:] = [features]
     graph.sort()

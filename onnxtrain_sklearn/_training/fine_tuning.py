@@ -51,7 +51,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class TuningResult:
     """The weights that were found, the strength of the best candidate, and the record of all candidates."""
 
     vector: np.ndarray
@@ -102,7 +102,7 @@ class FineTuningTrainer(Trainer):
         self._history.change(fine_tuning=found.report)
         return found.vector
 
-    def _with_new_head(self, start: np.ndarray, folds: np.ndarray | None) -> Found:
+    def _with_new_head(self, start: np.ndarray, folds: np.ndarray | None) -> TuningResult:
         """Return the weights with a new head, which is fitted alone first, and then with the others."""
         heads = HeadPaths(self._tuner, self._objective, start, self._tuning.head, self._rng)
         first = self._found(heads, folds)
@@ -111,15 +111,15 @@ class FineTuningTrainer(Trainer):
         second = self._found(WholePaths(heads, first.strength, self._rng), folds)
         earlier = {**first.report, "share": np.zeros_like(first.report["share"])}
         report = {name: np.concatenate([earlier[name], column]) for name, column in second.report.items()}
-        return Found(second.vector, second.strength, report)
+        return TuningResult(second.vector, second.strength, report)
 
-    def _found(self, paths: Paths, folds: np.ndarray | None) -> Found:
+    def _found(self, paths: Paths, folds: np.ndarray | None) -> TuningResult:
         """Return the result of the searches; without folds it is chosen by the score on the validation data."""
         if folds is None:
             assert self._validate is not None
             return self._best_scored(paths, self._validate)
         choice = cross_validated(paths, folds)
-        return Found(mean_of(choice, paths), choice.strength, choice.report())
+        return TuningResult(mean_of(choice, paths), choice.strength, choice.report())
 
     def _paths(self, old: np.ndarray) -> Paths:
         objective, output = self._objective, self._output()
@@ -131,7 +131,7 @@ class FineTuningTrainer(Trainer):
             return output_weights(self._objective.parameters, self._tuning.scores)
         return no_output_weights(len(self._vector))
 
-    def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> Found:
+    def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> TuningResult:
         """Return the candidate with the best score on the validation data; the first of equal ones."""
         found: list[tuple[str, float, float]] = []
         best, best_score, best_strength = paths.old, -np.inf, np.inf
@@ -140,7 +140,7 @@ class FineTuningTrainer(Trainer):
             found.append((name, strength, validate()))
             if found[-1][2] > best_score:
                 best, best_score, best_strength = vector, found[-1][2], strength
-        return Found(best, best_strength, _report_of_scores(found))
+        return TuningResult(best, best_strength, _report_of_scores(found))
 
     def _folds(self, targets: np.ndarray) -> np.ndarray:
         """Return the fold of each row, -1 for those that are always trained on; targets are spread evenly."""
