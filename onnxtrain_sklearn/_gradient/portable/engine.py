@@ -107,10 +107,10 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     cotangents = _backward(op, steps, {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
+    _multiply_convolutions(op, steps)
     apart = GraphBuilder(graph, prefix="gradient")  # each output needs its own name: no shared nodes
     for name, cotangent in zip(wrt, results, strict=True):
         _append_gradient(apart, sources[name], cotangent)
-    _multiply_convolutions(op, steps)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward], wanted)
     remove_unread_initializers(graph, kept=model.graph.initializers)

@@ -117,7 +117,7 @@ def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, list(range(2, r.rank()))
     z, inverse = _standardize(r, r.x(), axes)
     return (
-        lambda: _centered_back(op, op.Mul(r.g, _channels(r, r.x(1))), z, inverse, axes),
+        lambda: _centered_back(op, r.g, z, op.Mul(inverse, _channels(r, r.x(1))), axes),
         lambda: _channel_sums(r, op.Mul(r.g, z)),
         lambda: _channel_sums(r, r.g),
     )
@@ -143,7 +143,8 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
         return None if cotangent is None else op.Mul(cotangent, old)
 
     def of_value() -> ir.Value:
-        cotangents = [] if g is None else [_centered_back(op, op.Mul(g, _channels(r, r.x(1))), z, inverse, axes)]
+        factor = op.Mul(inverse, _channels(r, r.x(1)))  # last: the products of g and z serve the scale's gradient too
+        cotangents = [] if g is None else [_centered_back(op, g, z, factor, axes)]
         if of_mean is not None:
             share = op.Div(op.Mul(of_mean, 1 - old), _count(r, axes))
             cotangents.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
