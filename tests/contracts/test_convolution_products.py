@@ -187,9 +187,11 @@ def test_a_constant_kernel_keeps_its_convolution():
 def test_names_of_constants_stay_apart():
     """The zero gradient of ``unread`` needs a constant, and the convolution with a bias, once all rules have run."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
-        convolutions (float[3, 4, 2, 2] x, float[4, 1, 3, 3] w, float[4] b, float[3, 4, 2, 2] c, float[3, 4, 2, 2] unread)
-        => (float loss) {
-            a = Conv<group = 4, pads = [1, 1, 1, 1]>(x, w, b) y = Add(a, c) z = Floor(unread) s = Add(y, z) loss = ReduceSum<keepdims = 0>(s) }""")
+        convolutions (
+            float[3, 4, 2, 2] x, float[4, 1, 3, 3] w, float[4] b, float[3, 4, 2, 2] c, float[3, 4, 2, 2] unread
+        ) => (float loss) {
+            a = Conv<group = 4, pads = [1, 1, 1, 1]>(x, w, b) y = Add(a, c) z = Floor(unread) s = Add(y, z)
+            loss = ReduceSum<keepdims = 0>(s) }""")
     graph = gradient_graph(model, wrt=["x", "w", "b", "c", "unread"], engine="portable")
     rng = np.random.default_rng(0)
     shapes = {"x": (3, 4, 2, 2), "w": (4, 1, 3, 3), "b": (4,), "c": (3, 4, 2, 2), "unread": (3, 4, 2, 2)}
