@@ -162,7 +162,7 @@ def compare_layer(layer: tuple[int, ...], batch: int, repeat: int) -> None:
     c = Layout(windows, groups, batch, inputs, outputs, [size] * 2, steps)
     shapes = {"x": (batch, inputs, size, size), "w": tuple(c.kernel_shape), "g": (batch, outputs, *steps)}
     x, w, g = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes.values())
-    tensors, settings = (
+    tensors, window = (
         [torch.from_numpy(a) for a in (x, w, g)],
         ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups),
     )
