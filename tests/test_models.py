@@ -26,8 +26,8 @@ REFERENCES = {
     "softplus": lambda x: np.logaddexp(0, x),
     "silu": lambda x: x * scipy.special.expit(x),
     "gelu": lambda x: x * scipy.special.ndtr(x),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
-    "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0))),
     "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
 }
 SPREAD = {  # the half width of a uniform distribution, or the standard deviation of a normal one
