@@ -39,6 +39,7 @@ ROOMS = (
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
+    "_graph.own_tensors": {"ModelProto"},
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
     "_graph.trainable": {"load_model_from_string"},  # of pickles
     "_graph.supported": {"defs"},  # the defaults of attributes

@@ -104,3 +104,15 @@ def test_records_survive_the_conversion_to_another_opset(opset):
     assert found.model.opset_imports[""] == min(opset, 20)
     assert "body.layers.1.linear1.weight.T" in found.parameters
     assert len(found.parameters) == len(archive_of("fresh")[3])
+
+
+@pytest.mark.parametrize("name", [*FILES, "constants_dynamo"])
+def test_the_given_model_stays_as_it_is(name):
+    """Names of weights and constants too: onnx_ir shares them with the protobuf that it reads."""
+    given = onnx.load(DATA / f"torch_{name}.onnx")
+    before = given.SerializeToString(deterministic=True)
+    X, y, _, _ = archive_of(name)
+    trained = OrtGradientRegressor(given, **SETTINGS).fit(X, y)
+    assert given.SerializeToString(deterministic=True) == before
+    again = OrtGradientRegressor(given, **SETTINGS).fit(X, y)
+    assert_array_equal(again.predict(X), trained.predict(X))

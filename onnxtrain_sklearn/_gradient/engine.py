@@ -20,6 +20,7 @@ from .._graph.contrib.lowering import lower
 from .._graph.edits import copy_type, multiply_by_columns
 from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
+from .._graph.own_tensors import from_proto
 from .._graph.protobuf import checked
 from .._graph.queries import dims, is_float, reads
 from .._graph.shapes import infer_declared
@@ -158,7 +159,7 @@ def gradient_graph(
     proto = checked(model)
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
     with refusing("The gradients of the graph cannot be built"):
-        source = ir.from_proto(proto)
+        source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
         infer_declared(lower(source), fold)
         require_values_within_limits(source)

@@ -25,6 +25,7 @@ from .contrib.lowering import is_fused, lower
 from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
+from .own_tensors import from_proto
 from .queries import all_values
 from .reductions import apply_to_elements, over_no_axes
 from .shapes import infer_declared
@@ -188,7 +189,7 @@ def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     proto = _without_empty_reductions(proto)
     if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
         return proto
-    return ir.to_proto(lower(ir.from_proto(proto)))
+    return ir.to_proto(lower(from_proto(proto)))
 
 
 def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ from .._runtime.capabilities import Limits
 from .._support.refusal import reason
 from ..exceptions import ModelError
 from .names import Names
+from .own_tensors import from_proto
 from .queries import all_values
 from .shapes import infer_shapes
 
@@ -40,7 +41,7 @@ TYPES_SINCE = {
 def readable(proto: onnx.ModelProto, limits: Limits, *, renew: bool = False) -> ir.Model:
     """Return the model in supported versions, converted if necessary; ``renew`` converts old opsets upwards."""
     least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
-    model = ir.from_proto(_in_opset_range(proto, limits, least))
+    model = from_proto(_in_opset_range(proto, limits, least))
     _name_nodes(model.graph)  # the converter drops names
     _refuse_newer_ml(model, limits)
     _restamp(model, limits)
@@ -87,7 +88,7 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
         onnx.checker.check_model(converted)
     except Exception as error:
         raise ModelError(f"ONNX's converter cannot bring the graph to opset {opset}: {reason(error)}") from error
-    result = ir.from_proto(converted)
+    result = from_proto(converted)
     _name_nodes(result.graph)
     return infer_shapes(result)
 
