@@ -29,7 +29,7 @@ from onnxtrain_sklearn._training.base_step import StepParts
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, StepSettings, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.step import OptimizerState
+from onnxtrain_sklearn._training.step import OptimizerState, Rates
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 
@@ -121,10 +121,10 @@ def measure(net: Net, optimizer: str, repeat: int) -> dict[str, float]:
 
 
 def seconds(step: HostStep, count: int) -> float:
-    step.run(RATE, float(step.batch))  # wakes up the threads
+    step.run(Rates(RATE), float(step.batch))  # wakes up the threads
     start = time.perf_counter()
     for _ in range(count):
-        step.run(RATE, float(step.batch))
+        step.run(Rates(RATE), float(step.batch))
     return time.perf_counter() - start
 
 
