@@ -82,7 +82,7 @@ def test_categorical_features_none_means_numbers():
     ("chosen", "message"),
     [
         ("dtype", "must be 'from_dtype', a list or None"),
-        (["c"], "names 'c', which is no column"),
+        (["c"], "names 'c', which is not a column"),
         ([2], "names column 2, but X has 2"),
         ([True], "mask of 1 columns, but X has 2"),
         ([0], "could not convert string to float: column 'b'"),

@@ -245,7 +245,7 @@ def test_search_and_cross_validation_of_raw_tables():
         ({"n_ensembles": 0}, "'n_ensembles' parameter"),
         ({"validation_fraction": 0.6}, "'validation_fraction' parameter"),
         ({"learning_rate_init": 0}, "'learning_rate_init' parameter"),
-        ({"categorical_features": ["color"]}, "names 'color', which is no column"),
+        ({"categorical_features": ["color"]}, "names 'color', which is not a column"),
         ({"engine": "jax"}, "engine"),
         ({"device": "abacus"}, "device"),
     ],

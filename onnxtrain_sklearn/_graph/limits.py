@@ -184,7 +184,7 @@ class _Count:
                 raise exceeded(f"Tensor {tensor.name!r} has {len(dims)} axes", "axes")
             if any(size < 0 for size in dims):
                 raise ModelError(f"Tensor {tensor.name!r} has the shape {tuple(dims)}: a size is negative.")
-            expected = math.ceil(math.prod(dims) * _bytes_per_element(tensor.data_type))
+            expected = math.ceil(math.prod(dims) * bytes_per_element(tensor.data_type))
             self.bytes += expected
             if self.bytes > self.limits.tensor_bytes:
                 what = (
@@ -198,7 +198,7 @@ class _Count:
                 )
 
 
-def _bytes_per_element(kind: int) -> float:
+def bytes_per_element(kind: int) -> float:
     """Return the bytes of an element; one for strings, and for invalid types, which are reported later."""
     try:
         return float(ir.DataType(kind).itemsize)
@@ -221,7 +221,7 @@ def _require_small(node: ir.Node, value: ir.Value) -> None:
         raise exceeded(what, "axes")
     if any(size < 0 for size in sizes):
         raise ModelError(f"{what}: a size is negative.")
-    if math.prod(sizes) * (_bytes_per_element(value.dtype) if value.dtype else 1) > current_limits().tensor_bytes:
+    if math.prod(sizes) * (bytes_per_element(value.dtype) if value.dtype else 1) > current_limits().tensor_bytes:
         raise exceeded(what, "tensor_bytes")
 
 

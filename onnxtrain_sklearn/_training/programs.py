@@ -16,6 +16,7 @@ import onnx_ir as ir
 from .._gradient.engine import differentiate
 from .._graph.edits import initializers_to_inputs
 from .._graph.first_products import FirstProduct, take_first_products
+from .._graph.limits import bytes_per_element
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
 from .._graph.structure import structure, values_digest
@@ -167,4 +168,4 @@ def _nbytes(value: ir.Value) -> float:
     sizes: Any = dims(value)
     if sizes is None or value.dtype is None or not all(isinstance(d, int) for d in sizes):
         return 0.0
-    return float(np.prod(sizes, dtype=np.float64)) * value.dtype.itemsize
+    return float(np.prod(sizes, dtype=np.float64)) * bytes_per_element(value.dtype)
