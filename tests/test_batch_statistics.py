@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import onnx
 import onnx.parser
+import onnx.version_converter
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -35,8 +36,11 @@ def normalizing_graph(
     )
 
 
-def plain_sgd(sizes, rate, X=X, y=y):
-    """Return weights and statistics after one pass in batches of these sizes: the formulas, in float64."""
+def plain_sgd(sizes, rate, X=X, y=y, ddof=0):
+    """Return weights and statistics after one pass in batches of these sizes: the formulas, in float64.
+
+    ``ddof=1`` averages unbiased variances, as PyTorch does; that of a single row is 0.
+    """
     w = {"s": [1.5, 1, 0.5], "b": [0, 0.1, 0.2], "m": [0, 0, 0], "v": [1, 1, 1], "W": [[0.3], [-0.2], [0.1]]}
     w = {name: np.array(value, np.float64) for name, value in w.items()}
     for rows in np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]):
@@ -48,7 +52,9 @@ def plain_sgd(sizes, rate, X=X, y=y):
         back = slope @ w["W"].T
         slopes = {"W": h.T @ slope, "s": (back * z).sum(0), "b": back.sum(0)}
         w |= {name: w[name] - rate * slopes[name] for name in slopes}
-        w["m"], w["v"] = (MOMENTUM * w[k] + (1 - MOMENTUM) * new for k, new in (("m", mean), ("v", var)))
+        w["m"], w["v"] = (
+            MOMENTUM * w[k] + (1 - MOMENTUM) * new for k, new in (("m", mean), ("v", var * n / max(n - ddof, 1)))
+        )
     return w
 
 
@@ -64,6 +70,50 @@ def test_a_pass_is_what_the_formulas_say(batch, sizes, opset):
     assert fitted.engine_ == "portable"
     for name, expected in plain_sgd(sizes, 0.05).items():
         assert_allclose(fitted.weights_[name], expected, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def of_pytorch(model, mark):
+    """Return the model as if PyTorch had exported it: by its producer, or by the signature that other tools leave."""
+    if mark == "producer":
+        model.producer_name = "pytorch"
+    else:
+        model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="")
+    return model
+
+
+@pytest.mark.parametrize("mark", ["producer", "signature"])
+@pytest.mark.parametrize(("opset", "batch", "sizes"), [(18, 10, [10, 10, 3]), (18, 22, [22, 1]), (14, 23, [23])])
+def test_a_graph_from_pytorch_averages_unbiased_variances(mark, opset, batch, sizes):
+    fitted = normalized_regressor(of_pytorch(normalizing_graph(opset=opset), mark), batch_size=batch).fit(X, y)
+    for name, expected in plain_sgd(sizes, 0.05, ddof=1).items():
+        assert_allclose(fitted.weights_[name], expected, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("how", ["pickle", "new opset"])
+def test_a_graph_from_pytorch_is_still_known_as_such(how):
+    if how == "pickle":
+        fitted = normalized_regressor(of_pytorch(normalizing_graph(), "producer"), batch_size=23)
+        fitted = pickle.loads(pickle.dumps(fitted.fit(X[:10], y[:10]))).partial_fit(X[10:], y[10:])
+        expected = plain_sgd([10, 13], 0.05, ddof=1)
+    else:
+        newer = onnx.version_converter.convert_version(of_pytorch(normalizing_graph(), "producer"), 22)
+        newer.producer_name = "pytorch"  # older onnxruntimes take no opset 22: it is converted again
+        fitted, expected = normalized_regressor(newer).fit(X, y), plain_sgd([10, 10, 3], 0.05, ddof=1)
+    assert_allclose(fitted.weights_["v"], expected["v"], rtol=2e-5)
+
+
+def test_statistics_over_a_map_of_unknown_size():
+    body = """e = Neg(X)
+    p = Concat <axis = 1> (X, e) q = Reshape(p, r) f = Compress <axis = 2> (q, u)
+    B, m1, v1 = BN (f, s, b, m, v)
+    g = ReduceMean <keepdims = 0> (B, two) Y = MatMul(g, W)"""
+    weights = ", int64[3] r = {0, 3, 2}, bool[2] u = {1, 1}, int64[1] two = {2}"
+    fitted = normalized_regressor(of_pytorch(normalizing_graph(body, weights=weights), "producer"), batch_size=23).fit(
+        X, y
+    )
+    maps = np.concatenate([X, -X], axis=1).reshape(23, 3, 2).astype(np.float64)
+    expected = MOMENTUM + (1 - MOMENTUM) * maps.var((0, 2), ddof=1)
+    assert_allclose(fitted.weights_["v"], expected, rtol=1e-5)
 
 
 def test_doubles_follow_the_formulas_to_more_digits():
@@ -183,7 +233,8 @@ def test_what_cannot_be_trained_is_refused(body, opset, weights, reason):
     [("sgd", SGD(momentum=0.9), 0.05, 2e-5), ("adamw", AdamW(weight_decay=0.01), 0.003, 1e-3)],
 )
 def test_a_residual_network_ends_with_pytorchs_weights(rule, optimizer, rate, tolerance):
-    run = np.load(DATA / "residual_bn.npz")
+    """The statistics are those of PyTorch 2.13 in the same two runs."""
+    run, statistics = np.load(DATA / "residual_bn.npz"), np.load(DATA / "residual_bn_statistics.npz")
     X, labels = run["x0"].reshape(-1, *run["x0"].shape[2:]), run["y"].ravel()
     fitted = OrtGradientClassifier(
         str(DATA / "residual_bn.onnx"),
@@ -194,4 +245,8 @@ def test_a_residual_network_ends_with_pytorchs_weights(rule, optimizer, rate, to
         if key.startswith(f"final/{rule}/"):
             name = key.rpartition("/")[2]
             assert_allclose(fitted.weights_[name], run[key], rtol=0, atol=tolerance, err_msg=name)
+    for key in (key for key in statistics.files if key.startswith(f"final/{rule}/")):
+        assert_allclose(
+            fitted.weights_[key.rpartition("/")[2]], statistics[key], rtol=2e-4, atol=tolerance, err_msg=key
+        )
     assert fitted.predict(X).shape == (160,)

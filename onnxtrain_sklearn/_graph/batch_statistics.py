@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from ..exceptions import UnsupportedOperatorError
-from .edits import copy_initializer
-from .queries import int_attribute
+from .builder import GraphBuilder
+from .edits import copy_initializer, copy_type
+from .queries import dims, int_attribute
+from .torch_program import is_from_torch
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
@@ -51,3 +55,37 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
             f"Node {node.name!r} (BatchNormalization) is in training mode and cannot be trained: {reason}. Export the "
             f"model in evaluation mode (in PyTorch: model.eval())."
         )
+
+
+def follow_torch(model: ir.Model, prefix: str) -> None:
+    """Let the running variances of a graph from PyTorch take unbiased variances, as PyTorch does, in place.
+
+    ONNX's operator averages the variances of batches as those of populations.
+    """
+    nodes = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
+    for node in nodes:
+        _average_unbiased(GraphBuilder(model.graph, prefix=prefix), node)
+    if nodes:
+        model.graph.sort()
+
+
+def _average_unbiased(op: GraphBuilder, node: ir.Node) -> None:
+    """Scale what the node averages with, and its average back: kernels may overwrite the old average itself."""
+    old, new = node.inputs[4], node.outputs[2]
+    assert old is not None
+    op.dtype = old.dtype or op.dtype
+    factor = _unbiased_factor(op, node)
+    node.replace_input_with(4, op.Div(old, factor))
+    name, new.name = new.name, op.name("population")
+    copy_type(op.Mul(new, factor), new).name = name
+
+
+def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
+    """Return n / (n - 1) for n numbers of a channel; 1 for a single one, whose variance is 0 in any case."""
+    x, scale = node.inputs[:2]
+    sizes = dims(x)
+    if sizes is not None and all(isinstance(d, int) for d in sizes):
+        count = math.prod(int(d or 1) for i, d in enumerate(sizes) if i != 1)
+        return count / max(count - 1, 1)
+    total = op.Cast(op.Div(op.Size(x), op.Size(scale)), to=op.dtype)
+    return op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))

@@ -63,6 +63,15 @@ _BIASES = frozenset(
 """Operands that hold the weight and the bias of such a function: operator and position."""
 
 
+PRODUCER = "pytorch"
+"""The name of the producer in the files of both exporters."""
+
+
+def is_from_torch(model: ir.Model) -> bool:
+    """Whether PyTorch exported a model, by its producer or by the metadata, which other tools may leave."""
+    return model.producer_name == PRODUCER or SIGNATURE in model.graph.metadata_props
+
+
 @dataclass(frozen=True)
 class TracedCall:
     """A call of the traced program: its result, the function, and its arguments."""

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .._gradient.engine import differentiate
+from .._graph.batch_statistics import follow_torch
 from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
@@ -90,6 +91,7 @@ def training_graph(
     else:
         loss = _mean_loss_of_members(op, settings, model.members, scores, y, sample_weight, batch)
     loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
+    follow_torch(graph_model, "onnxtrain/statistics")
     running_statistics = set(model.running_statistics.values())
     moved = [v for node in graph for v in node.outputs if v.name in running_statistics]
     graph.outputs.clear()

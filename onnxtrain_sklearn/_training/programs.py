@@ -20,6 +20,7 @@ from .._graph.limits import bytes_per_element
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
 from .._graph.structure import structure, values_digest
+from .._graph.torch_program import is_from_torch
 from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
 from .._support.content import content, is_plain
@@ -103,7 +104,8 @@ def _key(source: PassSource) -> Hashable:
     model, settings, parameters = source.model, source.settings, source.parameters
     erased = {*parameters.names, *parameters.running_statistics, *source.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
-    form = (structure(model.model, erased), model.scores, model.link, model.members, model.dtype.str)
+    origin = is_from_torch(model.model)  # decides how running variances are averaged
+    form = (structure(model.model, erased), origin, model.scores, model.link, model.members, model.dtype.str)
     return form, values_digest(source.frozen), head, settings.scheduled.dropout, *_key_of_gradient(source)
 
 
