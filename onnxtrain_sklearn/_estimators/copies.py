@@ -10,12 +10,18 @@ from sklearn.base import BaseEstimator, clone
 
 from .._fitted.model import is_estimator
 from .._gradient.engine import available_engines
+from .._graph.files import without_program
 from .._runtime import devices, distributions
 from ..exceptions import warn
 from .stored import plain, restored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters whose model can be copied."""
+    return state | {"model": without_program(state["model"])} if "model" in state else state
 
 
 class Copied(BaseEstimator):
@@ -26,7 +32,7 @@ class Copied(BaseEstimator):
 
     def __sklearn_clone__(self) -> Self:
         """Return an unfitted copy; a fitted model among the parameters stays fitted."""
-        parameters = self.get_params(deep=False)
+        parameters = _without_programs(self.get_params(deep=False))
         copies: dict[str, Any] = {
             n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()
         }
@@ -38,7 +44,7 @@ class Copied(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy: parameters, and the fitted state as plain data."""
-        state: dict[str, Any] = super().__getstate__()
+        state: dict[str, Any] = _without_programs(super().__getstate__())
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:

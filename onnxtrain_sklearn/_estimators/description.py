@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from .._graph.constants import tensor_of
+from .._graph.files import without_program
 from .._graph.trainable import TrainableModel
 from .._training.selection import selected
 from ..losses import LossSource
@@ -185,6 +186,7 @@ def _with_factors(described: Description, source: TrainableModel, estimator: Des
 
 
 def _title(model: ModelSource) -> str:
+    model = without_program(model)
     if model is None or isinstance(model, str):
         model = resolve_builder(model) or model
     if isinstance(model, str | os.PathLike):

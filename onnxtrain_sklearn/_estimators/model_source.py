@@ -13,6 +13,7 @@ from .._fitted.tables import holds_text
 from .._given.ml_files import fitted_file, is_fitted_graph
 from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
+from .._graph.files import without_program
 from .._graph.joined_outputs import join_outputs
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
@@ -37,6 +38,7 @@ def source_of(
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
     concatenation of all outputs of the graph.
     """
+    model = without_program(model)
     if is_estimator(model):
         if output is not None:
             raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")

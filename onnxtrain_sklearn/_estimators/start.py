@@ -9,6 +9,7 @@ from typing import Any
 
 from sklearn.base import clone
 
+from .._graph.files import without_program
 from .._support.content import content
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
@@ -26,7 +27,7 @@ class Start:
     def of(cls, model: ModelSource, output: str | None, output_kind: str = "auto") -> Start:
         """Return the start for these parameters."""
         builder = hasattr(model, "build")
-        return cls(clone(model, safe=False) if builder else model, output, output_kind)
+        return cls(clone(model, safe=False) if builder else without_program(model), output, output_kind)
 
     def require_same(self, model: ModelSource, output: str | None, output_kind: str = "auto") -> None:
         """Raise ModelError if a later call has another model, or another output of it."""
@@ -51,10 +52,11 @@ class Start:
 def _default(model: ModelSource) -> Any:
     if isinstance(model, os.PathLike):
         return os.fspath(model)
-    return resolve_builder(model) or model
+    return resolve_builder(model) or without_program(model)
 
 
 def _model_text(model: ModelSource) -> str:
+    model = without_program(model)
     return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
 
 

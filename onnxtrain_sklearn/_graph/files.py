@@ -23,8 +23,18 @@ from ..exceptions import InvalidParameterError, ModelError
 from .limits import current_limits, exceeded, require_within_limits
 
 
+def without_program(model: Any) -> Any:
+    """Return the protobuf that a program of ``torch.onnx.export`` holds; anything else as it is.
+
+    Such a program can be neither copied nor pickled.
+    """
+    held = None if isinstance(model, type) else getattr(model, "model_proto", None)
+    return held if isinstance(held, onnx.ModelProto) else model
+
+
 def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
     """Return a model within the limits, with its weights in memory; the argument is not changed."""
+    model = without_program(model)
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise InvalidParameterError(
             f"expected an onnx.ModelProto, bytes or the path of a file, got {type(model).__name__} ({model!r})."

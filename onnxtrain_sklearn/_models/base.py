@@ -95,7 +95,16 @@ class HasParameters(Protocol):
     def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
 
 
-ModelSource: TypeAlias = "onnx.ModelProto | bytes | str | os.PathLike[str] | Builder | HasParameters | None"
+class HasModelProto(Protocol):
+    """A program of ``torch.onnx.export``, in what is read of it."""
+
+    @property
+    def model_proto(self) -> onnx.ModelProto: ...
+
+
+ModelSource: TypeAlias = (
+    "onnx.ModelProto | bytes | str | os.PathLike[str] | HasModelProto | Builder | HasParameters | None"
+)
 """What the estimators take as ``model``: a graph, where it is, a builder, or a fitted estimator of scikit-learn."""
 
 
