@@ -72,7 +72,7 @@ def _fill(random: np.random.SFC64, buffer: np.ndarray) -> None:
     """
     words = random.random_raw(1 + -(-buffer.size // 4))
     bits = words[1:].view(np.uint16)[: buffer.size].reshape(buffer.shape)
-    np.add(bits, np.float32((words[0] & 0xFF) / 256), out=buffer)
+    np.add(bits, np.float32((int(words[0]) & 0xFF) / 256), out=buffer)
     np.multiply(buffer, np.float32(2**-16), out=buffer)
 
 
