@@ -21,8 +21,9 @@ class FineTuner(Component):
 
     L is the mean loss of the new rows and a the anchor: the old weights, or the old weights with the output shifted, or
     scaled and shifted, to fit the new rows best; where the scores are linear in all trained weights, also zero weights
-    with the best constant output. The metric d is the mean square of the gradients of single rows, so that the steps do
-    not depend on the units of data and weights. Where old rows are given, searches for the least loss of new and old
+    with the best constant output; where a column of the new rows is far out of the range of a frozen scaler, also the
+    old weights divided by how far, behind each column. The metric d is the mean square of the gradients of single rows,
+    so that the steps do not depend on the units of data and weights. Where old rows are given, searches for the least loss of new and old
     rows together, the latter with several weights, take part.
 
     The results for a path of strengths λ, the anchors themselves, and the unchanged model are candidates. Each is
@@ -51,7 +52,8 @@ class FineTuner(Component):
         fitted on the features as they are, with a penalty; from there all weights are tuned. The strengths of penalty
         and pull are chosen by cross-validation.
     recalibrate : bool, default=True
-        Whether anchors with a recalibrated output are candidates; False: the old weights are the only anchor.
+        Whether anchors with a recalibrated output are candidates; False: the old weights, damped or not, are the only
+        anchors.
     freeze_preprocessing : bool, default=True
         Whether scalers, encoders, decompositions and other transformers in a fitted model keep their numbers, where
         ``trainable="all"``.

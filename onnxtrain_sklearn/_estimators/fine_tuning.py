@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +30,7 @@ from .._training.step import GradientStep, OptimizerState, TrainingStep
 from ..exceptions import ModelError, instead_of
 from ..finetuning import FineTuner
 from ..models import resolve_builder
+from .damping import damping_of
 from .examples import Call, Examples, batches_for, validation_examples
 from .parameters import Parameters
 from .run import Run
@@ -95,9 +96,16 @@ def tuned_names(
     everything = isinstance(estimator.trainable, str) and estimator.trainable == "all"
     if not everything or fitted is None or not tuner.freeze_preprocessing:
         return estimator.trainable
-    frozen = _of_files(source) if isinstance(fitted, FittedFile) else _of_transformers(estimator.model, fitted)
+    frozen = transformer_names(estimator, source, fitted)
     names = [name for name in source.parameters if name not in frozen]
     return names or "all"
+
+
+def transformer_names(estimator: Parameters, source: TrainableModel, fitted: FittedModel | None) -> set[str]:
+    """Return the parameters that belong to transformers of a fitted model."""
+    if fitted is None:
+        return set()
+    return _of_files(source) if isinstance(fitted, FittedFile) else _of_transformers(estimator.model, fitted)
 
 
 def _of_transformers(model: Any, fitted: FittedModel) -> set[str]:
@@ -126,8 +134,12 @@ def tuning_trainer(
     batches: Batches,
     validate: Callable[[], float] | None,
     head: tuple[str, ...] = (),
+    scalers: Collection[str] = (),
 ) -> Trainer:
-    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``; ``head`` names those of a new head."""
+    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``.
+
+    ``head`` names those of a new head, ``scalers`` those of transformers.
+    """
     if run.model.running_statistics or any(node.op_type == "Dropout" for node in run.model.model.graph):
         raise ModelError(
             "Fine-tuning searches for the least loss of all rows, which dropout and normalization by batch statistics "
@@ -140,7 +152,9 @@ def tuning_trainer(
         return predictor.run(live, rows[:SCORED_ROWS], -1)
 
     gradients = cast("BaseStep", step)  # L-BFGS is in the settings, so the step is the host's
-    tuning = Tuning(tuner, scores, run.rng, None if old is None else _objective_of(run, gradients, old), head)
+    old_rows = None if old is None else _objective_of(run, gradients, old)
+    damping = None if head else damping_of(run, examples, rows, frozenset(scalers) - {*run.parameters.names})
+    tuning = Tuning(tuner, scores, run.rng, old_rows, head, damping)
     return FineTuningTrainer(tuning, loop, cast("GradientStep", step), batches, run.history, validate)
 
 

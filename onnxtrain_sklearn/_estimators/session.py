@@ -32,7 +32,7 @@ from ..models import resolve_builder
 from .built_source import built_source, needs_rows
 from .examples import Call, Examples, batches_for, scaled, training_examples
 from .factors import factors_of, require_schedulable, require_steps
-from .fine_tuning import TUNED_PIECE, old_examples, tuned_names, tuner_of, tuning_trainer
+from .fine_tuning import TUNED_PIECE, old_examples, transformer_names, tuned_names, tuner_of, tuning_trainer
 from .graph_inputs import graph_inputs, predictions_on, require_numbers, take_features
 from .head_choice import choose_head
 from .model_source import known_source
@@ -190,7 +190,10 @@ class Session:
         room, most = (min(len(rows), limit), limit) if one_pass else (batches.size, batches.size)
         step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
         if self.tuner is not None:
-            return tuning_trainer(self.tuner, run, examples, old, rows, loop, step, batches, validate, self.head_names)
+            scalers = transformer_names(estimator, run.source, run.fitted)
+            return tuning_trainer(
+                self.tuner, run, examples, old, rows, loop, step, batches, validate, self.head_names, scalers
+            )
         return new_trainer(loop, step, batches, run.history, validate)
 
     def _split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:

@@ -41,6 +41,8 @@ class Tuning:
         The loss of old rows, by a step that shares the parameters.
     head : tuple of str
         The weights of a new head.
+    damping : ndarray of shape (P,) or None
+        What each weight is divided by in the damped anchors.
     """
 
     tuner: FineTuner
@@ -48,6 +50,7 @@ class Tuning:
     rng: np.random.RandomState
     old_rows: RowObjective | None = None
     head: tuple[str, ...] = ()
+    damping: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +126,9 @@ class FineTuningTrainer(Trainer):
 
     def _paths(self, old: np.ndarray) -> Paths:
         objective, output = self._objective, self._output()
-        cost = metric(objective, old, self._rng)
-        return Paths(self._tuner, objective, old, output, cost, self._tuning.old_rows)
+        damping = self._tuning.damping
+        cost = metric(objective, old, self._rng, damping)
+        return Paths(self._tuner, objective, old, output, cost, self._tuning.old_rows, damping)
 
     def _output(self) -> OutputWeights:
         if self._tuner.recalibrate:

@@ -11,7 +11,7 @@ from ..finetuning import FineTuner
 from .recalibration import OutputWeights, anchors
 from .row_objective import RowObjective
 
-OLD, ZERO, OLD_ROWS = "old", "zero", "old rows"
+OLD, DAMPED, ZERO, OLD_ROWS = "old", "damped", "zero", "old rows"
 """Names of searches: the anchors of these names, and the search with old rows."""
 
 
@@ -29,6 +29,8 @@ class Paths:
         What a unit of each weight counts in the pull.
     old_rows : RowObjective or None
         The loss of old rows.
+    damping : ndarray of shape (P,) or None
+        What each weight is divided by in the damped anchors; None: there are none.
     """
 
     base = OLD
@@ -41,15 +43,22 @@ class Paths:
         output: OutputWeights,
         metric: np.ndarray,
         old_rows: RowObjective | None = None,
+        damping: np.ndarray | None = None,
     ) -> None:
         self.tuner, self.objective, self.old, self.output, self._metric = tuner, objective, old, output, metric
         self._old_rows = old_rows
+        self._damped = None if damping is None else old / damping
 
     def anchors(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Return the start of each search for the weighted rows."""
         found = anchors(self.objective, self.old, self.output, weights)
+        if self._damped is not None:
+            damped = anchors(self.objective, self._damped, self.output, weights)
+            found |= {
+                DAMPED if name == OLD else f"{DAMPED}, {name}": own for name, own in damped.items() if name != ZERO
+            }
         if self._old_rows is not None:
-            found[OLD_ROWS] = self.old
+            found[OLD_ROWS] = self.old if self._damped is None else self._damped
         return found
 
     def strengths(self, name: str) -> Sequence[float]:
@@ -116,17 +125,20 @@ class Paths:
         return (loss + share * old_loss) / (1 + share), (gradient + share * old_gradient) / (1 + share)
 
 
-def metric(objective: RowObjective, vector: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def metric(
+    objective: RowObjective, vector: np.ndarray, rng: np.random.RandomState, damping: np.ndarray | None = None
+) -> np.ndarray:
     """Return what a unit of each weight counts in the pull: the mean square of the gradients of its parameter.
 
     Weights in far smaller units than the others of their parameter, whose gradients are far larger, count as much
-    more: columns of data are not always scaled.
+    more: columns of data are not always scaled. With ``damping``, all is in units of the damped weights.
     """
-    squares, result = objective.squared_gradients(vector, rng), np.empty(len(vector))
+    units = 1.0 if damping is None else damping
+    squares, result = objective.squared_gradients(vector / units, rng) / units**2, np.empty(len(vector))
     parameters = objective.parameters
     for name in parameters.names:
         own = squares[parameters.span(name)]
         moved = own[own > 0]
         typical = float(np.median(moved)) if len(moved) else 1.0
         result[parameters.span(name)] = own.mean() * np.maximum(1.0, own / (100 * typical)) if len(moved) else np.nan
-    return np.nan_to_num(result, nan=float(np.nanmax(result)) if np.isfinite(result).any() else 1.0)
+    return units**2 * np.nan_to_num(result, nan=float(np.nanmax(result)) if np.isfinite(result).any() else 1.0)
