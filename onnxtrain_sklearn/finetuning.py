@@ -23,8 +23,8 @@ class FineTuner(Component):
     scaled and shifted, to fit the new rows best; where the scores are linear in all trained weights, also zero weights
     with the best constant output; where a column of the new rows is far out of the range of a frozen scaler, also the
     old weights divided by how far, behind each column. The metric d is the mean square of the gradients of single rows,
-    so that the steps do not depend on the units of data and weights. Where old rows are given, searches for the least loss of new and old
-    rows together, the latter with several weights, take part.
+    so that the steps do not depend on the units of data and weights. Where old rows are given, searches for the least
+    loss of new and old rows together, the latter with several weights, take part.
 
     The results for a path of strengths λ, the anchors themselves, and the unchanged model are candidates. Each is
     judged by the losses of the rows held out in turn. The result is the mean of the candidates, weighted by
