@@ -47,6 +47,16 @@ INTEGERS = {
     "Cast": "s = Shape(X) a = Cast<to = 6>(s) b = Cast<to = 9>(a) y = Cast<to = 7>(b)",
     "Abs": "s = Shape(X) a = Neg(s) y = Abs(a)",
     "Identity": "s = Shape(X) y = Identity(s)",
+    "Transpose": "k = Constant<value = int64[2, 2] {1, 2, 3, 4}>() s = Shape(X) t = Transpose(k) "
+    "r = Constant<value_ints = [-1]>() u = Reshape(t, r) y = Concat<axis = 0>(u, s)",
+    "CastLike": "s = Shape(X) a = CastLike(s, X) y = CastLike(a, n)",
+    "Floats": "s = Shape(X) f = Cast<to = 1>(s) h = Constant<value_float = 0.3>() q = Div(f, h) c = Ceil(q) "
+    "d = Sqrt(c) a = Mul(d, h) e = Sub(a, q) b = Floor(e) i = Concat<axis = 0>(c, b) y = Cast<to = 7>(i)",
+    "Doubles": "s = Shape(X) f = Cast<to = 11>(s) h = Constant<value = double {-0.7}>() q = Div(f, h) "
+    "y = Cast<to = 7>(q)",
+    "Comparison of floats": "s = Shape(X) f = CastLike(s, X) h = Constant<value_float = 3.0>() c = Less(f, h) "
+    "y = Where(c, s, o)",
+    "Constants alone": "y = Mod(m, n)",
 }
 
 
@@ -182,3 +192,44 @@ def test_what_adds_up_is_differentiated_at_old_opsets(operator):
         step[place] = 1e-2
         wanted[place] = (run_folded(proto, X=X + step)[0] - run_folded(proto, X=X - step)[0]) / 2e-2
     assert_allclose(run_folded(graph, X=X)[1], wanted, rtol=1e-3, atol=1e-3)
+
+
+WINDOWS = (
+    "s = Shape<start = 2>(X) f = Cast<to = 1>(s) two = Constant<value_float = 2.0>() h = Div(f, two) c = Ceil(h) "
+    "i = Cast<to = 7>(c) q = Mul(i, n) b = Constant<value_ints = [-1, 1]>() t = Concat<axis = 0>(b, q) "
+    'r = Reshape(X, t) v = Conv<kernel_shape = [3, 3], auto_pad = "SAME_UPPER">(r, K) y = ReduceSum<keepdims = 0>(v)'
+)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_gradient_behind_sizes_that_floats_give(engine):
+    """Exporters halve sizes in floats, round them up and double them again."""
+    kernel = np.random.default_rng(0).normal(size=(2, 1, 3, 3)).astype(np.float32)
+    proto = folded_model(WINDOWS, inputs="float[2, 1, 4, 6] X", outputs="float y", weights="float[2, 1, 3, 3] K")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "K"))
+    del proto.graph.value_info[:]
+    found = gradient_graph(proto, wrt="K", engine=engine)
+    X = np.random.default_rng(1).normal(size=(2, 1, 4, 6)).astype(np.float32)
+    padded = np.pad(X, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    expected = [[padded[:, 0, i : i + 4, j : j + 6].sum() for j in range(3)] for i in range(3)]
+    assert_allclose(run_folded(found, X=X)[1], np.broadcast_to(expected, (2, 1, 3, 3)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_gradient_of_cast_like(engine):
+    """The type is known, so it is a Cast."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[3] X, float16[1] H) => (float y)
+        { a = Mul(X, X) b = CastLike(a, H) c = CastLike(b, X) d = CastLike(a, X) e = Mul(c, d)
+          y = ReduceSum<keepdims = 0>(e) }"""
+    )
+    if engine == "ort-training":
+        proto.graph.node[1].input[1] = "X"
+    X = np.array([1, -2, 3], np.float32)
+    found = gradient_graph(proto, wrt="X", engine=engine)
+    assert_allclose(run_folded(found, X=X, H=np.ones(1, np.float16))[1], 4 * X**3, rtol=1e-5)
+
+
+def test_floats_that_may_be_trained_are_not_folded():
+    proto = folded_model("a = Cast<to = 7>(W) s = Shape(X) v = Add(a, s) y = Identity(v)", weights="float[1] W = {2.0}")
+    assert [n.op_type for n in folded(proto).graph if n.op_type == "Cast"] == ["Cast"]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from .builder import GraphBuilder
 from .edits import remove_unread, replace_by_constant
-from .integers import Integers, evaluate, is_complete, note_constant
+from .integers import WHOLE_TYPES, Integers, evaluate, is_complete, note_constant
 from .node_shapes import infer_node
 from .shapes import infer_shapes
 
@@ -25,15 +25,41 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 
 
 def fold(model: ir.Model) -> ir.Model:
-    """As :func:`complete_shapes`; also replace computed integers that are always the same by constants."""
+    """As :func:`complete_shapes`; also replace computed integers that are always the same by constants.
+
+    CastLike becomes Cast, for which both engines have a gradient.
+    """
     infer_shapes(model)
+    _name_types_of_casts(model.graph)
     if _computes_shapes(model.graph) and _put_constants(model.graph, _follow_integers(model)):
         infer_shapes(model)
     return model
 
 
 def _computes_shapes(graph: ir.Graph) -> bool:
-    return any(node.op_type in ("Shape", "Size") and not node.domain for node in graph)
+    """Whether a node reads sizes, or computes integers from constants alone."""
+    return any(not node.domain and (node.op_type in ("Shape", "Size") or _is_of_constants(node)) for node in graph)
+
+
+def _is_of_constants(node: ir.Node) -> bool:
+    whole = len(node.outputs) == 1 and node.outputs[0].dtype in WHOLE_TYPES
+    return whole and bool(node.inputs) and all(x is None or _is_constant(x) for x in node.inputs)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return value.is_initializer() if node is None else node.op_type == "Constant" and not node.domain
+
+
+def _name_types_of_casts(graph: ir.Graph) -> None:
+    """Make CastLike a Cast, in place, also in subgraphs, where the type is known."""
+    for node in graph.all_nodes():
+        like = node.inputs[1] if node.op_type == "CastLike" and not node.domain else None
+        if like is not None and like.dtype is not None:
+            node.op_type = "Cast"
+            node.replace_input_with(1, None)
+            node.resize_inputs(1)
+            node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
 
 
 def _follow_integers(model: ir.Model) -> Integers:
@@ -51,7 +77,8 @@ class IntegerTracker:
         self.known: Integers = {}
         self._model = model
         for value in model.graph.initializers.values():
-            if value.const_value is not None and not value.is_graph_input():
+            whole = value.const_value is not None and value.const_value.dtype in WHOLE_TYPES  # floats may be trained
+            if whole and value.const_value is not None and not value.is_graph_input():
                 note_constant(self.known, value, value.const_value)
 
     def visit(self, node: ir.Node) -> None:

@@ -1,6 +1,8 @@
 """Integers that a graph computes from shapes, evaluated node by node as far as they are known.
 
-An element is a number, the name of a dimension, or None where it is unknown. No float is computed and no graph is run.
+An element is a number, the name of a dimension, or None where it is unknown. Floats between the integers are computed
+in their own type, and only by operations that IEEE 754 rounds exactly: the integers equal those of the runtime. No
+graph is run.
 """
 
 from __future__ import annotations
@@ -19,14 +21,20 @@ Dimension: TypeAlias = "int | str | None"
 
 
 Integers: TypeAlias = "dict[ir.Value, np.ndarray]"
-"""Integers and booleans of values, in arrays of objects."""
+"""Integers, booleans and few floats of values, in arrays of objects."""
 
 
 MAX_ELEMENTS = 4096
 """Longer arrays of integers are data, not shapes."""
 
 
+MAX_FLOATS = 16
+"""Longer arrays of floats are data, not sizes or scales."""
+
+
 WHOLE_TYPES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+
+FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 def product_of_known(sizes: Sequence[Dimension]) -> int:
@@ -35,40 +43,52 @@ def product_of_known(sizes: Sequence[Dimension]) -> int:
 
 
 def note_constant(known: Integers, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Enter the elements of a constant into ``known`` if they are few integers."""
+    """Enter the elements of a constant into ``known`` if they are few integers, or fewer floats."""
     if tensor.dtype in WHOLE_TYPES and tensor.size <= MAX_ELEMENTS:
         known[value] = tensor.numpy().astype(object)
+    elif tensor.dtype in FLOAT_TYPES and tensor.size <= MAX_FLOATS:
+        known[value] = _object_array(list(tensor.numpy().ravel())).reshape(tuple(tensor.shape))
 
 
 def is_complete(array: np.ndarray) -> bool:
     """Whether every element is a number."""
-    return all(isinstance(x, int | bool | np.integer | np.bool_) for x in array.ravel())
+    return all(isinstance(x, int | bool | np.integer | np.bool_ | np.floating) for x in array.ravel())
 
 
 def evaluate(node: ir.Node, known: Integers) -> None:
-    """Compute the integers of a node's output into ``known``, if its inputs are known."""
-    value, function = node.outputs[0], _EVALUATORS.get(node.op_type)
-    if function is None or value.dtype not in WHOLE_TYPES:
+    """Compute the numbers of a node's output into ``known``, if its inputs are known."""
+    value, function = node.outputs[0], _evaluator(node)
+    if function is None:
         return
     if node.op_type == "Constant":
         tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None:
             note_constant(known, value, tensor)
         return
-    needed = [x for x in node.inputs if x is not None]
+    needed = node.inputs[:1] if node.op_type == "CastLike" else [x for x in node.inputs if x is not None]
     if node.op_type not in ("Shape", "Size") and any(x not in known for x in needed):
         return
     try:
-        array = function(node, [None if x is None else known.get(x) for x in node.inputs])
-    except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        with np.errstate(all="raise"):
+            array = function(node, [None if x is None else known.get(x) for x in node.inputs])
+    except (ArithmeticError, IndexError, TypeError, ValueError):
         return  # the runtime reports the error of an invalid chain
-    if array is not None and array.size <= MAX_ELEMENTS and _is_in_range(array, value.dtype):
+    longest = MAX_FLOATS if value.dtype in FLOAT_TYPES else MAX_ELEMENTS
+    if array is not None and value.dtype is not None and array.size <= longest and _is_in_range(array, value.dtype):
         known[value] = array
+
+
+def _evaluator(node: ir.Node) -> Callable[[ir.Node, Arrays], np.ndarray | None] | None:
+    if node.outputs[0].dtype in WHOLE_TYPES:
+        return _EVALUATORS.get(node.op_type)
+    if node.outputs[0].dtype not in FLOAT_TYPES:
+        return None
+    return _FLOAT_ARITHMETIC.get(node.op_type) or (_EVALUATORS.get(node.op_type) if node.op_type in _EXACT else None)
 
 
 def _is_in_range(array: np.ndarray, dtype: ir.DataType) -> bool:
     """Whether every number is in the range of its type; onnxruntime would overflow, Python does not."""
-    if dtype is ir.DataType.BOOL:
+    if dtype is ir.DataType.BOOL or dtype in FLOAT_TYPES:
         return True
     bounds = np.iinfo(dtype.numpy())
     return all(bounds.min <= x <= bounds.max for x in array.ravel() if isinstance(x, int))
@@ -213,14 +233,20 @@ def _evaluate_identity(node: ir.Node, arrays: Arrays) -> np.ndarray:
 
 
 def _evaluate_cast(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    to = ir.DataType(attribute(node, "to", 0))
-    return (
-        _elementwise(bool if to is ir.DataType.BOOL else int)(node, arrays) if not _has_names(arrays[0]) else arrays[0]
-    )
+    to = node.outputs[0].dtype
+    if to in FLOAT_TYPES:
+        return _elementwise(to.numpy().type)(node, arrays[:1])
+    if _has_names(arrays[0]):
+        return np.asarray(arrays[0])
+    return _elementwise(bool if to is ir.DataType.BOOL else int)(node, arrays[:1])
 
 
 def _has_names(array: np.ndarray) -> bool:
     return any(isinstance(x, str) for x in array.ravel())
+
+
+def _evaluate_transpose(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    return np.asarray(np.transpose(arrays[0], attribute(node, "perm", None)))
 
 
 def _evaluate_where(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -238,6 +264,7 @@ _EVALUATORS: dict[str, Callable[[ir.Node, Arrays], np.ndarray | None]] = {
     "Add": _elementwise(lambda a, b: a + b),
     "And": _elementwise(lambda a, b: bool(a and b)),
     "Cast": _evaluate_cast,
+    "CastLike": _evaluate_cast,
     "Concat": _evaluate_concat,
     "Constant": _evaluate_identity,
     "ConstantOfShape": _evaluate_constant_of_shape,
@@ -265,6 +292,21 @@ _EVALUATORS: dict[str, Callable[[ir.Node, Arrays], np.ndarray | None]] = {
     "Slice": _evaluate_slice,
     "Squeeze": _evaluate_squeeze,
     "Sub": _elementwise(lambda a, b: a - b),
+    "Transpose": _evaluate_transpose,
     "Unsqueeze": _evaluate_unsqueeze,
     "Where": _evaluate_where,
 }
+
+_FLOAT_ARITHMETIC: dict[str, Callable[[ir.Node, Arrays], np.ndarray]] = {
+    "Ceil": _elementwise(np.ceil),
+    "Div": _elementwise(lambda a, b: a / b),
+    "Floor": _elementwise(np.floor),
+    "Mul": _elementwise(lambda a, b: a * b),
+    "Sqrt": _elementwise(np.sqrt),
+}
+"""Operators that compute floats otherwise than integers."""
+
+_EXACT = frozenset(
+    "Abs Add Cast CastLike Concat Constant Gather Identity Neg Reshape Slice Squeeze Sub Unsqueeze Where".split()
+)
+"""Operators that compute floats as they compute integers."""

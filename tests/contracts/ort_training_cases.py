@@ -50,6 +50,7 @@ case("Gelu", 'y = Gelu<approximate = "tanh">(x)', x=MATRIX, opsets=(20,), refuse
 case("Cast", "d = Cast<to = 11>(x) q = Mul(d, d) y = Cast<to = 1>(q)", x=MATRIX, reference="y = Mul(x, x)")
 through = "i = Cast<to = 6>(x) f = {}(i{}) y = Mul(x, f)"
 case("Cast", through.format("Cast<to = 1>", ""), x=MATRIX, reference=through.format("CastLike", ", x"))
+case("CastLike", "d = Sin(x) l = CastLike(d, x) y = Mul(l, l)", x=MATRIX, opsets=(17, 18, 21))
 case("Clip", "y = Clip(x, a, b)", x=MATRIX, a=-0.5, b=0.5, wrt=["x"], opsets=(12, 13, 18, 21))
 case("Clip", "y = Clip(x, a)", x=MATRIX, a=-0.5, wrt=["x"])
 case("Clip", "y = Clip(x, , b)", x=MATRIX, b=0.5, wrt=["x"])
