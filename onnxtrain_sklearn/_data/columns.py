@@ -173,7 +173,11 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
         raise TypeError("A dict of inputs needs a graph that names them: give model=... an ONNX graph.")
     wanted, given = [spec.name for spec in specs], list(X)
     if set(wanted) != set(given):
-        raise ValueError(f"The graph has the inputs {wanted}, X holds {given}.")
+        unknown, missing = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
+        leave = f" Leave out {unknown}: what is trained does not depend on inputs of these names." if unknown else ""
+        raise ValueError(
+            f"The graph has the inputs {wanted}, X holds {given}.{f' Add {missing}.' if missing else ''}{leave}"
+        )
     columns = {}
     for spec in specs:
         name = f"X[{spec.name!r}]"

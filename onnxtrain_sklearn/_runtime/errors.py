@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
+
+import onnx
+import onnx_ir as ir
+
 from .._support.refusal import reason
 from ..exceptions import ModelError
 from .distributions import version
 
+_LACKING = re.compile(r"implementation for (\w+)\(\d+\) node with name '([^']*)'")
+_BEYOND = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-?\d+, ?(-?\d+)\]")
+_OUT_OF_RANGE = ("Out of range value in index tensor", "invalid index found", "invalid indice found")
+_SCARCE = (ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+"""The floats that many operators are not implemented in."""
 
-def not_loaded(error: Exception) -> ModelError:
-    """Return the error to raise for a graph that onnxruntime does not load."""
+
+def not_loaded(error: Exception, model: bytes = b"") -> ModelError:
+    """Return the error to raise for a graph, serialized in ``model``, that onnxruntime does not load."""
     if not_implemented(error):
+        if scarce := _scarce_type(error, model):
+            return ModelError(
+                f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. The reason is the type of its "
+                f"inputs, {scarce}, in which onnxruntime lacks some operators whatever the opset. Export the model in "
+                f"float32, which takes data of any float type, or replace the operator."
+            )
         return ModelError(
             f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. Export the model again with "
             f"another opset (18 is a good choice), or replace the operator."
@@ -19,6 +36,18 @@ def not_loaded(error: Exception) -> ModelError:
 
 def not_run(error: Exception) -> ModelError:
     """Return the error to raise for a graph that fails on its data."""
+    if found := _BEYOND.search(str(error)):
+        index, last = found.groups()
+        return ModelError(
+            f"The graph does not run on the data: {reason(error)}. The index {index} is beyond a table of "
+            f"{int(last) + 1} rows that it selects from, such as the vocabulary of an embedding: indices from 0 to "
+            f"{last} are valid. Replace the others in X, or take the model with the larger table."
+        )
+    if any(text in str(error) for text in _OUT_OF_RANGE):
+        return ModelError(
+            f"The graph does not run on the data: {reason(error)}. An index in X, or computed from it, is beyond the "
+            f"size of what it selects from."
+        )
     return ModelError(
         f"The graph does not run on the data: {reason(error)}. If the number of rows is fixed inside it (by a constant "
         f"shape in a Reshape), export it with a dynamic batch axis."
@@ -31,3 +60,17 @@ def not_implemented(error: BaseException) -> bool:
         return True
     messages = ("NOT_IMPLEMENTED", "is not a registered function/op")
     return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or any(text in str(error) for text in messages)
+
+
+def _scarce_type(error: Exception, model: bytes) -> str:
+    """Return the type of the floats that the node without a kernel reads, "" if it is float32 or not known."""
+    found = _LACKING.search(str(error))
+    graph = onnx.load_model_from_string(model).graph if found and model else None
+    if found is None or graph is None:
+        return ""
+    typed = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in typed}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    nodes = [node for node in graph.node if (node.op_type, node.name) == found.groups()]
+    read = [ir.DataType(types.get(name, 0)) for node in nodes for name in (*node.input, *node.output)]
+    return next((dtype.name.lower().replace("double", "float64") for dtype in read if dtype in _SCARCE), "")

@@ -58,7 +58,7 @@ def create_session(
     try:
         session = onnxruntime.InferenceSession(model, settings, providers=providers)
     except Exception as error:  # each release has another class for it
-        raise not_loaded(error) from error
+        raise not_loaded(error, model) from error
     used = session.get_providers()
     if device.providers[0] not in used:
         raise DeviceError(
