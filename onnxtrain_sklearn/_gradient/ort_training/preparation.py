@@ -198,7 +198,7 @@ def _explicit_pads(op: GraphBuilder, passage: Passage) -> None:
     node, mode = passage.node, attribute(passage.node, "auto_pad", "NOTSET")
     sizes = (dims(node.inputs[0]) or [])[2:]
     kernel = list(attribute(node, "kernel_shape", None) or (dims(operand(node, 1)) or [])[2:])
-    if mode.startswith("SAME") and kernel and fixed(sizes) and fixed(kernel):
+    if mode.startswith("SAME") and kernel and sizes and fixed(sizes) and fixed(kernel):
         totals = [max(total, 0) for total in _same_pads(node, sizes, kernel)]
         small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
         node.attributes["auto_pad"] = ir.AttrString("auto_pad", "NOTSET")

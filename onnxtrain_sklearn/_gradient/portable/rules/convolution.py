@@ -36,7 +36,7 @@ def _windows(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
 
 
 def _same_padding(r: Reverse, w: Windows, *, upper: bool) -> Windows:
-    shape = (dims(r.x()) or [])[2:]
+    shape: Dims = (dims(r.x()) or [None] * (2 + len(w.kernel)))[2:]
     if not fixed(shape):
         r.refuse("its auto_pad needs fixed sizes")
     totals = [max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)]
@@ -113,8 +113,8 @@ def _unread_sizes(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
 
     None if it is unknown.
     """
-    sizes, steps = (dims(x) or [None])[2:], (dims(y) or [None])[2:]
-    if sizes and fixed(sizes) and fixed(steps):
+    sizes, steps = (dims(x) or [])[2:], (dims(y) or [])[2:]
+    if sizes and steps and fixed(sizes) and fixed(steps):
         covered = [w.covered(i, int(str(n))) for i, n in enumerate(steps)]
         return [int(str(n)) + w.begin[i] + w.end[i] - covered[i] for i, n in enumerate(sizes)]
     return [0] * len(w.strides) if set(w.strides) == {1} else None
