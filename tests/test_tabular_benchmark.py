@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# the oldest matplotlib calls pyparsing by old names
+pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated:DeprecationWarning")
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

@@ -44,7 +44,7 @@ def damping_of(run: Run, examples: Examples, rows: np.ndarray, scalers: Collecti
         if len(sizes) == view.shape[1 if transposed else 0] and sizes.max() > FAR:
             factors = np.maximum(1.0, sizes)
             view *= factors if transposed else factors[:, None]
-    return result if result.max() > 1 else None
+    return result if np.max(result) > 1 else None
 
 
 def _scaled_layers(
