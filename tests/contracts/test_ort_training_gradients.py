@@ -91,4 +91,5 @@ def test_gradient_is_right_or_refused(index, opset, form):
 
 
 def test_every_proven_operator_has_a_right_case():
-    assert set(ort.PROVEN) == {one.operator for one in CASES if not one.refused}
+    folded = {"CastLike"}  # it is a Cast before the engine sees the graph
+    assert set(ort.PROVEN) | folded == {one.operator for one in CASES if not one.refused}
