@@ -27,13 +27,17 @@ def fitted(model, X=X):
     return OrtGradientRegressor(model, **SETTINGS).fit(X, Y)
 
 
+@pytest.mark.parametrize("setting", ["", "<allowzero = 1>"])
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("shape", ["-1, 3", "{batch}, 3", "{batch}, -1"])
-def test_shapes_that_begin_with_the_batch_are_freed(shape, batch):
+def test_shapes_that_begin_with_the_batch_are_freed(shape, batch, setting):
+    """PyTorch's newer exporter sets ``allowzero``, by which a size of zero is not the data's own."""
     shape = shape.format(batch=batch)
     weights = f"{WEIGHT}, int64[2] s = {{{shape}}}"
     x = f"float[{batch}, 3, 1] x"
-    found = fitted(parsed("f = Reshape(x, s) y = MatMul(f, w)", x, f"float[{batch}, 1] y", weights), X[:, :, None])
+    found = fitted(
+        parsed(f"f = Reshape {setting} (x, s) y = MatMul(f, w)", x, f"float[{batch}, 1] y", weights), X[:, :, None]
+    )
     assert_allclose(found.predict(X[:, :, None]), fitted(parsed("y = MatMul(x, w)")).predict(X), rtol=1e-5)
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from ..exceptions import ModelError
-from .queries import constant
+from .queries import constant, int_attribute
 
 _NO_TENSORS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
@@ -144,6 +144,10 @@ def _free_reshapes(model: ir.Model, batches: set[int]) -> None:
         sizes = None if data is None or constant(data) is not None else data.shape
         if wanted is None or not wanted.size or not sizes or int(wanted[0]) not in batches or sizes[0] != wanted[0]:
             continue
+        if int_attribute(node, "allowzero", 0):  # as PyTorch writes it: a zero would be a size, not the data's own
+            if 0 in wanted:
+                continue
+            del node.attributes["allowzero"]
         freed = np.concatenate([[0], wanted[1:]]).astype(np.int64)
         name = f"{node.outputs[0].name}/rows"
         own = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(freed.shape))
