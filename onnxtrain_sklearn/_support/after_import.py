@@ -44,7 +44,7 @@ class _Finder(MetaPathFinder):
 
         def load_and_call(module: ModuleType) -> None:
             load(module)
-            if self in sys.meta_path:
+            if module.__name__ == self._package and self in sys.meta_path:  # a loader of an archive is shared
                 sys.meta_path.remove(self)
                 self._call()
 
