@@ -12,9 +12,8 @@ import onnx.version_converter
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, SGD, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import DivergenceError, UnsupportedOperatorError
-from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -226,27 +225,3 @@ def test_statistics_that_an_exporter_merged_are_told_apart():
 def test_what_cannot_be_trained_is_refused(body, opset, weights, reason):
     with pytest.raises(UnsupportedOperatorError, match=rf"\(BatchNormalization\) is in training .*{reason}.*eval\("):
         normalized_regressor(normalizing_graph(body, opset=opset, weights=weights)).fit(X, y)
-
-
-@pytest.mark.parametrize(
-    ("rule", "optimizer", "rate", "tolerance"),
-    [("sgd", SGD(momentum=0.9), 0.05, 2e-5), ("adamw", AdamW(weight_decay=0.01), 0.003, 1e-3)],
-)
-def test_a_residual_network_ends_with_pytorchs_weights(rule, optimizer, rate, tolerance):
-    """The statistics are those of PyTorch 2.13 in the same two runs."""
-    run, statistics = np.load(DATA / "residual_bn.npz"), np.load(DATA / "residual_bn_statistics.npz")
-    X, labels = run["x0"].reshape(-1, *run["x0"].shape[2:]), run["y"].ravel()
-    fitted = OrtGradientClassifier(
-        str(DATA / "residual_bn.onnx"),
-        optimizer=optimizer, learning_rate_init=rate, batch_size=8, shuffle=False, max_iter=1,
-    ).fit(X, labels)  # fmt: skip
-    assert_allclose(fitted.loss_, run[f"loss/{rule}"].mean(), rtol=1e-4)
-    for key in run.files:
-        if key.startswith(f"final/{rule}/"):
-            name = key.rpartition("/")[2]
-            assert_allclose(fitted.weights_[name], run[key], rtol=0, atol=tolerance, err_msg=name)
-    for key in (key for key in statistics.files if key.startswith(f"final/{rule}/")):
-        assert_allclose(
-            fitted.weights_[key.rpartition("/")[2]], statistics[key], rtol=2e-4, atol=tolerance, err_msg=key
-        )
-    assert fitted.predict(X).shape == (160,)
