@@ -13,39 +13,33 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from ._graph.links import LINKS, Link, TargetScaling, Task, apply_link
-from ._graph.loss_terms import append_loss, append_pairwise_loss, append_penalty
-from ._losses.base import Loss
-from ._losses.classification import Focal, Hinge, LogLoss, ModifiedHuber, SquaredHinge
-from ._losses.regression import AbsoluteError, Elastic, Gamma, Huber, LogCosh, Poisson, Quantile, SquaredError, Tweedie
-from ._support.components import resolve
+from ._graph.links import LINKS as LINKS
+from ._graph.links import Link as Link
+from ._graph.links import TargetScaling as TargetScaling
+from ._graph.links import Task as Task
+from ._graph.links import apply_link as apply_link
+from ._graph.loss_terms import append_loss as append_loss
+from ._graph.loss_terms import append_pairwise_loss as append_pairwise_loss
+from ._graph.loss_terms import append_penalty as append_penalty
+from ._losses.base import Loss as Loss
+from ._losses.classification import Focal as Focal
+from ._losses.classification import Hinge as Hinge
+from ._losses.classification import LogLoss as LogLoss
+from ._losses.classification import ModifiedHuber as ModifiedHuber
+from ._losses.classification import SquaredHinge as SquaredHinge
+from ._losses.regression import AbsoluteError as AbsoluteError
+from ._losses.regression import Elastic as Elastic
+from ._losses.regression import Gamma as Gamma
+from ._losses.regression import Huber as Huber
+from ._losses.regression import LogCosh as LogCosh
+from ._losses.regression import Poisson as Poisson
+from ._losses.regression import Quantile as Quantile
+from ._losses.regression import SquaredError as SquaredError
+from ._losses.regression import Tweedie as Tweedie
+from ._support.components import registered, resolve
 
-__all__ = [
-    "LINKS", "LOSSES", "AbsoluteError", "Elastic", "Focal", "Gamma", "Hinge", "Huber", "Link", "LogCosh", "LogLoss",
-    "Loss", "LossSource", "ModifiedHuber", "Poisson", "Quantile", "SquaredError", "SquaredHinge", "TargetScaling",
-    "Task", "Tweedie",
-    "append_loss", "append_pairwise_loss", "append_penalty", "apply_link", "resolve_loss",
-]  # fmt: skip
-
-LOSSES: dict[str, type[Loss]] = {
-    "squared_error": SquaredError,
-    "absolute_error": AbsoluteError,
-    "huber": Huber,
-    "quantile": Quantile,
-    "poisson": Poisson,
-    "gamma": Gamma,
-    "tweedie": Tweedie,
-    "log_cosh": LogCosh,
-    "elastic": Elastic,
-    "log_loss": LogLoss,
-    "hinge": Hinge,
-    "squared_hinge": SquaredHinge,
-    "modified_huber": ModifiedHuber,
-    "focal": Focal,
-}
-
-for _loss in (Loss, *LOSSES.values()):
-    _loss.__module__ = __name__  # the path by which pickles name it
+LOSSES: dict[str, type[Loss]] = registered(Loss, vars())
+"""The losses imported above, by name."""
 
 
 @runtime_checkable

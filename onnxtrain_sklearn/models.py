@@ -8,30 +8,28 @@ else. :class:`Builder` says what else a builder may ask for: the shape of a row,
 
 from __future__ import annotations
 
-from ._models.base import KEYWORDS, Builder, GraphModel, ModelSource, is_builder, keywords_of
-from ._models.convnet import ConvNet
-from ._models.embedded import Embedded
-from ._models.embeddings import EMBEDDINGS, Embedding, PeriodicEmbedding, PiecewiseLinearEmbedding
-from ._models.layers import ACTIVATIONS, INITIALIZATIONS
-from ._models.linear import Linear
-from ._models.mlp import MLP
-from ._models.realmlp import RealMLP
-from ._models.tabm import TabM
+from ._models.base import KEYWORDS as KEYWORDS
+from ._models.base import Builder as Builder
+from ._models.base import GraphModel as GraphModel
+from ._models.base import ModelSource as ModelSource
+from ._models.base import is_builder as is_builder
+from ._models.base import keywords_of as keywords_of
+from ._models.convnet import ConvNet as ConvNet
+from ._models.embedded import Embedded as Embedded
+from ._models.embeddings import EMBEDDINGS as EMBEDDINGS
+from ._models.embeddings import Embedding as Embedding
+from ._models.embeddings import PeriodicEmbedding as PeriodicEmbedding
+from ._models.embeddings import PiecewiseLinearEmbedding as PiecewiseLinearEmbedding
+from ._models.layers import ACTIVATIONS as ACTIVATIONS
+from ._models.layers import INITIALIZATIONS as INITIALIZATIONS
+from ._models.linear import Linear as Linear
+from ._models.mlp import MLP as MLP
+from ._models.realmlp import RealMLP as RealMLP
+from ._models.tabm import TabM as TabM
+from ._support.components import registered
 
-__all__ = [
-    "ACTIVATIONS", "EMBEDDINGS", "INITIALIZATIONS", "KEYWORDS", "MLP", "MODELS", "Builder", "ConvNet", "Embedded",
-    "Embedding", "GraphModel", "Linear", "ModelSource", "PeriodicEmbedding", "PiecewiseLinearEmbedding", "RealMLP",
-    "TabM", "is_builder", "keywords_of", "resolve_builder",
-]  # fmt: skip
-
-MODELS: dict[str, type[GraphModel]] = {
-    "mlp": MLP,
-    "linear": Linear,
-    "convnet": ConvNet,
-    "realmlp": RealMLP,
-    "tabm": TabM,
-}
-"""The builders that the package brings; the estimators take their names as ``model``."""
+MODELS: dict[str, type[GraphModel]] = registered(GraphModel, vars())
+"""The builders imported above, by the names that the estimators take as ``model``."""
 
 
 def resolve_builder(model: ModelSource) -> Builder | None:

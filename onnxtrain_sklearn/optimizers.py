@@ -7,30 +7,24 @@ a scalar, so the same graph serves a vector of any length, or a piece of it. Sca
 
 from __future__ import annotations
 
-from ._optimizers.adaptive import Adagrad, Adam, AdamW, RMSprop
-from ._optimizers.base import Optimizer
-from ._optimizers.lbfgs import LBFGS, BaseOptimizer, MinimizeResult
-from ._optimizers.momentum import SGD, Lion
-from ._optimizers.update_graph import PIECE, UpdateGraph, clip_graph, update_graph
-from ._support.components import resolve
+from ._optimizers.adaptive import Adagrad as Adagrad
+from ._optimizers.adaptive import Adam as Adam
+from ._optimizers.adaptive import AdamW as AdamW
+from ._optimizers.adaptive import RMSprop as RMSprop
+from ._optimizers.base import Optimizer as Optimizer
+from ._optimizers.lbfgs import LBFGS as LBFGS
+from ._optimizers.lbfgs import BaseOptimizer as BaseOptimizer
+from ._optimizers.lbfgs import MinimizeResult as MinimizeResult
+from ._optimizers.momentum import SGD as SGD
+from ._optimizers.momentum import Lion as Lion
+from ._optimizers.update_graph import PIECE as PIECE
+from ._optimizers.update_graph import UpdateGraph as UpdateGraph
+from ._optimizers.update_graph import clip_graph as clip_graph
+from ._optimizers.update_graph import update_graph as update_graph
+from ._support.components import registered, resolve
 
-__all__ = [
-    "LBFGS", "OPTIMIZERS", "PIECE", "SGD", "Adagrad", "Adam", "AdamW", "BaseOptimizer", "Lion", "MinimizeResult",
-    "Optimizer", "RMSprop", "UpdateGraph", "clip_graph", "resolve_optimizer", "update_graph",
-]  # fmt: skip
-
-OPTIMIZERS: dict[str, type[BaseOptimizer]] = {
-    "sgd": SGD,
-    "adam": Adam,
-    "adamw": AdamW,
-    "rmsprop": RMSprop,
-    "adagrad": Adagrad,
-    "lion": Lion,
-    "lbfgs": LBFGS,
-}
-
-for _optimizer in OPTIMIZERS.values():
-    _optimizer.__module__ = __name__  # the path by which pickles name it
+OPTIMIZERS: dict[str, type[BaseOptimizer]] = registered(BaseOptimizer, vars())
+"""The optimizers imported above, by name."""
 
 
 def resolve_optimizer(optimizer: str | BaseOptimizer) -> BaseOptimizer:

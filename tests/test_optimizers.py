@@ -19,9 +19,8 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 def test_public_names_exist() -> None:
-    assert sorted(optimizers.__all__) == sorted(set(optimizers.__all__))
-    assert all(hasattr(optimizers, name) for name in optimizers.__all__)
-    assert {kind.__name__ for kind in OPTIMIZERS.values()} <= set(optimizers.__all__)
+    names = "BaseOptimizer MinimizeResult Optimizer PIECE UpdateGraph clip_graph resolve_optimizer update_graph".split()
+    assert all(hasattr(optimizers, name) for name in [*names, *(kind.__name__ for kind in OPTIMIZERS.values())])
 
 
 class TestResolveOptimizer:

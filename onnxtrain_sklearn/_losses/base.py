@@ -45,6 +45,7 @@ class Loss(Component, ABC):
     FourthPower()
     """
 
+    __module__ = "onnxtrain_sklearn.losses"  # the path by which pickles name it
     tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
     target_scaling: ClassVar[TargetScaling | None] = None
 

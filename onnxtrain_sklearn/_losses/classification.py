@@ -49,6 +49,7 @@ class LogLoss(_LikelihoodLoss):
     OrtGradientClassifier(loss=LogLoss(label_smoothing=0.1))
     """
 
+    name = "log_loss"
     valid: ClassVar[Rules] = {"label_smoothing": (BELOW_ONE,)}
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -79,6 +80,8 @@ class Hinge(_ClassificationLoss):
     C. Cortes and V. Vapnik, "Support-vector networks", Machine Learning 20, 1995.
     """
 
+    name = "hinge"
+
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         return op.Relu(op.Sub(1.0, margin(op, scores, y)))
 
@@ -89,6 +92,8 @@ class SquaredHinge(_ClassificationLoss):
     Several classes are trained one against the rest: the mean over the columns. Gives no probabilities. The
     default of :class:`sklearn.svm.LinearSVC`.
     """
+
+    name = "squared_hinge"
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         missing = op.Relu(op.Sub(1.0, margin(op, scores, y)))
@@ -107,6 +112,8 @@ class ModifiedHuber(_ClassificationLoss):
     ----------
     T. Zhang, "Solving large scale linear prediction problems using stochastic gradient descent algorithms", ICML 2004.
     """
+
+    name = "modified_huber"
 
     def link(self, task: Task) -> Link:
         return "hard_sigmoid" if task == "multilabel" else "clipped_margin"
@@ -132,6 +139,7 @@ class Focal(_LikelihoodLoss):
     T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, "Focal loss for dense object detection", ICCV 2017.
     """
 
+    name = "focal"
     valid: ClassVar[Rules] = {"gamma": (NOT_NEGATIVE,)}
 
     def __init__(self, gamma: float = 2.0) -> None:

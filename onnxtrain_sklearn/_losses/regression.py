@@ -33,6 +33,8 @@ class SquaredError(_RegressionLoss):
     The definition of ``torch.nn.MSELoss``, onnxruntime's ``MSELoss`` and :func:`sklearn.metrics.mean_squared_error`.
     """
 
+    name = "squared_error"
+
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         residual = op.Sub(scores, y)
         return op.Mul(residual, residual)
@@ -44,6 +46,8 @@ class AbsoluteError(_RegressionLoss):
     The subgradient at :math:`s = y` is 0. The definition of ``torch.nn.L1Loss`` and
     :func:`sklearn.metrics.mean_absolute_error`.
     """
+
+    name = "absolute_error"
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         return op.Abs(op.Sub(scores, y))
@@ -66,6 +70,7 @@ class Huber(_RegressionLoss):
     P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
     """
 
+    name = "huber"
     valid: ClassVar[Rules] = {"delta": (POSITIVE,)}
 
     def __init__(self, delta: float = 1.0) -> None:
@@ -98,6 +103,7 @@ class Quantile(_RegressionLoss):
     OrtGradientRegressor(loss=Quantile(quantile=0.9))
     """
 
+    name = "quantile"
     valid: ClassVar[Rules] = {"quantile": (Range(Real, 0, 1, closed="neither"),)}
 
     def __init__(self, quantile: float = 0.5) -> None:
@@ -120,6 +126,8 @@ class Poisson(_ExponentialLoss):
     P. McCullagh and J. A. Nelder, "Generalized Linear Models", second edition, 1989, chapter 6.
     """
 
+    name = "poisson"
+
     def check_targets(self, y: np.ndarray) -> None:
         _require_targets(self, y, y >= 0, "not negative")
 
@@ -137,6 +145,8 @@ class Gamma(_ExponentialLoss):
     ----------
     P. McCullagh and J. A. Nelder, "Generalized Linear Models", second edition, 1989, chapter 8.
     """
+
+    name = "gamma"
 
     def check_targets(self, y: np.ndarray) -> None:
         _require_targets(self, y, y > 0, "positive")
@@ -169,6 +179,7 @@ class Tweedie(_ExponentialLoss):
     Tweedie(power=1.9)
     """
 
+    name = "tweedie"
     valid: ClassVar[Rules] = {"power": (Range(Real, 1),)}
 
     def __init__(self, power: float = 1.5) -> None:
@@ -194,6 +205,8 @@ class LogCosh(_RegressionLoss):
     :math:`r + \mathrm{softplus}(-2 r) - \log 2`, which does not overflow.
     """
 
+    name = "log_cosh"
+
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         residual = op.Sub(scores, y)
         return op.Add(residual, op.Sub(op.Softplus(op.Mul(residual, -2.0)), float(np.log(2.0))))
@@ -208,6 +221,7 @@ class Elastic(_RegressionLoss):
         Share :math:`\rho` of the absolute error, in [0, 1]. 0 is the squared error, 1 the absolute error.
     """
 
+    name = "elastic"
     valid: ClassVar[Rules] = {"l1_ratio": (FRACTION,)}
 
     def __init__(self, l1_ratio: float = 0.5) -> None:

@@ -55,7 +55,7 @@ class ConvNet(GraphModel):
     True
     """
 
-    __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
+    name = "convnet"
     scales_targets = True
     valid: ClassVar[Rules] = {
         "channels": (Sizes(),),

@@ -35,7 +35,7 @@ class Linear(GraphModel):
     ['weight', 'bias']
     """
 
-    __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
+    name = "linear"
     scales_targets = True
     valid: ClassVar[Rules] = {"fit_intercept": (bool,), "initialization": (OneOf(INITIALIZATIONS),)}
 

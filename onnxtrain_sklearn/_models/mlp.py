@@ -82,7 +82,7 @@ class MLP(GraphModel):
     ['layers.0.weight', 'layers.0.bias', 'layers.1.weight', 'layers.1.bias']
     """
 
-    __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
+    name = "mlp"
     scales_targets = True
     valid: ClassVar[Rules] = {
         "hidden_layer_sizes": (Sizes(),),

@@ -95,7 +95,7 @@ class RealMLP(GraphModel):
     True
     """
 
-    __module__ = "onnxtrain_sklearn.models"
+    name = "realmlp"
     scales_targets = True
     valid: ClassVar[Rules] = {
         "variant": (OneOf(("td", "td-s")),),

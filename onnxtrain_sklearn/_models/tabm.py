@@ -89,7 +89,7 @@ class TabM(GraphModel):
     True
     """
 
-    __module__ = "onnxtrain_sklearn.models"
+    name = "tabm"
     scales_targets = True
     valid: ClassVar[Rules] = {
         "n_members": (COUNT,),

@@ -39,6 +39,7 @@ class Adam(Optimizer):
     Adam(beta_2=0.99)
     """
 
+    name = "adam"
     valid: ClassVar[Rules] = {
         "beta_1": (BELOW_ONE,),
         "beta_2": (BELOW_ONE,),
@@ -98,6 +99,8 @@ class AdamW(Adam):
     AdamW(weight_decay=0.1)
     """
 
+    name = "adamw"
+
     def __init__(
         self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.01
     ) -> None:
@@ -143,6 +146,7 @@ class RMSprop(Optimizer):
     RMSprop(centered=True, momentum=0.9)
     """
 
+    name = "rmsprop"
     valid: ClassVar[Rules] = {
         "alpha": (BELOW_ONE,),
         "epsilon": (NOT_NEGATIVE,),
@@ -211,6 +215,7 @@ class Adagrad(Optimizer):
     Adagrad(lr_decay=0.01)
     """
 
+    name = "adagrad"
     valid: ClassVar[Rules] = dict.fromkeys(
         ("lr_decay", "initial_accumulator_value", "epsilon", "weight_decay"), (NOT_NEGATIVE,)
     )

@@ -39,6 +39,7 @@ class SGD(Optimizer):
     OrtGradientClassifier(learning_rate_init=0.05, optimizer=SGD(momentum=0.9))
     """
 
+    name = "sgd"
     valid: ClassVar[Rules] = {
         "momentum": (BELOW_ONE,),
         "nesterov": (bool,),
@@ -103,6 +104,7 @@ class Lion(Optimizer):
     Lion(weight_decay=0.1)
     """
 
+    name = "lion"
     valid: ClassVar[Rules] = {"beta_1": (BELOW_ONE,), "beta_2": (BELOW_ONE,), "weight_decay": (NOT_NEGATIVE,)}
 
     def __init__(self, beta_1: float = 0.9, beta_2: float = 0.99, weight_decay: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from .._support.declared import with_texts
 from .._support.rules import BELOW_ONE, COUNT, NOT_NEGATIVE, Range, Rules
-from .base import PUBLIC, Progress, Schedule
+from .base import Progress, Schedule
 
 ENTRIES = {
     "total_steps": """\
@@ -74,7 +74,7 @@ class Cosine(Annealing):
     0.0
     """
 
-    __module__ = PUBLIC
+    name = "cosine"
 
     def _factor_within(self, step: int, total: int) -> float:
         return _cosine(1.0, self.final, step / total)
@@ -96,7 +96,7 @@ class Linear(Annealing):
     0.75
     """
 
-    __module__ = PUBLIC
+    name = "linear"
 
     def _factor_within(self, step: int, total: int) -> float:
         return 1.0 + (self.final - 1.0) * step / total
@@ -127,7 +127,7 @@ class FlatCosine(Annealing):
     [1.0, 1.0, 0.5, 0.0]
     """
 
-    __module__ = PUBLIC
+    name = "flat_cos"
     valid: ClassVar[Rules] = {**Annealing.valid, "flat": (BELOW_ONE,)}
 
     def __init__(self, total_steps: int | None = None, final: float = 0.0, flat: float = 0.5) -> None:
@@ -168,7 +168,7 @@ class CosineLog(Planned):
     0.93
     """
 
-    __module__ = PUBLIC
+    name = "coslog4"
     valid: ClassVar[Rules] = {**Planned.valid, "cycles": (Range(Integral, 1, 50, closed="both"),)}
 
     def __init__(self, total_steps: int | None = None, cycles: int = 4) -> None:
@@ -210,7 +210,7 @@ class OneCycle(Planned):
     [0.04, 0.52, 1.0, 0.95, 0.81, 0.61, 0.39, 0.19, 0.05, 0.0]
     """
 
-    __module__ = PUBLIC
+    name = "one_cycle"
 
     valid: ClassVar[Rules] = {
         **Planned.valid,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from sklearn.base import BaseEstimator
 
@@ -24,11 +24,14 @@ class Component(BaseEstimator):
 
     Attributes
     ----------
+    name : str
+        The name by which the estimators take it. A component of the package declares one; :func:`registered` finds it.
     valid : mapping of str to tuple
         What each parameter may be: rules of :mod:`onnxtrain_sklearn._support.rules`, ``bool`` for True and False, and
         None. Parameters that are not listed are checked in :meth:`validate`, or not at all.
     """
 
+    name: ClassVar[str]
     valid: ClassVar[Rules] = {}
 
     def validate(self) -> None:
@@ -37,6 +40,23 @@ class Component(BaseEstimator):
         It is called before training, never by the constructor.
         """
         check_parameters(self, self.valid)
+
+
+def registered(base: type, namespace: Mapping[str, object]) -> dict[str, type[C]]:
+    """Return the components of a public module by the names that they declare, in alphabetical order.
+
+    Parameters
+    ----------
+    base : type
+        What they derive from. A class that inherits its name, as a user's may, is not one of them.
+    namespace : mapping of str to object
+        The ``vars()`` of the module. It becomes the module by which pickles name the classes.
+    """
+    classes = cast("list[type[C]]", [v for v in namespace.values() if isinstance(v, type) and issubclass(v, base)])
+    named = {kind.name: kind for kind in classes if "name" in vars(kind)}
+    for kind in named.values():
+        kind.__module__ = str(namespace["__name__"])
+    return dict(sorted(named.items()))
 
 
 def resolve(role: str, value: Any, registry: Mapping[str, type[C]], base: Any, *, kind: str = "") -> C:

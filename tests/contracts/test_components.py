@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from sklearn.preprocessing import scale
 
 import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses, models, optimizers, schedules
+from onnxtrain_sklearn._support.components import Component, registered
 from onnxtrain_sklearn._support.rules import accepts
-from onnxtrain_sklearn.losses import LOSSES, resolve_loss
+from onnxtrain_sklearn.losses import LOSSES, Loss, resolve_loss
 from onnxtrain_sklearn.models import MODELS
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, resolve_optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, resolve_schedule
@@ -177,9 +179,31 @@ def test_grids_over_components(grid):
         assert repr(search.best_estimator_.get_params()[name]) == repr(value)
 
 
+def subclasses(kind: type) -> Iterator[type]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from subclasses(derived)
+
+
+def test_every_component_that_declares_a_name_is_registered():
+    package = onnxtrain_sklearn.__name__
+    named = {k for k in subclasses(Component) if "name" in vars(k) and k.__module__.partition(".")[0] == package}
+    assert named == {kind for known in ROLES.values() for kind in known.values()}
+    for known in ROLES.values():
+        assert list(known) == sorted({kind.name for kind in known.values()})
+
+
+def test_a_class_that_inherits_its_name_does_not_take_the_place_of_the_other():
+    class Steeper(losses.Huber):
+        pass
+
+    assert registered(Loss, {"__name__": __name__, "Steeper": Steeper, "Loss": Loss, "one": 1}) == {}
+
+
 def test_components_are_where_users_look_for_them():
     for role, known in ROLES.items():
         for kind in known.values():
-            assert kind.__name__ in MODULES[role].__all__
+            assert getattr(MODULES[role], kind.__name__) is kind
+            assert kind.__module__ == MODULES[role].__name__
     for kind in MODELS.values():
         assert getattr(onnxtrain_sklearn, kind.__name__) is kind
