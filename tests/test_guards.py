@@ -122,10 +122,9 @@ PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
-    "trainable finetune output output_kind class_weight target_scaling clip_predictions tol n_iter_no_change "
-    "early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine device providers "
-    "provider_options "
-    "session_options"
+    "trainable finetune output output_kind training_mode class_weight target_scaling clip_predictions tol "
+    "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
+    "device providers provider_options session_options"
 ).split()
 
 # Names that several modules define on purpose; every other name says what it is in all of the package.

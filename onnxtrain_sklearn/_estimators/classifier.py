@@ -113,6 +113,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         finetune: str | FineTuner | None = "auto",
         output: str | None = None,
         output_kind: str = "auto",
+        training_mode: bool = False,
         class_weight: Mapping[object, float] | str | None = None,
         tol: float = 1e-4,
         n_iter_no_change: float = 10,

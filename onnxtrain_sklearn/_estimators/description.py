@@ -160,7 +160,8 @@ def _describe(estimator: Describable) -> Description:
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
-    given, _ = source_of(model, estimator.output, joined=isinstance(estimator.loss, LossSource))
+    joined, mode = isinstance(estimator.loss, LossSource), estimator.training_mode
+    given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode)
     source, names = selected(given, estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
     return replace(_with_factors(described, source, estimator), engine=estimator.engine)

@@ -17,6 +17,7 @@ from .._graph.files import without_program
 from .._graph.joined_outputs import join_outputs
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
+from .._graph.training_mode import in_training_mode
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
 from ..exceptions import instead_of, nearest
@@ -31,12 +32,17 @@ LONGEST_NAME = 40
 
 
 def source_of(
-    model: ModelSource, output: str | None, *, has_text: bool = False, joined: bool = False
+    model: ModelSource,
+    output: str | None,
+    *,
+    has_text: bool = False,
+    joined: bool = False,
+    training_mode: bool = False,
 ) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of the user's ``model``, and for a fitted model its description.
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
-    concatenation of all outputs of the graph.
+    concatenation of all outputs of the graph, ``training_mode`` whether its nodes are switched over to training.
     """
     model = without_program(model)
     if is_estimator(model):
@@ -56,6 +62,7 @@ def source_of(
             f"file {model!r}."
         )
     whole = dequantized(load(model))
+    whole = in_training_mode(whole) if training_mode else whole
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
@@ -69,12 +76,13 @@ def known_source(
     """Return the graph if it is known before the data: given, or trained by an earlier call."""
     if old is not None:
         if old.began is not None:
-            old.began.require_same(estimator.model, estimator.output, estimator.output_kind)
+            old.began.require_same(estimator)
         return old.given, old.fitted
     if resolve_builder(estimator.model) is not None:
         return None, None
     if is_estimator(estimator.model):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossSource)
-    found = source_of(estimator.model, estimator.output, has_text=holds_text(X), joined=joined)
+    text, mode = holds_text(X), estimator.training_mode
+    found = source_of(estimator.model, estimator.output, has_text=text, joined=joined, training_mode=mode)
     return of_kind(found, classifies=is_classifier(estimator))

@@ -113,6 +113,11 @@ default. A FineTuner: given graphs of any kind are fine-tuned, with its settings
 The output of the graph to train; None: the first float output that depends on a float initializer. With
 ``FineTuner(new_head=True)`` any tensor inside the graph: the features of the new head.""",
         (Instance(str, "the name of an output of the graph"), None)),
+    "training_mode": switch("""
+Whether BatchNormalization and Dropout of a given ONNX graph are switched over to training: statistics of the minibatch,
+running statistics that training updates, units that are dropped. False: the graph is trained as it is, which for a file
+exported in evaluation mode means fixed statistics and no Dropout. Predictions and ``to_onnx()`` are always those of
+evaluation mode. What the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
     "tol": Parameter("float", """
 Least improvement of the loss (or of the validation score) that counts as one.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
@@ -224,6 +229,7 @@ class Parameters(Declared):
     finetune: str | FineTuner | None
     output: str | None
     output_kind: str
+    training_mode: bool
     tol: float
     n_iter_no_change: float
     early_stopping: bool | str

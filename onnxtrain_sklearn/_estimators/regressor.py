@@ -91,6 +91,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         finetune: str | FineTuner | None = "auto",
         output: str | None = None,
         output_kind: str = "auto",
+        training_mode: bool = False,
         target_scaling: str | None = "auto",
         clip_predictions: bool = False,
         tol: float = 1e-4,

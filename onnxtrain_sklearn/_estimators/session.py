@@ -148,7 +148,7 @@ class Session:
         if self.old is not None:
             return resume_run(self.old, seen, head, settings, trainable, columns), settings
         run = new_run(chosen.source, seen, head, settings, trainable, columns, self.rng, fitted)
-        run.began = Start.of(estimator.model, estimator.output, estimator.output_kind)
+        run.began = Start.by(estimator)
         if chosen.own is not None:
             require_own_start(chosen.own, seen, head, run.plain_predictor(), columns, settings.device)
         return run, settings

@@ -32,6 +32,7 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     estimator.check_declared()
     _check_output(estimator)
     _check_output_kind(estimator)
+    _check_training_mode(estimator)
     _check_class_weight(getattr(estimator, "class_weight", None))
 
 
@@ -51,6 +52,14 @@ def _check_output_kind(estimator: Parameters) -> None:
         raise ValueError(
             f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
             f"known. Leave output_kind='auto'."
+        )
+
+
+def _check_training_mode(estimator: Parameters) -> None:
+    if estimator.training_mode and not is_foreign(estimator.model):
+        raise ValueError(
+            "training_mode=True is for given ONNX graphs: what a builder of this package makes trains in that mode "
+            "anyway, and fitted models have none. Leave training_mode=False."
         )
 
 

@@ -13,28 +13,31 @@ from .._graph.files import without_program
 from .._support.content import content
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
+from .parameters import Parameters
 
 
 @dataclass(frozen=True)
 class Start:
-    """The parameters ``model``, ``output`` and ``output_kind`` of the first call; a builder is copied."""
+    """The parameters of the first call that determine the graph; a builder is copied."""
 
     model: ModelSource
     output: str | None
     output_kind: str = "auto"
+    training_mode: bool = False
 
     @classmethod
-    def of(cls, model: ModelSource, output: str | None, output_kind: str = "auto") -> Start:
-        """Return the start for these parameters."""
-        builder = hasattr(model, "build")
-        return cls(clone(model, safe=False) if builder else without_program(model), output, output_kind)
+    def by(cls, estimator: Parameters) -> Start:
+        """Return the start of an estimator with these parameters."""
+        model, others = estimator.model, [getattr(estimator, name) for name in _COMPARED]
+        return cls(clone(model, safe=False) if hasattr(model, "build") else without_program(model), *others)
 
-    def require_same(self, model: ModelSource, output: str | None, output_kind: str = "auto") -> None:
-        """Raise ModelError if a later call has another model, or another output of it."""
-        if output != self.output:
-            raise ModelError(_message("output", self.output, output))
-        if output_kind != self.output_kind:
-            raise ModelError(_message("output_kind", self.output_kind, output_kind))
+    def require_same(self, estimator: Parameters) -> None:
+        """Raise ModelError if a later call has another model, or takes another form of it."""
+        for name in _COMPARED:
+            first, now = getattr(self, name), getattr(estimator, name)
+            if first != now:
+                raise ModelError(_message(name, first, now))
+        model = estimator.model
         if model is not self.model and content(_default(model)) != self._content:
             raise ModelError(_message("model", _model_text(self.model), _model_text(model)))
 
@@ -47,6 +50,9 @@ class Start:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+_COMPARED = ("output", "output_kind", "training_mode")
 
 
 def _default(model: ModelSource) -> Any:

@@ -9,8 +9,9 @@ import onnx_ir as ir
 from ..exceptions import UnsupportedOperatorError
 from .builder import GraphBuilder
 from .edits import copy_initializer, copy_type
+from .names import names_of
 from .queries import dims, int_attribute
-from .torch_program import is_from_torch
+from .torch_program import TorchProgram, is_from_torch
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
@@ -26,17 +27,31 @@ def use_running_statistics(node: ir.Node) -> None:
 
 
 def separate_running_statistics(graph: ir.Graph) -> None:
-    """Separate the running statistics of BatchNormalizations in training mode: exporters merge equal ones."""
-    seen: set[ir.Value] = set()
-    for node in [n for n in graph.all_nodes() if normalizes_by_batch(n)]:
+    """Give each BatchNormalization in training mode statistics of its own: exporters merge equal initializers.
+
+    In a fresh network of PyTorch the running mean is the bias, and the running variance is the scale.
+    """
+    nodes = [n for n in graph.all_nodes() if normalizes_by_batch(n)]
+    program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
+    for node in nodes:
+        assert program is not None
         _require_running_statistics(graph, node)
         for i in (3, 4):
-            x = node.inputs[i]
-            if x in seen:
-                assert x is not None
-                node.replace_input_with(i, copy_initializer(graph, x, f"{x.name}/{node.name}"))
-            elif x is not None:
-                seen.add(x)
+            _separate(graph, node, i, program.buffer_at(node, i), seen)
+
+
+def _separate(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
+    """Let no other node read the same statistic; ``own`` is its name in the module."""
+    x = node.inputs[index]
+    assert x is not None
+    others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
+    if x not in seen and not (others and x.name != own):
+        seen.add(x)
+        moved = copy_initializer(graph, x, names_of(graph).free(f"{x.name}/constant")) if others else x
+        for use in others:
+            use.node.replace_input_with(use.idx, moved)
+    else:
+        node.replace_input_with(index, copy_initializer(graph, x, names_of(graph).free(own or f"{x.name}/{node.name}")))
 
 
 def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:

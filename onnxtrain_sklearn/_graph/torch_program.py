@@ -225,6 +225,14 @@ class TorchProgram:
         names = _NAME.findall(call.arguments[slot])
         return self.targets.get(names[0]) if len(names) == 1 and names[0] in self._parameters else None
 
+    def buffer_at(self, node: ir.Node, index: int) -> str | None:
+        """Return the name, in the module, of the running statistic that a BatchNormalization reads at a position."""
+        call = call_of(node)
+        if call is None or "batch_norm" not in call.function or index >= len(call.arguments):
+            return None
+        names = _NAME.findall(call.arguments[index])
+        return self.targets.get(names[0]) if len(names) == 1 else None
+
     def bias_of(self, node: ir.Node) -> str | None:
         """Return the name, in the module, of the bias of a product; the exporter drops one that is zero."""
         call = call_of(node)

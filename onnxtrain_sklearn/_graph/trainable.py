@@ -22,7 +22,7 @@ from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs, swap_initializers
 from .final_activation import activation_of
-from .queries import is_float
+from .queries import is_float, reaching
 from .ranges import range_of
 from .roles import Verdict
 from .shapes import free_batch_axis, infer_anew, infer_shapes
@@ -138,10 +138,15 @@ class TrainableModel:
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
-        """Return the model with BatchNormalization in inference mode where neither scale nor bias is trained."""
+        """Return the model with BatchNormalization in inference mode where neither scale nor bias is trained.
+
+        One without parameters of its own stays in training mode where the layers before it are trained.
+        """
 
         def stays(node: ir.Node) -> bool:
-            return not any(x is not None and x.name in trained for x in node.inputs[1:3])
+            own = {x.name for x in node.inputs[1:3] if x is not None}.intersection(self.parameters)
+            before = own or reaching(node.outputs[0]).intersection(self.parameters)
+            return (before or set(self.parameters)).isdisjoint(trained)
 
         if not any(normalizes_by_batch(node) and stays(node) for node in self.model.graph):
             return self

@@ -79,6 +79,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "max_grad_norm": [0.1, 1e300],
     "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
     "output": ["Y", "Z", "label", "probabilities", "H"],
+    "training_mode": [True],
     "tol": [0.0, float("inf"), -float("inf")],
     "n_iter_no_change": [1, 2],
     "early_stopping": [True],
