@@ -31,6 +31,7 @@ from .device_training import DeviceTraining
 from .examples import Call, FitRows
 from .graph_inputs import graph_inputs, require_numbers
 from .parameters import Parameters
+from .plain_rows import plain_prediction
 from .run import Run
 from .session import Session
 from .trained_estimator import trained_estimator
@@ -198,6 +199,9 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
         return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
+        found = plain_prediction(self, X, output, with_scores=with_scores)
+        if found is not None:
+            return found
         check_is_fitted(self)
         columns = graph_inputs(self, X, self._run.source.inputs, self._run.fitted, reset=False)
         require_numbers(self, self._run, columns)

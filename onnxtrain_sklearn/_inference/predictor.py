@@ -12,12 +12,14 @@ import onnx_ir as ir
 
 from .._data import sparse_rows
 from .._data.columns import Column
+from .._data.finite import finite_rows
 from .._graph.edits import initializers_to_inputs
 from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.protobuf import to_proto
 from .._graph.queries import constant
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
+from .._support.typing import DType
 from ..exceptions import ModelError
 
 CHUNK_ROWS = 8192
@@ -113,20 +115,36 @@ class Predictor:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
         n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
         dense = [column for name, column in columns.items() if name not in self._sparse]
-        width = max([self._width, *(math.prod(column.shape[1:]) for column in dense)])
-        size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
-        pieces = [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
+        pieces = self._pieces(n_rows, max([1, *(math.prod(column.shape[1:]) for column in dense)]))
         found = [self._chunk(columns, one if rows is None else rows[one], output) for one in pieces]
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def run_finite(self, name: str, rows: np.ndarray, dtype: DType, output: int = 0) -> np.ndarray | None:
+        """Return output number ``output`` for rows of the only input that are one chunk.
+
+        None: they are more, for which the shorter check does not pay, or a number is not finite in ``dtype``.
+        """
+        one_chunk = len(self._pieces(len(rows), math.prod(rows.shape[1:]))) == 1
+        piece = finite_rows(rows, dtype) if one_chunk else None
+        return None if piece is None else self._computed({name: piece}, len(piece), output)
+
+    def _pieces(self, n_rows: int, width: int) -> list[slice]:
+        """Return the chunks of rows of ``width`` numbers."""
+        width = max(self._width, width)
+        size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
+        return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray | slice, output: int) -> np.ndarray:
         feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
         parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
         for one, matrix in zip(self._products, self._matrices, strict=True):
             feeds[one.name] = sparse_rows.product(parts[one.input], matrix, transposed=one.transposed)
-        found = sessions.run_session(self._session, [self.outputs[output]], feeds | self._live)[0]
+        return self._computed(feeds, rows.stop - rows.start if isinstance(rows, slice) else len(rows), output)
+
+    def _computed(self, feeds: Mapping[str, np.ndarray], n_rows: int, output: int) -> np.ndarray:
+        feeds = {**feeds, **self._live} if self._live else feeds
+        found = sessions.run_session(self._session, [self.outputs[output]], feeds)[0]
         result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
-        n_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         if result.shape[:1] != (n_rows,):
             found = f"{len(result)} output rows" if result.ndim else "a single number"
             raise ModelError(

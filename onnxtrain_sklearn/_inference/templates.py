@@ -22,6 +22,7 @@ from .._support.cache import Cache
 from .._support.content import content
 from .graph import inference_model
 from .head import Head
+from .placeholders import fill_places, numbers_of_targets, places, with_placeholders
 from .predictor import PredictionGraph, prediction_graph
 
 LARGEST_WEIGHTS = 2**24
@@ -30,10 +31,11 @@ LARGEST_WEIGHTS = 2**24
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """An inference graph in protobuf whose weights have no values."""
+    """An inference graph in protobuf whose weights have no values; ``places`` are nodes by number of the head."""
 
     proto: Any
     graph: PredictionGraph
+    places: Mapping[str, str]
 
 
 _templates: Cache[_Template] = Cache(128, 2**25, lambda template: template.proto.ByteSize() + 2**14)
@@ -52,12 +54,13 @@ def filled_graph(
         return prediction_graph(_made(model, weights, head, with_scores, live))
     key = (structure(model.model, weights), _form(model), _head_key(head), with_scores, tuple(live))
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
-    template = _templates.get(key, lambda: _template(_made(model, zeros, head, with_scores, live), weights))
+    template = _templates.get(key, lambda: _template(model, zeros, head, with_scores, live))
     proto = type(template.proto)()
     proto.CopyFrom(template.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             tensor.raw_data = np.ascontiguousarray(weights[tensor.name]).tobytes()
+    fill_places(proto, template.places, head, model.dtype)
     return replace(template.graph, content=proto.SerializeToString())
 
 
@@ -69,12 +72,16 @@ def _made(
     return graph
 
 
-def _template(model: ir.Model, weights: Mapping[str, np.ndarray]) -> _Template:
-    proto = to_proto(model)
+def _template(
+    model: TrainableModel, zeros: Mapping[str, np.ndarray], head: Head, with_scores: bool, live: Collection[str]
+) -> _Template:
+    graph = _made(model, zeros, with_placeholders(head), with_scores, live)
+    proto = to_proto(graph)
     for tensor in proto.graph.initializer:
-        if tensor.name in weights:
+        if tensor.name in zeros:
             tensor.ClearField("raw_data")
-    return _Template(proto, replace(prediction_graph(model), content=b""))
+    found = places(graph.graph, head, model.dtype, {node.name for node in model.model.graph})
+    return _Template(proto, replace(prediction_graph(graph), content=b""), found)
 
 
 def _form(model: TrainableModel) -> tuple[object, ...]:
@@ -84,5 +91,5 @@ def _form(model: TrainableModel) -> tuple[object, ...]:
 
 
 def _head_key(head: Head) -> object:
-    clips = head.target_range is not None and head.target_range.clips
-    return content(head if clips else replace(head, target_range=None))
+    """Return the content of the head without the numbers that are filled in, but with which of them there are."""
+    return content(replace(head, target_scale=None, target_range=None)), tuple(numbers_of_targets(head))
