@@ -7,6 +7,7 @@ into ``classes``, or as rows of zeros and a one for each of several; nothing els
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any, TypeAlias
@@ -36,19 +37,22 @@ class Targets:
     Attributes
     ----------
     values : ndarray of shape (n_samples,) of int64, or (n_samples, n_outputs) of float
-        Class indices, or numbers.
+        Class indices, or numbers; rows of several axes are flat.
     task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
         "binary" stands for two classes, whatever the number of scores.
     n_outputs : int
         Columns that a graph built for these targets has.
     classes : ndarray, list of ndarray or None
         Sorted labels; a list where a row has several labels of classes of their own.
+    row_shape : tuple of int
+        Shape of a row of numbers that has several axes, such as an image; else empty.
     """
 
     values: np.ndarray
     task: Task
     n_outputs: int
     classes: Classes = None
+    row_shape: tuple[int, ...] = ()
 
     @property
     def stratify(self) -> np.ndarray | None:
@@ -56,9 +60,9 @@ class Targets:
         return self.values if self.task in ("binary", "multiclass") else None
 
 
-def regression_targets(y: ArrayLike) -> Targets:
-    """Return numbers, a column per output."""
-    array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y"))
+def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
+    """Return numbers, a column per output; ``allow_nd``: rows may have several axes."""
+    array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y", allow_nd=allow_nd))
     if array.ndim == 2 and array.shape[1] == 1:
         array = column_or_1d(array, warn=True)
     if array.dtype.kind in "OSUV":
@@ -66,9 +70,10 @@ def regression_targets(y: ArrayLike) -> Targets:
             array = array.astype(np.float64)
         except (ValueError, TypeError):
             raise ValueError("Unknown label type: y must hold numbers for regression.") from None
-    columns = array.reshape(len(array), -1)
-    if array.ndim > 2:
-        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {array.shape}.")
+    columns = array.reshape(len(array), math.prod(array.shape[1:]))
+    if array.ndim > 2:  # maps are large: float32 stays what it is
+        columns = columns if columns.dtype == np.float32 else columns.astype(np.float64)
+        return Targets(columns, "regression", columns.shape[1], row_shape=array.shape[1:])
     return Targets(columns.astype(np.float64), "regression", columns.shape[1])
 
 

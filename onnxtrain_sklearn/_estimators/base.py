@@ -66,8 +66,8 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
             Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
             several inputs takes a dict of arrays by input name, :class:`Inputs`, or a data frame whose columns are
             named after the inputs; a fitted model that encodes text takes what it was fitted on.
-        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
-            Targets.
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs), or of more axes
+            Targets. Rows of several axes, such as images, have the shape of a row of the graph's output.
         sample_weight : array-like of shape (n_samples,), default=None
             Weight of each row in the mean loss, >= 0; None: one.
         X_val, y_val, sample_weight_val : like the ones above, default=None

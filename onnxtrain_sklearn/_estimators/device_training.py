@@ -159,9 +159,10 @@ def _with_loss(run: Run, loss: Loss) -> ir.Model:
     scores = next(v for v in graph.outputs if v.name == single.scores)
     op = GraphBuilder(graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
     labelled = head.task == "multiclass"
-    shape = ("N",) if labelled else ("N", head.n_outputs)
+    shape: list[str | int] = ["N"] if labelled else ["N", *(head.row_shape or (head.n_outputs,))]
     y = ir.val("labels" if labelled else "target", ir.DataType.INT64 if labelled else op.dtype, shape)
     graph.inputs.append(y)
+    y = op.Reshape(y, [-1, head.n_outputs]) if head.row_shape else y
     columns = op.Reshape(scores, [-1, head.n_outputs])
     target = one_hot(op, y, head.n_outputs, op.dtype) if labelled else _scaled_outputs(op, y, head.target_scale)
     if single.members is not None:

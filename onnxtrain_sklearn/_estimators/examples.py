@@ -153,6 +153,9 @@ def _require_rows(columns: Columns, targets: Targets) -> None:
 
 def _require_like(targets: Targets, head: Head) -> None:
     """Raise if later targets differ from the first ones in number, or in having one or several labels per row."""
+    if targets.task == "regression" and targets.row_shape != head.row_shape:
+        shapes = [("n", *(shape or [head.n_outputs])) for shape in (targets.row_shape, head.row_shape)]
+        raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
     if targets.task == "regression" and targets.n_outputs != head.n_outputs:
         raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
     if (targets.task == "multilabel") != (head.task == "multilabel"):

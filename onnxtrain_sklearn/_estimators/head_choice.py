@@ -14,7 +14,15 @@ from sklearn.base import is_classifier
 
 from .._data.targets import Targets
 from .._fitted.model import FittedModel
-from .._given.comparison import OwnOutput, as_columns, own_output, run_graph, settled
+from .._given.comparison import (
+    OwnOutput,
+    as_columns,
+    own_output,
+    require_column_shape,
+    require_target_shape,
+    run_graph,
+    settled,
+)
 from .._gradient.engine import choose_engine
 from .._graph.links import Link, Task
 from .._graph.trainable import TrainableModel
@@ -74,6 +82,7 @@ def choose_head(
     elif old is None and fitted is None:
         own = own_output(estimator.model, source, examples.columns, device)
     if own is not None:
+        _require_shape_of_output(own, examples.targets)
         source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
     elif old is not None:
         n_columns = old.head.n_outputs
@@ -100,6 +109,13 @@ def choose_head(
         seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
     )
     return HeadChoice(source, seen, head, settings, own)
+
+
+def _require_shape_of_output(own: OwnOutput, targets: Targets) -> None:
+    if targets.task == "regression":
+        require_target_shape(own, targets)
+    else:
+        require_column_shape(own.row_shape, own.name)
 
 
 def _require_scores(estimator: Any) -> None:
@@ -137,7 +153,7 @@ def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: i
     link = loss.link(of_label)
     if task == "regression":
         seen = source if source.link == link else source.ignoring_activation()
-        return seen, Head(task, link, n_columns)
+        return seen, Head(task, link, n_columns, row_shape=targets.row_shape)
     if of_pairs:
         return source, Head(task, "identity", n_columns, targets.classes)
     if source.link not in ("sigmoid", "softmax"):

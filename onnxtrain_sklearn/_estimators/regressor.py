@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
+from .._data.maps import r2_of_maps
 from .._data.targets import (
     Classes,
     Targets,
@@ -136,11 +138,34 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
         Returns
         -------
-        ndarray of shape (n_samples,) or (n_samples, n_outputs)
+        ndarray of shape (n_samples,) or (n_samples, n_outputs), or of the axes of ``y``
             float32 if ``X`` is float32, else float64; the numbers are those of the graph.
         """
         prediction = self._predict(X).astype(prediction_type(X), copy=False)
+        row = self._run.head.row_shape
+        if row:  # a graph that takes rows of several sizes gives them
+            return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
         return prediction.ravel() if self.n_outputs_ == 1 else prediction.reshape(len(prediction), -1)
+
+    def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return R², the coefficient of determination.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            With several outputs the mean of theirs, as everywhere in scikit-learn. If ``y`` has more than two axes, the
+            sum of the squared errors of all its elements is compared with that of the mean row: elements that hardly
+            vary, such as the corners of images, would decide the mean.
+        """
+        check_is_fitted(self)
+        if not self._run.head.row_shape:
+            return float(super().score(X, y, sample_weight))
+        return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 
     def to_onnx(self) -> onnx.ModelProto:
         """Return the trained inference graph.
@@ -169,8 +194,10 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         return tags
 
     def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        return regression_targets(y)
+        return regression_targets(y, allow_nd=True)
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         prediction = predicted.reshape(targets.values.shape).astype(np.float64)
+        if targets.row_shape:
+            return r2_of_maps(targets.values, prediction, weights)
         return float(r2_score(targets.values, prediction, sample_weight=weights))

@@ -86,7 +86,11 @@ def _classifier_types(operator: Operator) -> None:
 def _regressor_types(operator: Operator) -> None:
     check_is_fitted(operator.raw_operator)
     rows = operator.inputs[0].get_first_dimension()
-    operator.outputs[0].set_type(_number_type(operator)([rows, operator.raw_operator.n_outputs_]))
+    operator.outputs[0].set_type(_number_type(operator)([rows, *_target_shape(operator.raw_operator)]))
+
+
+def _target_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
+    return estimator._run.head.row_shape or (estimator.n_outputs_,)
 
 
 def _number_type(operator: Operator) -> Any:
@@ -186,8 +190,8 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     for i, variable in enumerate(operator.outputs):
         final = graph.outputs[i]
         rank = None if final.shape is None else len(final.shape)
-        if isinstance(estimator, OrtGradientRegressor) and rank != 2:
-            final = op.Reshape(final, shape=[-1, estimator.n_outputs_])
+        if isinstance(estimator, OrtGradientRegressor) and rank != len(_target_shape(estimator)) + 1:
+            final = op.Reshape(final, shape=[-1, *_target_shape(estimator)])
         wanted = _VARIABLE_TYPES.get(type(variable.type).__name__)
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
     return variables

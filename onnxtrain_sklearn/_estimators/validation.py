@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
 from .examples import Call, Examples, validation_examples
 from .run import Run
@@ -36,7 +36,7 @@ def validation_score(
         _require_no_scoring(estimator, call)
         return None
     rows, targets = held_out, examples.targets
-    held = Targets(targets.values[rows], targets.task, targets.n_outputs, targets.classes)
+    held = replace(targets, values=targets.values[rows])
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
     if estimator.scoring is not None:

@@ -6,6 +6,7 @@ holds scores or probabilities, its numbers do; and the untrained estimator must 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from scipy.special import expit, softmax
 
 from .._data.columns import Column
+from .._data.targets import Targets
 from .._fitted.model import is_estimator
 from .._graph.edits import multiply_by_columns
 from .._graph.inference_form import alone
@@ -52,12 +54,16 @@ class OwnOutput:
         Name of its output.
     rows : ndarray of int
     numbers : ndarray of shape (n_rows, n_columns)
+        Its rows are flat.
+    row_shape : tuple of int
+        Shape of a row of the output.
     """
 
     graph: ir.Model
     name: str
     rows: np.ndarray
     numbers: np.ndarray
+    row_shape: tuple[int, ...]
 
 
 def is_foreign(model: ModelSource) -> bool:
@@ -76,18 +82,17 @@ def own_output(
     rows = np.linspace(0, n - 1, max(3, min(n, COMPARED_ROWS))).astype(int)
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
-    found = _own_numbers(whole, source.output, predictor, columns, rows)
-    _require_independent_rows(whole, source.output, predictor, columns, rows, found)
-    return OwnOutput(graph, source.output, rows, found.astype(np.float64))
+    found = _own_numbers(whole, predictor, columns, rows)
+    numbers = _as_flat_rows(found)
+    _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)
+    return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:])
 
 
-def _own_numbers(
-    whole: ir.Model, name: str, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray
-) -> np.ndarray:
+def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> np.ndarray:
     """Return the output for some rows; if the graph runs on as many rows as it was exported for only, say so."""
     try:
         with refusing("The graph does not run on the data"):
-            return as_columns(predictor.run(columns, rows), name)
+            return predictor.run(columns, rows)
     except ModelError as error:
         fixed = next((v for v in whole.graph.inputs if has_fixed_batch(v)), None)
         if fixed is None or fixed.shape is None or not _runs_on(int(str(fixed.shape[0])), predictor, columns, rows):
@@ -121,7 +126,7 @@ def _require_independent_rows(
     """
     if not any(has_fixed_batch(v) for v in whole.graph.inputs):
         return
-    again = as_columns(predictor.run(columns, rows[[0, -1, 0]]), name)
+    again = _as_flat_rows(predictor.run(columns, rows[[0, -1, 0]]))
     expected = numbers[[0, -1, 0]]
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
     if again.shape == expected.shape and np.allclose(again, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
@@ -144,14 +149,34 @@ def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, 
         return Predictor(graph, device, None).run(columns, rows)
 
 
+def _as_flat_rows(numbers: np.ndarray) -> np.ndarray:
+    return numbers.reshape(len(numbers), math.prod(numbers.shape[1:]))
+
+
 def as_columns(numbers: np.ndarray, name: str) -> np.ndarray:
     """Return an output as a matrix with one row per row of the data; further axes must have size one."""
-    if numbers.ndim > 2 and sum(size != 1 for size in numbers.shape[1:]) > 1:
+    require_column_shape(numbers.shape[1:], name)
+    return _as_flat_rows(numbers)
+
+
+def require_column_shape(row_shape: tuple[int, ...], name: str) -> None:
+    """Raise if a row of an output has several axes of sizes other than one."""
+    if sum(size != 1 for size in row_shape) > 1:
         raise ModelError(
-            f"The trained output {name!r} has shape {('n', *numbers.shape[1:])}; it must be (n,), (n, 1) or (n, k), "
+            f"The trained output {name!r} has shape {('n', *row_shape)}; it must be (n,), (n, 1) or (n, k), "
             f"with further axes only of size one. Name another output with output=..."
         )
-    return numbers.reshape(len(numbers), -1)
+
+
+def require_target_shape(own: OwnOutput, targets: Targets) -> None:
+    """Raise if rows of the output differ in shape from those of numeric targets; one of them may be flat."""
+    shapes = own.row_shape, targets.row_shape or (targets.n_outputs,)
+    output, y = ([size for size in shape if size != 1] for shape in shapes)
+    if output != y and min(len(output), len(y)) > 1:
+        raise ValueError(
+            f"The graph's output {own.name!r} has shape {('n', *shapes[0])}, but y has shape {('n', *shapes[1])}: a "
+            f"row of y must have the shape of a row of the output."
+        )
 
 
 # The kind of the output
@@ -241,7 +266,7 @@ def require_own_start(
     for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=1e-4, atol=2 * NARROW * scale, equal_nan=True):
-            again = as_columns(run_graph(own.graph, columns, own.rows, device), own.name)
+            again = _as_flat_rows(run_graph(own.graph, columns, own.rows, device))
             if np.allclose(
                 again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True
             ):  # otherwise it draws random numbers

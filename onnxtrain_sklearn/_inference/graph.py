@@ -14,8 +14,6 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._data.target_range import TargetRange
-from .._data.target_scale import TargetScale
 from .._graph.activation import as_rows
 from .._graph.builder import GraphBuilder
 from .._graph.edits import multiply_by_columns, swap_initializers
@@ -79,8 +77,8 @@ def inference_model(
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
         prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        prediction = _graph_in_units(op, prediction, head.target_scale)
-        _add_output(op, "variable", _clipped(op, prediction, head.target_range), given)
+        prediction = _graph_in_units(op, _in_row_shape(op, prediction, head), head)
+        _add_output(op, "variable", _clipped(op, prediction, head), given)
     else:
         columns = _as_score_columns(op, decision)
         label = (
@@ -103,22 +101,33 @@ def inference_model(
     return result
 
 
-def _graph_in_units(op: GraphBuilder, prediction: ir.Value, scale: TargetScale | None) -> ir.Value:
+def _in_row_shape(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
+    """Return the prediction in rows of several axes where the targets have them; a given graph's keep their own."""
+    clips = head.target_range is not None and head.target_range.clips
+    shape, computes = op.shape(prediction), clips or head.target_scale is not None
+    if not head.row_shape or not (computes or shape is None or len(shape) < 3):
+        return prediction
+    return op.Reshape(prediction, [-1, *head.row_shape])
+
+
+def _graph_in_units(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
     """Return the prediction in the units of the targets."""
+    scale, shape = head.target_scale, head.row_shape or (-1,)
     if scale is None:
         return prediction
     dtype = op.dtype.numpy()
-    scaled = op.Mul(prediction, scale.scale.astype(dtype))
-    return op.Add(scaled, scale.center.astype(dtype)) if scale.center.any() else scaled
+    scaled = op.Mul(prediction, scale.scale.astype(dtype).reshape(shape))
+    return op.Add(scaled, scale.center.astype(dtype).reshape(shape)) if scale.center.any() else scaled
 
 
-def _clipped(op: GraphBuilder, prediction: ir.Value, bounds: TargetRange | None) -> ir.Value:
+def _clipped(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
     """Return the prediction within the range of the targets; NaN stays NaN, which Clip may replace by a bound."""
+    bounds = head.target_range
     if bounds is None or not bounds.clips:
         return prediction
     dtype = op.dtype.numpy()
-    low, high = (limit.astype(dtype) for limit in (bounds.low, bounds.high))
-    rows = prediction if len(low) == 1 else as_rows(op, prediction)
+    low, high = (limit.astype(dtype).reshape(head.row_shape or (-1,)) for limit in (bounds.low, bounds.high))
+    rows = prediction if low.size == 1 or head.row_shape else as_rows(op, prediction)
     above = op.Where(op.Less(rows, low), low, rows)
     return op.Where(op.Greater(above, high), high, above)
 

@@ -28,6 +28,8 @@ class Head:
         What the targets were scaled by for training; predictions are scaled back.
     target_range : TargetRange or None
         Of a regressor, the range of the targets that were trained on, and whether predictions are clipped to it.
+    row_shape : tuple of int
+        Shape of a row of targets that has several axes, such as an image; else empty.
     """
 
     task: Task
@@ -36,6 +38,7 @@ class Head:
     classes: np.ndarray | list[np.ndarray] | None = None
     target_scale: TargetScale | None = None
     target_range: TargetRange | None = None
+    row_shape: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...]:
