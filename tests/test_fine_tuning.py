@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.examples import Call
-from onnxtrain_sklearn._estimators.session import Session
+from onnxtrain_sklearn._estimators.preparation import prepared
 from onnxtrain_sklearn._training.candidates import Candidate, shares
 from onnxtrain_sklearn._training.fine_tuning import FineTuningTrainer
 from onnxtrain_sklearn._training.recalibration import OutputWeights, anchors, no_output_weights
@@ -41,7 +41,7 @@ def ridge():
 
 def trainer_of(model, y=Y[NEW], **settings) -> FineTuningTrainer:
     estimator = OrtGradientRegressor(model, random_state=0, **settings)
-    trainer = Session(estimator, Call(X[NEW], y)).prepared()[1]
+    trainer = prepared(estimator, Call(X[NEW], y))[1]
     assert isinstance(trainer, FineTuningTrainer)
     return trainer
 
@@ -150,8 +150,7 @@ def test_a_column_in_other_units_counts_by_its_square():
     plain = trainer_of(old)
     rows[:, 2] *= 1000.0
     old.coef_[2] /= 1000.0
-    session = Session(OrtGradientRegressor(old, random_state=0), Call(rows, Y[NEW]))
-    other = session.prepared()[1]
+    other = prepared(OrtGradientRegressor(old, random_state=0), Call(rows, Y[NEW]))[1]
     first, second = (
         metric(one._objective, one._vector.astype(float), np.random.RandomState(0))[:10] for one in (plain, other)
     )

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.neural_network import MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.session import Session
+from onnxtrain_sklearn._estimators.training_rows import TrainingRows
 from onnxtrain_sklearn._runtime import sessions
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.data import blobs, line
@@ -265,13 +265,13 @@ def test_a_split_for_early_stopping_is_held_out_and_stratified(monkeypatch):
     X, y = blobs(200)
     y[:] = (np.arange(200) % 10 == 0).astype(int)
     seen = {}
-    original = Session._split
+    original = TrainingRows.split
 
     def split(self, *args, **kwargs):
         seen["rows"], seen["held"] = original(self, *args, **kwargs)
         return seen["rows"], seen["held"]
 
-    monkeypatch.setattr(Session, "_split", split)
+    monkeypatch.setattr(TrainingRows, "split", split)
     estimator = small(early_stopping=True, validation_fraction=0.2, max_iter=20, n_iter_no_change=3, tol=1e-4).fit(X, y)
     assert len(seen["held"]) == 40
     assert y[seen["held"]].sum() == 4

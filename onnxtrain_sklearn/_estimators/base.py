@@ -32,8 +32,8 @@ from .examples import Call, FitRows
 from .graph_inputs import graph_inputs, require_numbers
 from .parameters import Parameters
 from .plain_rows import plain_prediction
+from .preparation import prepared
 from .run import Run
-from .session import Session
 from .trained_estimator import trained_estimator
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
     """The default loss: with a fitted model, the loss of that model replaces it."""
 
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
-        run, trainer = Session(self, call).prepared()
+        run, trainer = prepared(self, call)
         return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:

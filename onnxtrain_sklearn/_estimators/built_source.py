@@ -21,11 +21,29 @@ from .._models.base import DrawsWeights
 from .._support.cache import Cache
 from .._support.content import content, is_plain
 from ..exceptions import ModelError
-from ..models import Builder, keywords_of
-from .examples import Examples
+from ..models import Builder, keywords_of, resolve_builder
+from .examples import Call, Examples, scaled
+from .graph_inputs import graph_inputs
+from .parameters import Parameters
+from .training_rows import TrainingRows
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}
 """The keywords of a builder that depend on the split into training and validation rows."""
+
+
+def built_for(
+    estimator: Parameters, call: Call, examples: Examples, rows: TrainingRows, rng: np.random.RandomState
+) -> tuple[TrainableModel, Examples]:
+    """Return the graph that the builder of an estimator builds for the data, and the data as its input."""
+    builder = resolve_builder(estimator.model)
+    assert builder is not None
+    trained = rows.split(examples)[0] if needs_rows(builder) else None
+    source = built_source(builder, scaled(examples, rows.scale), trained, rng)
+    (column,) = examples.columns.values()
+    if column.matches(source.inputs[0]):
+        return source, replace(examples, columns={source.inputs[0].name: column})
+    columns = graph_inputs(estimator, call.X, source.inputs, None, reset=False)
+    return source, replace(examples, columns=columns)
 
 
 def needs_rows(builder: Builder) -> bool:

@@ -20,7 +20,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._support.typing import MatrixLike, Validation
 from .._training.loss_graph import TARGET, target_layout
-from .graph_inputs import expected_inputs, graph_inputs
+from .graph_inputs import expected_inputs, graph_inputs, take_features
 from .run import Columns, Run
 
 
@@ -93,6 +93,8 @@ def training_examples(
 ) -> Examples:
     """Return the examples of a call; ``source`` is None if the graph is not built yet."""
     specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
+    if old is None and fitted is not None:
+        take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
     columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)

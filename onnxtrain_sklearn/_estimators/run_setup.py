@@ -8,17 +8,50 @@ from dataclasses import replace
 import numpy as np
 
 from .._fitted.model import FittedModel
+from .._given.comparison import require_own_start
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
+from .._optimizers.lbfgs import LBFGS
 from .._training.host_step import in_trainable_type
 from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from .._training.step import OptimizerState
+from .examples import Examples
+from .factors import factors_of, require_schedulable, require_steps
+from .fine_tuning import tuned_names
+from .head_choice import choose_head
+from .plan import Plan
 from .run import Columns, Run, trained_form
+from .start import Start
 
 
-def new_run(
+def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run, StepSettings]:
+    """Return a new run of ``source``, or the old one with the current parameters, and the settings of its step."""
+    estimator, old, columns = plan.estimator, plan.old, examples.columns
+    chosen = choose_head(estimator, old, source, plan.fitted, examples, plan.rng, is_new=plan.body is not None)
+    seen = chosen.seen
+    factors = factors_of(estimator, seen, chosen.settings.optimizer)
+    require_schedulable(plan.loop.scheduled, chosen.settings.optimizer)
+    require_steps(estimator, chosen.settings.optimizer)
+    settings = replace(chosen.settings, factors=factors, scheduled=plan.loop.scheduled)
+    trainable = estimator.trainable
+    if plan.tuner is not None:
+        settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
+        fitted = plan.fitted if plan.body is None else plan.body.fitted
+        trainable = tuned_names(estimator, plan.tuner, seen, fitted)
+    plan.rows.require_same_units(settings.loss)
+    head = replace(chosen.head, target_scale=plan.rows.scale)
+    if old is not None:
+        return _resumed_run(old, seen, head, settings, trainable, columns), settings
+    run = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
+    run.began = Start.by(estimator)
+    if chosen.own is not None:
+        require_own_start(chosen.own, seen, head, run.plain_predictor(), columns, settings.device)
+    return run, settings
+
+
+def _new_run(
     given: TrainableModel,
     source: TrainableModel,
     head: Head,
@@ -51,7 +84,7 @@ def new_run(
     return run
 
 
-def resume_run(
+def _resumed_run(
     old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
 ) -> Run:
     """Return the run that continues from the weights of ``old`` with the current settings."""

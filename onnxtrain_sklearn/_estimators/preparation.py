@@ -1,0 +1,62 @@
+"""The preparation of a call of ``fit`` or ``partial_fit``, in steps: model, examples, run, loop.
+
+Nothing is trained here. The training step comes last: nothing before it changes objects shared with an earlier run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sklearn.utils import check_random_state
+
+from .._graph.trainable import TrainableModel
+from .._training.loop import Trainer
+from .built_source import built_for
+from .examples import Call, Examples, training_examples
+from .fine_tuning import tuner_of
+from .model_source import known_source
+from .new_head import body_of, gets_new_head, headed
+from .parameters import Parameters
+from .plan import Plan
+from .run import Run
+from .run_setup import run_for
+from .settings import trainer_settings
+from .start_checks import require_equal_start, require_fit
+from .trainer_setup import trainer_for
+from .training_rows import TrainingRows
+
+
+def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
+    """Validate everything; return the run and the loop that will train it.
+
+    The parameters of the estimator are read, and its feature attributes are set.
+    """
+    plan, source, examples = _planned(estimator, call)
+    run, settings = run_for(plan, source, examples)
+    require_equal_start(plan, run, examples)
+    require_fit(plan, run, examples)
+    # Fitted models were compared unclipped.
+    run.head = replace(run.head, target_range=plan.rows.target_range(examples))
+    run.predictors.clear()  # they hold the current weights
+    return run, trainer_for(plan, run, settings, examples)
+
+
+def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, Examples]:
+    """Return what the call decides, the graph, which is built for the data if need be, and the data as its inputs."""
+    if call.y is None:
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+    loop = trainer_settings(estimator)
+    old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+    rng = check_random_state(estimator.random_state) if old is None else old.rng
+    body = body_of(estimator) if gets_new_head(estimator, old) else None
+    names: tuple[str, ...] = ()
+    source, fitted = known_source(estimator, old, call.X) if body is None else (body.source, None)
+    examples = training_examples(estimator, call, source, fitted, old)
+    tuner = None if call.one_pass else tuner_of(estimator, fitted)
+    rows = TrainingRows(estimator, call, old, rng)
+    if body is not None:
+        source, names = headed(body, examples)
+    if source is None:
+        rows.choose_scale(examples)
+        source, examples = built_for(estimator, call, examples, rows, rng)
+    return Plan(estimator, call, loop, old, rng, rows, fitted, tuner, body, names), source, examples

@@ -1,0 +1,36 @@
+"""The loop of a call: its minibatches, its step, the score of the validation rows."""
+
+from __future__ import annotations
+
+from .._optimizers.lbfgs import LBFGS
+from .._training.choice import new_trainer
+from .._training.loop import Trainer
+from .._training.loss_graph import StepSettings
+from .examples import Examples, batches_for
+from .fine_tuning import TUNED_PIECE, old_examples, transformer_names, tuning_trainer
+from .plan import Plan
+from .run import Run, sparse_inputs
+from .settings import batch_limit
+from .step_choice import prepare_step
+from .validation import validation_score
+
+
+def trainer_for(plan: Plan, run: Run, settings: StepSettings, examples: Examples) -> Trainer:
+    """Return the loop over the training rows, with the score of the validation rows."""
+    estimator, call, tuner = plan.estimator, plan.call, plan.tuner
+    rows, held_out = plan.rows.split(examples)
+    old = old_examples(estimator, run, call, tuner)
+    rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
+    limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
+    shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
+    batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
+    validate = validation_score(estimator, run, examples, held_out, call)
+    # calls of partial_fit may bring more or fewer rows
+    room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
+    step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
+    if tuner is not None:
+        scalers = transformer_names(estimator, run.source, run.fitted)
+        return tuning_trainer(
+            tuner, run, examples, old, rows, plan.loop, step, batches, validate, plan.head_names, scalers
+        )
+    return new_trainer(plan.loop, step, batches, run.history, validate)
