@@ -32,11 +32,12 @@ def test_an_operator_that_lacks_a_type_says_so(operator):
     assert "another opset" not in str(caught.value)
 
 
-def test_bfloat16_is_named():
-    graph = """(float[N, 3] X) => (float[N, 1] Y) <bfloat16[3, 1] W = {1, 2, 3}, float[1] c = {1}>
+def test_bfloat16_is_computed_in_float32():
+    """The text has the bits of 1, 2 and 3."""
+    graph = """(float[N, 3] X) => (float[N, 1] Y) <bfloat16[3, 1] W = {16256, 16384, 16448}, float[1] c = {1}>
         { h = Cast <to = 16> (X) z = MatMul(h, W) q = Cast <to = 1> (z) Y = Mul(q, c) }"""
-    with pytest.raises(ModelError, match="its inputs, bfloat16"):
-        regressor(graph, trainable=["c"]).fit(np.ones((9, 3)), np.ones(9))
+    fitted = regressor(graph, trainable=["c"], learning_rate_init=0.0).fit(np.ones((9, 3)), np.ones(9))
+    assert fitted.predict(np.ones((1, 3))) == 6
 
 
 @pytest.mark.parametrize("index", [9, -7])

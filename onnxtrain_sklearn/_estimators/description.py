@@ -214,6 +214,8 @@ def _weights(source: TrainableModel, trained: Collection[str], running_statistic
         status, reason = ("trained", role) if name in trained else ("frozen", f"{role}, not selected by trainable")
         if name in source.statistics:
             status, reason = "statistic", "moved by training" if name in running_statistics else "stays as it is"
+        kept = source.kept.weights.get(name)
+        reason += f", kept as {kept.lower()}" if kept else ""
         found.append(Entry(name, array.shape, array.dtype, status, reason))
     return found
 

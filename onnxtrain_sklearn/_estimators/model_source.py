@@ -15,6 +15,7 @@ from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
 from .._graph.files import without_program
 from .._graph.joined_outputs import join_outputs
+from .._graph.narrow import widened
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
 from .._graph.training_mode import in_training_mode
@@ -61,7 +62,7 @@ def source_of(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
         )
-    whole = dequantized(load(model))
+    whole = dequantized(widened(load(model)))
     whole = in_training_mode(whole) if training_mode else whole
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
         with refusing("The graph cannot be prepared for training"):

@@ -11,6 +11,7 @@ from .._fitted.model import FittedModel, is_estimator
 from .._given.comparison import as_columns, run_graph
 from .._given.ml_files import is_fitted_graph
 from .._graph.constants import dequantized
+from .._graph.narrow import widened
 from .._graph.new_head import graph_of_features, with_head
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
@@ -52,7 +53,7 @@ def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
 def body_of(estimator: Parameters) -> Body:
     """Return the part of the given model before its head."""
     model, output = estimator.model, estimator.output
-    whole = None if is_estimator(model) else dequantized(load(cast("bytes", model)))
+    whole = None if is_estimator(model) else dequantized(widened(load(cast("bytes", model))))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
         graph, features = graph_of_features(whole, output)
         return Body(replace(trainable_model(graph, features, foreign=True), reference=None), None)

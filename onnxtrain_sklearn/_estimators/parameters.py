@@ -40,10 +40,11 @@ def _listed(registry: Mapping[str, object]) -> str:
 
 SHARED: Mapping[str, Parameter] = {
     "model": Parameter("onnx.ModelProto, bytes, path, ONNXProgram, fitted estimator, graph builder, str or None", """
-The graph to train: float32 or float64. Training starts from the weights in it; the model itself is not changed.
-:meth:`describe` lists the weights. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; ONNX
-converts others where it can. A final activation is recognized, also behind operators that change only the shape: the
-loss is taken on the scores before it, and ``predict_proba`` returns what the graph gives.
+The graph to train: float32 or float64; float16 and bfloat16 are trained in float32 and exported in their own type.
+Training starts from the weights in it; the model itself is not changed. :meth:`describe` lists the weights. Opsets 11
+to 26 are trained as far as the installed onnxruntime takes them; ONNX converts others where it can. A final activation
+is recognized, also behind operators that change only the shape: the loss is taken on the scores before it, and
+``predict_proba`` returns what the graph gives.
 The ``ONNXProgram`` that ``torch.onnx.export`` returns is taken as well; copies of the estimator hold its protobuf.
 A fitted scikit-learn model or pipeline of the same kind is converted by skl2onnx and trained from its own numbers. Its
 features and labels are kept, columns of text that it encodes too. Outlier detectors count as classifiers, with the

@@ -16,6 +16,7 @@ import onnx
 
 from .._data.columns import Column
 from .._fitted.model import FittedModel
+from .._graph.narrow import narrowed
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, inference_model
@@ -117,7 +118,7 @@ class Run:
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic of predictions, in the graph's order and type."""
-        return self._in_order(self.parameters.prediction_weights())
+        return self.source.kept.rounded(self._in_order(self.parameters.prediction_weights()))
 
     def trained_weights(self) -> dict[str, np.ndarray]:
         """Return :meth:`weights` without the average of the weights, as they are trained."""
@@ -156,7 +157,8 @@ class Run:
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""
-        return to_proto(inference_model(self.deployed, self.weights(), self.head, form=options))
+        model = inference_model(self.deployed, self.weights(), self.head, form=options)
+        return to_proto(narrowed(model, self.source.kept))
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""

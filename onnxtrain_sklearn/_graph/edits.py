@@ -16,6 +16,9 @@ from .builder import GraphBuilder
 from .queries import is_read
 from .shapes import infer_shapes
 
+KEPT_TYPE = "onnxtrain/kept_type"
+"""Key in the metadata of a value: the type in which a file keeps what is computed in float32."""
+
 
 def copy_type(value: ir.Value, like: ir.Value) -> ir.Value:
     """Give ``value`` the type and shape of ``like``; return it."""
@@ -151,6 +154,7 @@ def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, 
     """Let the nodes that read ``value`` read a new initializer of ``graph``."""
     own = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
     own.const_value = ir.tensor(array, name=name)
+    _keep_type(own, value)
     graph.initializers.add(own)
     value.replace_all_uses_with(own)
 
@@ -161,8 +165,14 @@ def copy_initializer(graph: ir.Graph, value: ir.Value, name: str, array: np.ndar
     held = value.const_value.numpy()
     held = held if array is None else array.astype(held.dtype)
     own = ir.Value(name=name, type=value.type, shape=ir.Shape(held.shape), const_value=ir.tensor(held, name=name))
+    _keep_type(own, value)
     graph.initializers.add(own)
     return own
+
+
+def _keep_type(value: ir.Value, like: ir.Value) -> None:
+    if KEPT_TYPE in like.metadata_props:
+        value.metadata_props[KEPT_TYPE] = like.metadata_props[KEPT_TYPE]
 
 
 def read_through_identity(op: GraphBuilder, node: ir.Node, index: int) -> None:

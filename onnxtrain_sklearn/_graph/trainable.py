@@ -22,6 +22,7 @@ from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs, swap_initializers
 from .final_activation import activation_of
+from .narrow import NOTHING_KEPT, KeptTypes, kept_types
 from .queries import is_float, reaching
 from .ranges import range_of
 from .roles import Verdict
@@ -70,6 +71,8 @@ class TrainableModel:
         Columns of each output, where ``output`` is all of them side by side.
     members : int or None
         Number of members of an ensemble: the scores have the shape (N, members, n_outputs). None: (N, n_outputs).
+    kept : KeptTypes
+        What the given file keeps in float16 or bfloat16, which is computed and trained in float32.
     parameters : tuple of str
         Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
@@ -108,6 +111,7 @@ class TrainableModel:
     reference: ir.Model | None = None
     joined: tuple[int, ...] = ()
     members: int | None = None
+    kept: KeptTypes = NOTHING_KEPT
 
     @property
     def activation(self) -> dict[str, Any]:
@@ -253,6 +257,7 @@ def trainable_model(
         constants={name: verdict.reason for name, verdict in judged.items() if name not in parameters},
         quantized=quantized_nodes(graph, scores) if foreign else (),
         narrow=narrow_weights(graph, scores) if foreign else (),
+        kept=kept_types(graph, final),
     )
 
 
