@@ -37,10 +37,10 @@ def separate_running_statistics(graph: ir.Graph) -> None:
         assert program is not None
         _require_running_statistics(graph, node)
         for i in (3, 4):
-            _separate(graph, node, i, program.buffer_at(node, i), seen)
+            _separate_statistic(graph, node, i, program.buffer_at(node, i), seen)
 
 
-def _separate(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
+def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
     """Let no other node read the same statistic; ``own`` is its name in the module."""
     x = node.inputs[index]
     assert x is not None

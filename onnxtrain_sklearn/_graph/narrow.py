@@ -20,7 +20,7 @@ from .edits import KEPT_TYPE, bypass, copy_type, insert_behind
 from .queries import all_values
 from .weights import TRAINED_TYPES
 
-NARROW = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+NARROW_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,15 @@ NOTHING_KEPT = KeptTypes()
 
 def widened(model: ir.Model) -> ir.Model:
     """Return the model with float32 in place of float16 and bfloat16; it rounds its inputs to the types they had."""
-    if not any(value.dtype in NARROW for value in all_values(model)):
+    if not any(value.dtype in NARROW_TYPES for value in all_values(model)):
         return model
     clone = model.clone()
     clone.meta.update(model.meta)
-    kept = [v for v in clone.graph.inputs if v.dtype in NARROW]
+    kept = [v for v in clone.graph.inputs if v.dtype in NARROW_TYPES]
     for value in (*clone.graph.outputs, *all_values(clone)):
-        if value.dtype in NARROW and (value.const_value is not None or _is_constant(value) or _is_border(value)):
+        if value.dtype in NARROW_TYPES and (
+            value.const_value is not None or _is_constant_node(value) or _is_border(value)
+        ):
             value.metadata_props[KEPT_TYPE] = value.dtype.name
     for value in all_values(clone):
         _widen(value)
@@ -109,7 +111,7 @@ def _numpy(name: str) -> np.dtype[Any]:
     return ir.DataType[name].numpy()
 
 
-def _is_constant(value: ir.Value) -> bool:
+def _is_constant_node(value: ir.Value) -> bool:
     node = value.producer()
     return node is not None and node.op_type == "Constant" and not node.domain
 
@@ -119,20 +121,20 @@ def _is_border(value: ir.Value) -> bool:
 
 
 def _widen(value: ir.Value) -> None:
-    if value.const_value is not None and value.const_value.dtype in NARROW:
+    if value.const_value is not None and value.const_value.dtype in NARROW_TYPES:
         value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
-    if isinstance(value.type, ir.TensorType) and value.dtype in NARROW:
+    if isinstance(value.type, ir.TensorType) and value.dtype in NARROW_TYPES:
         value.type = ir.TensorType(ir.DataType.FLOAT)  # a clone shares the object of the type with the original
-    elif isinstance(value.type, ir.SequenceType | ir.OptionalType) and value.dtype in NARROW:
+    elif isinstance(value.type, ir.SequenceType | ir.OptionalType) and value.dtype in NARROW_TYPES:
         value.type = type(value.type)(ir.TensorType(ir.DataType.FLOAT))
 
 
 def _widen_attributes(node: ir.Node) -> None:
     for key in ("to", "dtype", "output_dtype", "stash_type"):
-        if key in node.attributes and node.attributes[key].value in NARROW:
+        if key in node.attributes and node.attributes[key].value in NARROW_TYPES:
             node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT.value)
     for attribute in list(node.attributes.values()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in NARROW:
+        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in NARROW_TYPES:
             array = attribute.value.numpy().astype(np.float32)
             node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
 
