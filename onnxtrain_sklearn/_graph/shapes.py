@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from ..exceptions import ModelError
+from .inferred_types import infer_types
 from .queries import constant, int_attribute
 
 _NO_TENSORS = frozenset(
@@ -25,7 +25,7 @@ _LISTS = ("nodes_", "class_", "target_")
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
     with _without_nodes_of_trees(model.graph):
-        ir.passes.common.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+        infer_types(model)
     for node in model.graph.all_nodes():
         if node.op_type in _NO_TENSORS and not node.domain:
             for value in node.outputs:  # the pass declares them as tensors

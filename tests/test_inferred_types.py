@@ -1,0 +1,58 @@
+"""Types and shapes that inference fills in: those of subgraphs too, and of nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from onnxtrain_sklearn._graph.inferred_types import infer_types
+
+BRANCHES = """
+    g (float[N, 2, 3] X, bool more) => (Z) {
+        flat = Flatten(X)
+        Z = If(more) <then_branch = yes () => (a) { a = Relu(flat) }, else_branch = no () => (b) { b = Neg(flat) }> }"""
+SEQUENCE = """
+    g (float[N, 3] X) => (Y) {
+        pair = SequenceConstruct(X, X)  place = Constant <value_int = 1> ()
+        item = SequenceAt(pair, place)  Y = Shape(item) }"""
+
+
+def inferred(text):
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'))
+    infer_types(model)
+    return model
+
+
+def told(graph):
+    return {v.name: f"{v.dtype} {v.shape}" for node in graph for v in node.outputs}
+
+
+def test_values_of_subgraphs():
+    model = inferred(BRANCHES)
+    assert told(model.graph) == {"flat": "FLOAT [N,6]", "Z": "FLOAT [N,6]"}
+    assert [told(graph) for graph in model.graph.subgraphs()] == [{"a": "FLOAT [N,6]"}, {"b": "FLOAT [N,6]"}]
+
+
+def test_tensors_of_sequences():
+    assert told(inferred(SEQUENCE).graph)["item"] == "FLOAT [N,3]"
+
+
+@pytest.mark.parametrize("size", [2, 400])  # inference gets the numbers of the small one alone
+def test_initializers_stay_as_they_are(size):
+    weights = np.ones((3, size), np.float32)
+    model = inferred(f"g (float[N, 3] X, float[3, {size}] W) => (Y) {{ Y = MatMul(X, W) }}")
+    given = model.graph.inputs.pop()
+    given.const_value = ir.tensor(weights, name="W")
+    model.graph.initializers.add(given)
+    infer_types(model)
+    assert told(model.graph)["Y"] == f"FLOAT [N,{size}]"
+    assert [v.name for v in model.graph.inputs] == ["X"]
+    np.testing.assert_array_equal(model.graph.initializers["W"].const_value.numpy(), weights)
+
+
+def test_what_cannot_be_inferred_leaves_the_model_as_it_is(caplog):
+    model = inferred("g (float[N, 3] X, int64[2] i) => (Y) { Y = Cast <to = 1> (X, i) }")
+    assert "Shape inference failed" in caplog.text
+    assert model.graph.outputs[0].shape is None
