@@ -13,6 +13,7 @@ from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from ._recipes.tabm import TabMClassifier, TabMRegressor
 from ._support.after_import import after_import
 from ._support.cache import clear_cache
+from .adapters import LoRA
 from .finetuning import FineTuner
 from .models import MLP, ConvNet, Linear, RealMLP, TabM
 from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
@@ -33,6 +34,7 @@ __all__ = [
     "FineTuner",
     "Inputs",
     "Linear",
+    "LoRA",
     "ModelLimits",
     "OrtGradientClassifier",
     "OrtGradientRegressor",

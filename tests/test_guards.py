@@ -27,7 +27,18 @@ ROOMS = (
     {"_runtime"},
     {"_graph"},
     {"_losses"},
-    {"finetuning", "graph", "losses", "_data", "_gradient", "_ml_operators", "_models", "_optimizers", "_schedules"},
+    {
+        "adapters",
+        "finetuning",
+        "graph",
+        "losses",
+        "_data",
+        "_gradient",
+        "_ml_operators",
+        "_models",
+        "_optimizers",
+        "_schedules",
+    },
     {"models", "optimizers", "schedules", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
     {"_estimators"},
@@ -109,6 +120,7 @@ PUBLIC = {
     "Adagrad",
     "LBFGS",
     "FineTuner",
+    "LoRA",
     "Inputs",
     "losses",
     "schedules",
@@ -123,7 +135,7 @@ PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
-    "trainable finetune output output_kind training_mode class_weight target_scaling clip_predictions tol "
+    "trainable adapters finetune output output_kind training_mode class_weight target_scaling clip_predictions tol "
     "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
     "device providers provider_options session_options"
 ).split()

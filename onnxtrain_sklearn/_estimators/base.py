@@ -18,9 +18,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._data.targets import Classes, Targets
 from .._fitted.model import is_estimator, takes_nan
+from .._graph.protobuf import to_proto
 from .._inference.graph import OutputOptions
 from .._support.typing import MatrixLike
 from .._training.loop import Trainer
+from .adaptation import Adapted, adaptable_graph
 from .attempt import Attempt
 from .availability import is_on
 from .coefficients import LinearCoefficients
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTraining, Parameters, BaseEstimator, ABC):
+class BaseOrtGradient(
+    Copied, Attempt, LinearCoefficients, Describable, DeviceTraining, Adapted, Parameters, BaseEstimator, ABC
+):
     """Base class of the classifier and the regressor."""
 
     _run: Run
@@ -99,9 +103,11 @@ class BaseOrtGradient(Copied, Attempt, LinearCoefficients, Describable, DeviceTr
     def to_onnx(self) -> onnx.ModelProto:
         """Return the trained inference graph."""
 
-    def _exported(self, form: OutputOptions) -> onnx.ModelProto:
+    def _exported(self, form: OutputOptions, *, adapter: bool = False) -> onnx.ModelProto:
         check_is_fitted(self)
-        return self._run.to_onnx(form)
+        if not isinstance(adapter, bool):
+            raise ValueError(f"adapter must be True or False, got {adapter!r}.")
+        return to_proto(adaptable_graph(self._run, form)) if adapter else self._run.to_onnx(form)
 
     def to_sklearn(self, X: MatrixLike | None = None) -> Any:
         """Return the fitted scikit-learn model that was given, with the trained numbers written back.

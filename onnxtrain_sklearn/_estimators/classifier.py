@@ -28,6 +28,7 @@ from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import ClassWeight, MatrixLike
 from .._training.history import Epoch
+from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource, resolve_builder
@@ -110,6 +111,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ema_decay: float | None = None,
         accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        adapters: LoRA | None = None,
         finetune: str | FineTuner | None = "auto",
         output: str | None = None,
         output_kind: str = "auto",
@@ -298,7 +300,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         groups = self._run.head.groups
         return np.split(numbers, np.cumsum(groups)[:-1], axis=1) if groups else numbers
 
-    def to_onnx(self, *, zipmap: bool | str = False, raw_scores: bool = False) -> onnx.ModelProto:
+    def to_onnx(
+        self, *, zipmap: bool | str = False, raw_scores: bool = False, adapter: bool = False
+    ) -> onnx.ModelProto:
         """Return the trained inference graph.
 
         The options and the names of the outputs are those of skl2onnx, except that its default is ``zipmap=True``.
@@ -313,6 +317,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         raw_scores : bool, default=False
             Whether the values of :meth:`decision_function` replace the probabilities, one column per class; for two
             classes the columns are the negated and the original value.
+        adapter : bool, default=False
+            Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
+            :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
 
         Returns
         -------
@@ -343,7 +350,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             raise ValueError(f"zipmap must be False, True or 'columns', got {zipmap!r}.")
         if not isinstance(raw_scores, bool):
             raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
-        return self._exported(OutputOptions(zipmap, raw_scores))
+        return self._exported(OutputOptions(zipmap, raw_scores), adapter=adapter)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

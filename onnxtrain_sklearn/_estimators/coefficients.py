@@ -57,8 +57,9 @@ class LinearCoefficients:
 
 def affine_scores(run: Run) -> LinearLayer | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
-    source, head = run.source, run.head
-    if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or run.deployed is not source:
+    source, head = run.deployed, run.head
+    takes_columns = run.fitted is not None and run.fitted.parts is not None
+    if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or takes_columns:
         return None
     scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
     found = _Trace(source.inputs[0].name, run.weights()).of(scores)

@@ -23,6 +23,7 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
     "model": lambda model: resolve_builder(model) or model,
     "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
     "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
+    "adapters": lambda adapters: adapters,
     "finetune": lambda tuner: FineTuner() if tuner == "auto" else tuner,
     **dict.fromkeys(
         ("learning_rate", "weight_decay_schedule", "dropout_schedule"),

@@ -18,6 +18,7 @@ from .._training.selection import selected
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
 from ..optimizers import resolve_optimizer
+from .adaptation import adapted
 from .factors import factors_of
 from .model_source import source_of
 from .parameters import Parameters
@@ -162,7 +163,7 @@ def _describe(estimator: Describable) -> Description:
         return Description(title, engine=estimator.engine)
     joined, mode = isinstance(estimator.loss, LossSource), estimator.training_mode
     given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode)
-    source, names = selected(given, estimator.trainable)
+    source, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
     return replace(_with_factors(described, source, estimator), engine=estimator.engine)
 
@@ -208,10 +209,11 @@ def _described(
 
 
 def _weights(source: TrainableModel, trained: Collection[str], running_statistics: Collection[str]) -> list[Entry]:
-    found = []
+    found, changed = [], {one.matrix for one in source.low_rank}
     for name, array in source.weights().items():
         role = source.roles.get(name, "weight")
         status, reason = ("trained", role) if name in trained else ("frozen", f"{role}, not selected by trainable")
+        reason = f"{role}, changed by its low-rank factors" if name in changed else reason
         if name in source.statistics:
             status, reason = "statistic", "moved by training" if name in running_statistics else "stays as it is"
         kept = source.kept.weights.get(name)

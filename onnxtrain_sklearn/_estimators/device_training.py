@@ -183,7 +183,7 @@ def _scaled_outputs(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) ->
 def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
     from ..classic.onnxblock.checkpoint import read_checkpoint
 
-    checkpoint, parameters, current = read_checkpoint(path), run.parameters, run.weights()
+    checkpoint, parameters, current = read_checkpoint(path), run.parameters, run.trained_weights()
     for name, array in checkpoint.items():
         if name not in current or array.shape != current[name].shape:
             known = f"{list(current[name].shape)}" if name in current else "none of that name"

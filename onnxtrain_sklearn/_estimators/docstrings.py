@@ -52,5 +52,7 @@ model_ : onnx.ModelProto
 coef_, intercept_ : ndarray, or a number
     Of graphs that are one linear layer of ``X``, a fitted linear model among them; others have none. Shapes are
     those of scikit-learn's linear models.
+adapters_ : dict of str to ndarray
+    The low-rank factors by name, of estimators with ``adapters``.
 weights_ : dict of str to ndarray
     Every float parameter by its name in the graph, trained or frozen, and running statistics."""

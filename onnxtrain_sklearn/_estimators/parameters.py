@@ -27,6 +27,7 @@ from .._support.rules import (
 )
 from .._training.history import Epoch
 from .._training.parameters import Trainable
+from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import MODELS, ModelSource
@@ -103,6 +104,12 @@ Minibatches whose gradients are added up for one step: the same step as by one m
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
 keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
 "logisticregression.coef", "*.coef", "pca.*"."""),
+    "adapters": Parameter("LoRA or None", """
+Low-rank factors that are trained beside matrices of a given model, which stay as they are:
+:class:`~onnxtrain_sklearn.LoRA`. With ``trainable="all"`` they alone are trained, else what ``trainable`` selects of
+the other parameters too. Predictions, ``weights_`` and ``to_onnx()`` have them merged into the matrices; ``adapters_``
+holds them by name, :meth:`save_adapter` writes them to a file. None: the parameters themselves are trained.""",
+        (Instance(LoRA, "a LoRA"), None)),
     "finetune": Parameter('"auto", FineTuner or None', """
 How ``fit`` trains a model that has been trained before. "auto": a fitted scikit-learn model, also in an ONNX file, is
 fine-tuned by :class:`~onnxtrain_sklearn.FineTuner`, which adapts it to few new rows, unless a parameter of plain
@@ -227,6 +234,7 @@ class Parameters(Declared):
     ema_decay: float | None
     accumulate: int
     trainable: Trainable
+    adapters: LoRA | None
     finetune: str | FineTuner | None
     output: str | None
     output_kind: str

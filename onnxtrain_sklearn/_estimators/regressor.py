@@ -25,6 +25,7 @@ from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import MatrixLike
 from .._training.history import Epoch
+from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource
@@ -90,6 +91,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         ema_decay: float | None = None,
         accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
+        adapters: LoRA | None = None,
         finetune: str | FineTuner | None = "auto",
         output: str | None = None,
         output_kind: str = "auto",
@@ -167,8 +169,14 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 
-    def to_onnx(self) -> onnx.ModelProto:
+    def to_onnx(self, *, adapter: bool = False) -> onnx.ModelProto:
         """Return the trained inference graph.
+
+        Parameters
+        ----------
+        adapter : bool, default=False
+            Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
+            :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
 
         Returns
         -------
@@ -186,7 +194,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         >>> [output.name for output in regressor.to_onnx().graph.output]
         ['variable']
         """
-        return self._exported(OutputOptions())
+        return self._exported(OutputOptions(), adapter=adapter)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

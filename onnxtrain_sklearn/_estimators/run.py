@@ -16,6 +16,8 @@ import onnx
 
 from .._data.columns import Column
 from .._fitted.model import FittedModel
+from .._graph.low_rank import merged
+from .._graph.low_rank_edits import without_low_rank
 from .._graph.narrow import narrowed
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
@@ -110,15 +112,23 @@ class Run:
 
     @property
     def deployed(self) -> TrainableModel:
-        """The graph for prediction and export: for a table it has one input per column."""
+        """The graph for prediction and export, without adapters: for a table it has one input per column."""
+        source = without_low_rank(self.source)
         if self.fitted is None or self.fitted.parts is None:
-            return self.source
+            return source
         whole = self.fitted.parts.whole
-        return replace(self.source, model=whole.model, inputs=whole.inputs)
+        return replace(source, model=whole.model, inputs=whole.inputs)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and running statistic of predictions, in the graph's order and type."""
-        return self.source.kept.rounded(self._in_order(self.parameters.prediction_weights()))
+        """Return a copy of every parameter and running statistic of predictions, in the graph's order and type.
+
+        Adapters are merged into the matrices.
+        """
+        return self.source.kept.rounded(merged(self.prediction_weights(), self.source.low_rank))
+
+    def prediction_weights(self) -> dict[str, np.ndarray]:
+        """Return :meth:`weights` with the factors of adapters beside the matrices."""
+        return self._in_order(self.parameters.prediction_weights())
 
     def trained_weights(self) -> dict[str, np.ndarray]:
         """Return :meth:`weights` without the average of the weights, as they are trained."""

@@ -17,6 +17,7 @@ from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from .._training.step import OptimizerState
+from .adaptation import adapted
 from .examples import Examples
 from .factors import factors_of, require_schedulable, require_steps
 from .fine_tuning import tuned_names
@@ -30,7 +31,7 @@ def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run
     """Return a new run of ``source``, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     chosen = choose_head(estimator, old, source, plan.fitted, examples, plan.rng, is_new=plan.body is not None)
-    seen = chosen.seen
+    seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
     factors = factors_of(estimator, seen, chosen.settings.optimizer)
     require_schedulable(plan.loop.scheduled, chosen.settings.optimizer)
     require_steps(estimator, chosen.settings.optimizer)

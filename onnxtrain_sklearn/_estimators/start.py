@@ -11,6 +11,7 @@ from sklearn.base import clone
 
 from .._graph.files import without_program
 from .._support.content import content
+from ..adapters import LoRA
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
 from .parameters import Parameters
@@ -18,24 +19,25 @@ from .parameters import Parameters
 
 @dataclass(frozen=True)
 class Start:
-    """The parameters of the first call that determine the graph; a builder is copied."""
+    """The parameters of the first call that determine the graph; objects are copied."""
 
     model: ModelSource
     output: str | None
     output_kind: str = "auto"
     training_mode: bool = False
+    adapters: LoRA | None = None
 
     @classmethod
     def by(cls, estimator: Parameters) -> Start:
         """Return the start of an estimator with these parameters."""
-        model, others = estimator.model, [getattr(estimator, name) for name in _COMPARED]
+        model, others = estimator.model, [clone(getattr(estimator, name), safe=False) for name in _COMPARED]
         return cls(clone(model, safe=False) if hasattr(model, "build") else without_program(model), *others)
 
     def require_same(self, estimator: Parameters) -> None:
         """Raise ModelError if a later call has another model, or takes another form of it."""
         for name in _COMPARED:
             first, now = getattr(self, name), getattr(estimator, name)
-            if first != now:
+            if content(first) != content(now):
                 raise ModelError(_message(name, first, now))
         model = estimator.model
         if model is not self.model and content(_default(model)) != self._content:
@@ -52,7 +54,7 @@ class Start:
         self.__dict__.update(state)
 
 
-_COMPARED = ("output", "output_kind", "training_mode")
+_COMPARED = ("output", "output_kind", "training_mode", "adapters")
 
 
 def _default(model: ModelSource) -> Any:

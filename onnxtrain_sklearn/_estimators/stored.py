@@ -21,6 +21,7 @@ CLASSES: Mapping[str, str] = {
     "Head": "_inference.head",
     "History": "_training.history",
     "OptimizerState": "_training.step",
+    "LowRank": "_graph.low_rank",
     "Origin": "_fitted.provenance",
     "Run": "_estimators.run",
     "Start": "_estimators.start",

@@ -238,6 +238,15 @@ def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> Non
         graph.initializers[name].const_value = ir.tensor(np.asarray(array, order="C"), name=name)
 
 
+def initializers_with_defaults(graph: ir.Graph, free: Mapping[str, int | None]) -> None:
+    """Make initializers inputs that have their values as defaults; ``free`` says which axis may have another size."""
+    for name, axis in free.items():
+        value = graph.initializers[name]
+        assert value.shape is not None
+        value.shape = ir.Shape(["rank" if i == axis else d for i, d in enumerate(value.shape)])
+        graph.inputs.append(value)
+
+
 def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
     """Turn initializers into graph inputs, which a session reads from memory of the caller."""
     for name in names:

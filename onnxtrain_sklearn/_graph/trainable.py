@@ -22,6 +22,7 @@ from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs, swap_initializers
 from .final_activation import activation_of
+from .low_rank import LowRank
 from .narrow import NOTHING_KEPT, KeptTypes, kept_types
 from .queries import is_float, reaching
 from .ranges import range_of
@@ -90,6 +91,8 @@ class TrainableModel:
         Of a foreign graph: the nodes that compute with integers instead of floats.
     narrow : tuple of str
         Of a foreign graph: the weights with a float type other than float32 and float64.
+    low_rank : tuple of LowRank
+        The matrices that low-rank factors change; the factors are among the parameters.
     """
 
     model: ir.Model
@@ -112,6 +115,7 @@ class TrainableModel:
     joined: tuple[int, ...] = ()
     members: int | None = None
     kept: KeptTypes = NOTHING_KEPT
+    low_rank: tuple[LowRank, ...] = ()
 
     @property
     def activation(self) -> dict[str, Any]:

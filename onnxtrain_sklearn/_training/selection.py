@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from .._graph.constants import rounded
+from .._graph.low_rank import factors_of_matrices
 from .._graph.trainable import TrainableModel
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
@@ -22,6 +23,8 @@ def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableMod
     A constant that was not recognized as a weight becomes one if it is named in full.
     """
     source = _with_named_constants(source, trainable)
+    if source.low_rank:
+        return _beside_factors(source, trainable)
     weights = source.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
     names = select_trainable({name: weights.get(name, _UNREAD) for name in source.parameters}, trainable)
     everything = isinstance(trainable, str) and trainable == "all"
@@ -30,6 +33,31 @@ def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableMod
     if source.narrow and everything:
         _refuse_narrow_floats(source)
     return source, names
+
+
+def _beside_factors(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
+    """Return the low-rank factors and what is selected beside them; the matrices that they change stay frozen."""
+    factors, changed = factors_of_matrices(source.low_rank), {one.matrix for one in source.low_rank}
+    if source.quantized:
+        _require_floats(source, [*factors], everything=False)
+    if isinstance(trainable, str) and trainable == "all":
+        return source, [name for name in source.parameters if name in factors]
+    if isinstance(trainable, str | Iterable) and (both := changed.intersection([*_listed_names(trainable)])):
+        raise ValueError(
+            f"trainable names {min(both)!r}, which stays as it is beside its low-rank factors. Leave it out of "
+            f"trainable, or out of the targets of the adapters."
+        )
+    others = tuple(name for name in source.parameters if name not in changed)
+    found, names = selected(replace(source, parameters=others, low_rank=()), trainable)
+    added = tuple(name for name in found.parameters if name not in others)
+    parameters = (*source.parameters, *added)
+    chosen = factors.union(names)
+    result = replace(found, parameters=parameters, low_rank=source.low_rank)
+    return result, [name for name in parameters if name in chosen]
+
+
+def _listed_names(trainable: str | Iterable[str]) -> list[str]:
+    return [trainable] if isinstance(trainable, str) else list(trainable)
 
 
 def _with_named_constants(source: TrainableModel, trainable: Trainable) -> TrainableModel:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, losses, schedules
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, LoRA, losses, schedules
 
 WILD: list[Any] = [
     None,
@@ -77,6 +77,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "alpha": [0.1, 1e300],
     "l1_ratio": [0.5, 1.0],
     "max_grad_norm": [0.1, 1e300],
+    "adapters": [LoRA(1), LoRA(2, ["W*"])],
     "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
     "output": ["Y", "Z", "label", "probabilities", "H"],
     "training_mode": [True],

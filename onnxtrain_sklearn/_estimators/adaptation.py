@@ -1,0 +1,140 @@
+"""Low-rank adapters of an estimator: the matrices that they change, and the files that hold them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.utils.validation import check_is_fitted
+
+from .._graph.edits import initializers_with_defaults
+from .._graph.low_rank import factors_of_matrices
+from .._graph.low_rank_edits import matrices_of, with_low_rank
+from .._graph.narrow import narrowed
+from .._graph.trainable import TrainableModel
+from .._inference.graph import OutputOptions, inference_model
+from .._runtime.adapter_files import write_adapter
+from .._training.parameters import matches
+from ..adapters import LoRA
+from ..exceptions import ModelError, nearest
+from ..models import resolve_builder
+from .parameters import Parameters
+from .run import Run
+
+
+def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.RandomState | None) -> TrainableModel:
+    """Return the graph with the factors of the estimator's adapters; ``rng`` draws them."""
+    lora = estimator.adapters
+    if lora is None:
+        return source
+    lora.validate()
+    if resolve_builder(estimator.model) is not None:
+        raise ValueError(
+            "adapters are for a trained model: a fitted scikit-learn model or an ONNX graph with weights. This model "
+            "is built for the data, and its matrices would stay random; leave adapters=None."
+        )
+    names = _targeted(lora, source, matrices_of(source))
+    return with_low_rank(source, names, int(lora.rank), float(lora.alpha) / lora.rank, rng)
+
+
+def _targeted(lora: LoRA, source: TrainableModel, matrices: Sequence[str]) -> list[str]:
+    """Return the names of the matrices that ``targets`` selects, in the order of the graph."""
+    patterns = ["*"] if lora.patterns == ["all"] else lora.patterns
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in matrices):
+            other = next((name for name in source.weights() if matches(name, pattern)), None)
+            what = "no parameter" if other is None else f"{other!r}, and no matrix"
+            raise ValueError(
+                f"targets: {pattern!r} matches {what} that a Gemm, MatMul or Conv of the graph multiplies by."
+                f"{nearest(pattern, matrices)}"
+            )
+    return [name for name in matrices if any(matches(name, pattern) for pattern in patterns)]
+
+
+class Adapted:
+    """An estimator whose adapters can be read and saved."""
+
+    _run: Run
+
+    @property
+    def adapters_(self) -> dict[str, np.ndarray]:
+        """A copy of the low-rank factors by name; without adapters there is no such attribute."""
+        run = vars(self).get("_run")
+        if run is None or not run.source.low_rank:
+            name = type(self).__name__
+            raise AttributeError(f"{name!r} object has no attribute 'adapters_': it trained no adapters.")
+        weights, factors = run.prediction_weights(), factors_of_matrices(run.source.low_rank)
+        return {name: array for name, array in weights.items() if name in factors}
+
+    def save_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write what was trained to an ``.onnx_adapter`` file of onnxruntime.
+
+        The file belongs to the graph of ``to_onnx(adapter=True)``, which predicts as the given model until an adapter
+        is active. Adapters of other fits of the same model to the same ``targets``, of any rank, fit that graph too.
+        It holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that ``trainable``
+        names beside them.
+
+        Parameters
+        ----------
+        path : str or path
+            The file to write. onnxruntime 1.20 or newer writes and reads it.
+
+        Raises
+        ------
+        ModelError
+            The estimator trained no adapters.
+        RuntimeNotFoundError
+            The installed onnxruntime has no adapter files.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import onnxruntime
+        >>> from sklearn.datasets import load_digits
+        >>> from onnxtrain_sklearn import Linear, LoRA, OrtGradientClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> given = Linear().build(n_features=64, n_outputs=10, random_state=0)
+        >>> classifier = OrtGradientClassifier(given, adapters=LoRA(2), learning_rate_init=0.01, tol=1).fit(X, y)
+        >>> session = onnxruntime.InferenceSession(classifier.to_onnx(adapter=True).SerializeToString())
+        >>> if hasattr(onnxruntime, "LoraAdapter"):
+        ...     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+        ...     with tempfile.TemporaryDirectory() as folder:
+        ...         classifier.save_adapter(f"{folder}/digits.onnx_adapter")
+        ...         adapter.Load(f"{folder}/digits.onnx_adapter")
+        ...     options.add_active_adapter(adapter)
+        ...     labels, _ = session.run(None, {"X": X.astype("float32")}, options)
+        ...     assert (labels == classifier.predict(X)).all()
+        """
+        check_is_fitted(self)
+        run = _with_adapters(self._run)
+        weights, trained = run.prediction_weights(), run.parameters.names
+        arrays = {name: weights[name] for name in (*trained, *run.parameters.running_statistics)}
+        for one in run.source.low_rank:
+            last = one.factors[1]
+            arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
+        write_adapter(path, arrays)
+
+
+def adaptable_graph(run: Run, options: OutputOptions) -> ir.Model:
+    """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
+    _with_adapters(run)
+    if run.deployed.inputs != run.source.inputs:
+        raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
+    changes, trained = run.source.low_rank, run.parameters
+    rank = len(run.prediction_weights()[changes[0].right])
+    open_graph = with_low_rank(run.deployed, [one.matrix for one in changes], rank, 1.0, None)
+    model = inference_model(open_graph, open_graph.weights(), run.head, form=options)
+    axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
+    free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
+    initializers_with_defaults(model.graph, free)
+    kept = run.source.kept
+    return narrowed(model, replace(kept, weights={n: kind for n, kind in kept.weights.items() if n not in free}))
+
+
+def _with_adapters(run: Run) -> Run:
+    if not run.source.low_rank:
+        raise ModelError("The estimator trained no adapters: fit it with adapters=LoRA(...), or take to_onnx().")
+    return run
