@@ -15,6 +15,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.hostile import fit_once, net, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -90,7 +91,8 @@ def test_weights_beside_the_file_are_read(tmp_path):
         ({"length": 2**40}, r"length is 1,099,511,627,776 bytes, and its shape and type take 12"),
         ({"length": 8}, "length is 8 bytes"),
         ({"length": 2**40, "dims": [2**38]}, "more than the limit tensor_bytes"),
-        ({"dims": [2**30], "length": 2**32}, "cannot be read"),
+        ({"dims": [2**30], "length": 2**32}, r"4,294,967,.* bytes, and a protobuf message.* holds 2,147,483,647"),
+        ({"dims": [2**20], "length": 2**22}, "cannot be read: the file 'weights.bin' has 24 bytes"),
         ({"location": ""}, "cannot be read"),
         ({"location": "n" * 5000}, "cannot be read"),
         ({"location": "a\0b"}, "cannot be read"),
@@ -142,5 +144,26 @@ def test_weights_beside_a_model_that_has_no_folder(tmp_path, monkeypatch):
     path = saved(tmp_path)
     monkeypatch.chdir(tmp_path)  # where they would be found
     for model in (onnx.load(path, load_external_data=False), path.read_bytes()):
-        refused(model, "Give the path of the model's file")
+        refused(model, r"'weights.bin' beside .*Give the path of the model's file as model, or what onnx.load\(path\)")
     assert load(path)
+
+
+def test_a_model_with_its_weights_beside_it_is_trained_and_exported_as_one(tmp_path):
+    path = saved(tmp_path)
+    fitted = fit_once(path)
+    exported = onnx.load_model_from_string(fitted.to_onnx().SerializeToString())
+    assert not any(tensor.external_data for tensor in exported.graph.initializer)
+    whole = fit_once(onnx.load(path))
+    for name, array in whole.weights_.items():
+        assert_array_equal(fitted.weights_[name], array)
+
+
+def test_weights_that_fit_in_float16_alone_are_refused(monkeypatch):
+    monkeypatch.setattr("onnxtrain_sklearn._graph.limits.LARGEST_MESSAGE", 100)
+    given = net("H = Mul(X, V) Y = MatMul(H, W)", V=np.ones(3, np.float32))
+    assert load(given)
+    body = "C = Cast<to = 1>(V) S = ReduceSum(C) H = Mul(X, S) Y = MatMul(H, W)"
+    half = net(body, V=np.ones(40, np.float16))
+    assert load(half)
+    with pytest.raises(ModelError, match=r"bytes in float32, and a protobuf message.*Split the model"):
+        fit_once(half)

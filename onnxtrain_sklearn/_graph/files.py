@@ -45,9 +45,11 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     if not external:
         return proto
     if isinstance(model, onnx.ModelProto | bytes):
+        location = _place(external[0]).get("location", "")
         raise ModelError(
-            f"The weight {external[0].name!r} is kept in a file beside the model, and {source(model)} do not say where "
-            f"that is. Give the path of the model's file, or load it with onnx.load, which reads its weights."
+            f"The weight {external[0].name!r} is kept in the file {location!r} beside the model's file, and "
+            f"{source(model)} cannot tell in which folder that is. Give the path of the model's file as model, or what "
+            f"onnx.load(path) returns, without load_external_data=False."
         )
     folder = os.path.dirname(os.path.abspath(os.fspath(model)))
     _require_readable(external, folder)
@@ -117,7 +119,7 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
     """Raise ModelError for invalid offsets and lengths of external data, or too many bytes."""
     ranges: dict[str, set[tuple[int, int]]] = {}
     for tensor in tensors:
-        place = {entry.key: entry.value for entry in tensor.external_data}
+        place = _place(tensor)
         start, length = (_parse_bytes(tensor, place, key) for key in ("offset", "length"))
         expected = math.ceil(math.prod(tensor.dims) * _element_size(tensor))
         if length is not None and length != expected:
@@ -126,11 +128,29 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
         with refusing(_misplaced_text(tensor, "its file cannot be found")):
             path = os.path.join(folder, place.get("location", ""))
             size = os.stat(path).st_size if os.path.isfile(path) else None
+            missing = not os.path.lexists(path)
+        _require_held(tensor, place.get("location", ""), folder, size, end=(start or 0) + expected, missing=missing)
         if size is not None and length is None and size - (start or 0) > expected:
             raise _misplaced(tensor, f"its length is not told, and {size - (start or 0):,} bytes are there")
     for found in ranges.values():
         _require_disjoint(sorted(found))
     _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
+
+
+def _require_held(
+    tensor: onnx.TensorProto, location: str, folder: str, size: int | None, *, end: int, missing: bool
+) -> None:
+    """Raise ModelError if there is no file of this location, or if it ends before the weight does."""
+    if missing:
+        told = f"there is no file {_short(location)!r} in the folder {_short(folder)!r}"
+        raise _misplaced(tensor, f"{told}. Put it there: the model was saved with it")
+    if size is not None and size < end:
+        told = f"the file {_short(location)!r} has {size:,} bytes, and the weight ends at byte {end:,}"
+        raise _misplaced(tensor, f"{told}. It is truncated, or belongs to another model: copy or save both again")
+
+
+def _place(tensor: onnx.TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def _element_size(tensor: onnx.TensorProto) -> float:

@@ -22,8 +22,9 @@ from ..exceptions import ModelError, nearest
 class ModelLimits:
     """Limits of the size of models that are read, trained or differentiated.
 
-    The defaults allow networks of several gigabytes. A larger model raises
-    :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Change the limits with :func:`model_limits`.
+    A larger model raises :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Change the limits with
+    :func:`model_limits`. Whatever they are, a model that is trained has less than 2 GiB of weights: onnx and
+    onnxruntime take it as one protobuf message, which cannot be larger.
 
     Parameters
     ----------
@@ -61,6 +62,9 @@ class ModelLimits:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{field.name} of ModelLimits must be an integer >= 1, got {value!r}.")
 
+
+LARGEST_MESSAGE = 2**31 - 1
+"""The largest size of a protobuf message, in bytes."""
 
 _DEFAULT = ModelLimits()
 _current: ContextVar[ModelLimits] = ContextVar("model_limits", default=_DEFAULT)
@@ -115,7 +119,19 @@ def exceeded(what: str, name: str) -> ModelError:
 
 def require_within_limits(proto: onnx.ModelProto) -> None:
     """Raise ModelError for a ModelProto that exceeds the limits, or whose functions call themselves."""
-    _Count(proto).model(proto)
+    count = _Count(proto)
+    count.model(proto)
+    require_one_message(count.bytes, "")
+
+
+def require_one_message(size: int, form: str) -> None:
+    """Raise ModelError if weights and constants of ``size`` bytes do not fit into one protobuf message."""
+    if size > LARGEST_MESSAGE:
+        raise ModelError(
+            f"The weights and constants have {size:,} bytes{form}, and a protobuf message, as which onnx and "
+            f"onnxruntime take a graph, holds {LARGEST_MESSAGE:,}. Split the model: compute once what its first layers "
+            f"give for the data (onnx.utils.extract_model writes them to a file), and train the other layers on that."
+        )
 
 
 class _Count:

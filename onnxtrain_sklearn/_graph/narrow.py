@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ..exceptions import ModelError
 from .builder import GraphBuilder
 from .edits import KEPT_TYPE, bypass, copy_type, insert_behind
+from .limits import require_one_message
 from .queries import all_values
 from .weights import TRAINED_TYPES
 
@@ -71,6 +72,7 @@ def widened(model: ir.Model) -> ir.Model:
         _widen(value)
     for node in clone.graph.all_nodes():
         _widen_attributes(node)
+    require_one_message(sum(v.const_value.nbytes for v in all_values(clone) if v.const_value), " in float32")
     for value in kept:
         _round(clone.graph, value)
     return clone
