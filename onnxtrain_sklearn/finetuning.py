@@ -49,8 +49,12 @@ class FineTuner(Component):
     new_head : bool, default=False
         Whether the last layer of the model is replaced by a new linear layer, for other classes or targets: that of the
         estimator's ``output``, which may be any tensor inside the graph, or of the input of the last layer. The head is
-        fitted on the features as they are, with a penalty; from there all weights are tuned. The strengths of penalty
-        and pull are chosen by cross-validation.
+        fitted on the features as they are, with a penalty; from there all weights may be tuned (``tune_body``). The
+        strengths of penalty and pull are chosen by cross-validation.
+    tune_body : bool or "auto", default="auto"
+        Whether the weights before a new head are tuned after it, where ``trainable="all"``. False: the features are
+        computed once. "auto": unless the graph has convolutions or attention, whose features are general and whose
+        tuning takes long.
     recalibrate : bool, default=True
         Whether anchors with a recalibrated output are candidates; False: the old weights, damped or not, are the only
         anchors.
@@ -58,8 +62,8 @@ class FineTuner(Component):
         Whether scalers, encoders, decompositions and other transformers in a fitted model keep their numbers, where
         ``trainable="all"``.
     cv : int, default=5
-        Number of folds, at least 2; not more than rows. Of more than 5000 rows, fewer for more than 20,000 weights,
-        some are held out once instead: they suffice to choose.
+        Number of folds, at least 2; not more than rows. Of 3000 rows and more, fewer for more than 20,000 weights,
+        some are held out once instead, and some are trained on: they suffice to choose.
     max_iter : int, default=50
         Largest number of iterations of each search.
 
@@ -80,6 +84,7 @@ class FineTuner(Component):
         "old_weight": (OneOf(("auto",)), POSITIVE),
         "margin": (NOT_NEGATIVE,),
         "new_head": (bool,),
+        "tune_body": (OneOf(("auto",)), bool),
         "recalibrate": (bool,),
         "freeze_preprocessing": (bool,),
         "cv": (Range(Integral, 2),),
@@ -93,6 +98,7 @@ class FineTuner(Component):
         old_weight: float | str = "auto",
         margin: float = 0.0,
         new_head: bool = False,
+        tune_body: bool | str = "auto",
         recalibrate: bool = True,
         freeze_preprocessing: bool = True,
         cv: int = 5,
@@ -102,6 +108,7 @@ class FineTuner(Component):
         self.old_weight = old_weight
         self.margin = margin
         self.new_head = new_head
+        self.tune_body = tune_body
         self.recalibrate = recalibrate
         self.freeze_preprocessing = freeze_preprocessing
         self.cv = cv

@@ -276,15 +276,6 @@ def test_a_search_over_settings_and_copies_work():
     assert clone(best).fit(X[NEW], Y[NEW]).predict(X[TEST]).tolist() == best.predict(X[TEST]).tolist()
 
 
-@pytest.mark.parametrize(("n_rows", "counts"), [(70, [14] * 5), (4999, [3999, *[200] * 5]), (5000, [4000, 1000])])
-def test_many_rows_are_held_out_once_instead_of_fold_by_fold(n_rows, counts):
-    targets = np.random.default_rng(0).normal(size=n_rows)
-    folds = trainer_of(ridge())._folds(targets)
-    assert_array_equal(np.unique(folds, return_counts=True)[1], counts)
-    means = [targets[folds == fold].mean() for fold in range(folds.max() + 1)]  # targets are spread evenly
-    assert_allclose(means, targets[folds >= 0].mean(), atol=0.15 if n_rows == 70 else 0.02)
-
-
 def test_partial_fit_goes_on_with_plain_steps():
     tuned = OrtGradientRegressor(ridge(), random_state=0).fit(X[NEW], Y[NEW])
     before = tuned.predict(X[TEST])

@@ -98,6 +98,14 @@ class Batches:
         self.n_rows = len(rows) if n_rows is None else n_rows
         self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
 
+    def of(self, columns: Mapping[str, Column]) -> Batches:
+        """Return the same minibatches of other columns."""
+        return Batches(columns, self._rows, self._weights, self.size, self._rng, n_rows=self.n_rows)
+
+    def column(self, name: str) -> Column:
+        """Return the data of one input, or the target."""
+        return self._columns[name]
+
     @property
     def steps(self) -> int:
         """Batches of one pass."""

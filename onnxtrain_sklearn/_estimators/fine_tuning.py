@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier, is_regressor
@@ -19,20 +19,20 @@ from .._data.validation import faults_of_old_data
 from .._fitted.model import FittedModel
 from .._fitted.traversal import follow
 from .._given.ml_files import FittedFile
+from .._graph.queries import mixes_positions
 from .._graph.trainable import TrainableModel
-from .._training.base_step import BaseStep, StepParts
-from .._training.choice import new_step
 from .._training.fine_tuning import FineTuningTrainer, Tuning
 from .._training.loop import Trainer, TrainerSettings
+from .._training.loss_graph import StepSettings
 from .._training.parameters import Trainable
 from .._training.row_objective import RowObjective
-from .._training.step import GradientStep, OptimizerState, TrainingStep
 from ..exceptions import ModelError, instead_of
 from ..finetuning import FineTuner
 from ..models import resolve_builder
 from .damping import damping_of
 from .examples import Call, Examples, batches_for, validation_examples
 from .parameters import Parameters
+from .precomputed import searched_rows
 from .run import Run
 
 USED = {
@@ -90,15 +90,26 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def tuned_names(
-    estimator: Parameters, tuner: FineTuner, source: TrainableModel, fitted: FittedModel | None
+    estimator: Parameters,
+    tuner: FineTuner,
+    source: TrainableModel,
+    fitted: FittedModel | None,
+    head: tuple[str, ...] = (),
 ) -> Trainable:
-    """Return what ``trainable`` stands for: "all" leaves out the transformers of a fitted model."""
-    everything = isinstance(estimator.trainable, str) and estimator.trainable == "all"
-    if not everything or fitted is None or not tuner.freeze_preprocessing:
+    """Return what ``trainable`` stands for: "all" leaves out transformers, and may leave out what is before a head."""
+    if not (isinstance(estimator.trainable, str) and estimator.trainable == "all"):
         return estimator.trainable
+    if head and not _tunes_body(tuner, source):
+        return head
+    if fitted is None or not tuner.freeze_preprocessing:
+        return "all"
     frozen = transformer_names(estimator, source, fitted)
     names = [name for name in source.parameters if name not in frozen]
     return names or "all"
+
+
+def _tunes_body(tuner: FineTuner, source: TrainableModel) -> bool:
+    return bool(tuner.tune_body) if isinstance(tuner.tune_body, bool) else not mixes_positions(source.model.graph)
 
 
 def transformer_names(estimator: Parameters, source: TrainableModel, fitted: FittedModel | None) -> set[str]:
@@ -130,7 +141,7 @@ def tuning_trainer(
     old: Examples | None,
     rows: np.ndarray,
     loop: TrainerSettings,
-    step: TrainingStep,
+    settings: StepSettings,
     batches: Batches,
     validate: Callable[[], float] | None,
     head: tuple[str, ...] = (),
@@ -151,20 +162,21 @@ def tuning_trainer(
     def scores() -> np.ndarray:
         return predictor.run(live, rows[:SCORED_ROWS], -1)
 
-    gradients = cast("BaseStep", step)  # L-BFGS is in the settings, so the step is the host's
-    old_rows = None if old is None else _objective_of(run, gradients, old)
+    searched = searched_rows(run, settings, run.parameters, examples.columns, batches)
+    run.engine = searched.step.engine
+    old_rows = None if old is None else _objective_of(run, settings, old)
     damping = None if head else damping_of(run, examples, rows, frozenset(scalers) - {*run.parameters.names})
     tuning = Tuning(tuner, scores, run.rng, old_rows, head, damping)
-    return FineTuningTrainer(tuning, loop, cast("GradientStep", step), batches, run.history, validate)
+    return FineTuningTrainer(tuning, loop, searched.step, searched.batches, run.history, validate)
 
 
-def _objective_of(run: Run, step: BaseStep, old: Examples) -> RowObjective:
+def _objective_of(run: Run, settings: StepSettings, old: Examples) -> RowObjective:
     """Return the loss of the old rows, by a step of their number that shares the parameters."""
     rows = np.arange(len(old)) if old.weights is None else np.flatnonzero(old.weights)
     rows = run.rng.permutation(rows)
     batches = batches_for(run, old, rows, min(len(rows), OLD_PIECE), shuffle=False)
-    parts = StepParts(run.model, step.settings, run.parameters, run.frozen, OptimizerState(), batches.size)
-    return RowObjective(cast("GradientStep", new_step(parts)), batches)
+    searched = searched_rows(run, settings, run.parameters, old.columns, batches)
+    return RowObjective(searched.step, searched.batches)
 
 
 def old_examples(estimator: Parameters, run: Run, call: Call, tuner: FineTuner | None) -> Examples | None:

@@ -40,7 +40,7 @@ def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
         fitted = plan.fitted if plan.body is None else plan.body.fitted
-        trainable = tuned_names(estimator, plan.tuner, seen, fitted)
+        trainable = tuned_names(estimator, plan.tuner, seen, fitted, plan.head_names)
     plan.rows.require_same_units(settings.loss)
     head = replace(chosen.head, target_scale=plan.rows.scale)
     if old is not None:

@@ -25,12 +25,12 @@ def trainer_for(plan: Plan, run: Run, settings: StepSettings, examples: Examples
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
     batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
     validate = validation_score(estimator, run, examples, held_out, call)
-    # calls of partial_fit may bring more or fewer rows
-    room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
-    step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
     if tuner is not None:
         scalers = transformer_names(estimator, run.source, run.fitted)
         return tuning_trainer(
-            tuner, run, examples, old, rows, plan.loop, step, batches, validate, plan.head_names, scalers
+            tuner, run, examples, old, rows, plan.loop, settings, batches, validate, plan.head_names, scalers
         )
+    # calls of partial_fit may bring more or fewer rows
+    room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
+    step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
     return new_trainer(plan.loop, step, batches, run.history, validate)

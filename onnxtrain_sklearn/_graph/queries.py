@@ -94,6 +94,23 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
                 yield from reads(inner)
 
 
+def mixes_positions(graph: ir.Graph) -> bool:
+    """Whether the graph has convolutions, or attention: a product of two values that are both computed from data."""
+    for node in graph.all_nodes():
+        factors = node.inputs[:2] if node.op_type == "MatMul" else ()
+        if node.op_type in ("Conv", "ConvTranspose", "Attention") or (factors and not any(map(_is_fixed, factors))):
+            return True
+    return False
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Whether ``value`` is computed from initializers alone."""
+    if value is None or value.is_initializer():
+        return True
+    node = value.producer()
+    return node is not None and all(_is_fixed(x) for x in node.inputs)
+
+
 def all_values(model: ir.Model) -> Iterator[ir.Value]:
     """Yield the values of the graph and of its subgraphs."""
     for graph in model.graphs():

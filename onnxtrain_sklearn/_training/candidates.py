@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .folds import UNUSED
 from .row_objective import RowObjective
 from .tuning_paths import OLD, OLD_ROWS, ZERO, Paths
 
@@ -95,7 +96,8 @@ def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     Of the old weights and those with a recalibrated output, the worst anchor itself is a candidate, not its path.
     """
     objective = paths.objective
-    fitted_on = [np.where(folds == fold, 0.0, objective.weights) for fold in range(folds.max() + 1)]
+    used = np.where(folds == UNUSED, 0.0, objective.weights)
+    fitted_on = [np.where(folds == fold, 0.0, used) for fold in range(folds.max() + 1)]
     held_out = HeldOut(objective, folds)
     points = [paths.anchors(weights) for weights in fitted_on]
     at = {name: held_out.losses([own[name] for own in points]) for name in points[0]}
@@ -115,11 +117,17 @@ class HeldOut:
     ----------
     objective : RowObjective
     folds : ndarray of shape (n_rows,)
-        The fold of each row, -1 for those that are always trained on.
+        The fold of each row, or :data:`~.folds.TRAINED` or :data:`~.folds.UNUSED`.
+
+    Attributes
+    ----------
+    averages : bool
+        Whether candidates are averaged: not where each has to be fitted again on many more rows.
     """
 
     def __init__(self, objective: RowObjective, folds: np.ndarray) -> None:
         self._objective, self._groups = objective, list(_groups(folds))
+        self.averages = bool((folds != UNUSED).all())
         self.sizes = np.array([objective.weights[rows].sum() for _, rows in self._groups])
 
     def losses(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -175,9 +183,8 @@ def chosen(
     sizes = held_out.sizes
     is_old = np.array([one.anchor == base and np.isinf(one.strength) for one in candidates])
     old = candidates[int(np.argmax(is_old))]
-    numbers = sum(vector.size for one in candidates for vector in one.vectors)
     mixed = shares(candidates, sizes, linear=linear)
-    if numbers > KEPT_NUMBERS:
+    if not held_out.averages or sum(vector.size for one in candidates for vector in one.vectors) > KEPT_NUMBERS:
         mixed = _only(int(np.argmax(mixed)), len(candidates))
     for option in (mixed, _best_recalibration(candidates, held_out)):
         mean, error = gain(old.losses, _losses_of(option, candidates, held_out), sizes)

@@ -11,6 +11,7 @@ from .._data.batches import Batches
 from ..exceptions import warn
 from ..finetuning import FineTuner
 from .candidates import Choice, cross_validated
+from .folds import UNUSED, folds_of, fraction_used
 from .history import History
 from .loop import Trainer, TrainerSettings
 from .new_head import HeadPaths, WholePaths
@@ -18,12 +19,6 @@ from .recalibration import OutputWeights, Scores, no_output_weights, output_weig
 from .row_objective import RowObjective
 from .step import GradientStep
 from .tuning_paths import Paths, metric
-
-CROSS_VALIDATED_ROWS, CROSS_VALIDATED_WORK = 1000, 20_000_000
-"""Most rows that take part in the cross-validation, and most rows times parameters; others are trained on only."""
-
-ENOUGH_FOR_ONE_SPLIT = 5
-"""Number of all rows for each row of the cross-validation from which these are held out once, not fold by fold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +95,9 @@ class FineTuningTrainer(Trainer):
                 UserWarning,
             )
             return old
-        folds = None if self._validate is not None else self._folds(targets)
+        folds = None
+        if self._validate is None:
+            folds = folds_of(targets, len(self._vector), self._tuner.cv, self._rng)
         found = self._with_new_head(old, folds) if self._tuning.head else self._found(self._paths(old), folds)
         self._history.change(fine_tuning=found.report)
         return found.vector
@@ -122,6 +119,8 @@ class FineTuningTrainer(Trainer):
             assert self._validate is not None
             return self._best_scored(paths, self._validate)
         choice = cross_validated(paths, folds)
+        if (folds == UNUSED).any():
+            return TuningResult(refitted(choice, paths, folds), choice.strength, choice.report())
         return TuningResult(mean_of(choice, paths), choice.strength, choice.report())
 
     def _paths(self, old: np.ndarray) -> Paths:
@@ -145,17 +144,6 @@ class FineTuningTrainer(Trainer):
             if found[-1][2] > best_score:
                 best, best_score, best_strength = vector, found[-1][2], strength
         return TuningResult(best, best_strength, _report_of_scores(found))
-
-    def _folds(self, targets: np.ndarray) -> np.ndarray:
-        """Return the fold of each row, -1 for those that are always trained on; targets are spread evenly."""
-        n_rows, size = len(targets), max(1, len(self._vector))
-        most = int(np.clip(CROSS_VALIDATED_WORK / size, 200, CROSS_VALIDATED_ROWS))
-        order = self._rng.permutation(n_rows)[:most]
-        order = order[np.argsort(targets[order], kind="stable")]
-        folds = np.full(n_rows, -1)
-        once = ENOUGH_FOR_ONE_SPLIT * len(order) <= n_rows
-        folds[order] = 0 if once else np.arange(len(order)) % min(self._tuner.cv, len(order))
-        return folds
 
 
 def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
@@ -182,3 +170,10 @@ def mean_of(choice: Choice, paths: Paths) -> np.ndarray:
             tried = [strength for strength in paths.strengths(name) if strength >= min(own)]
             result += sum(own[s] * vector for s, vector in paths.along(name, anchor, weights, tried) if s in own)
     return result
+
+
+def refitted(choice: Choice, paths: Paths, folds: np.ndarray) -> np.ndarray:
+    """Return the candidate that was chosen on some of the rows, after a search on all rows."""
+    taken = choice.candidates[int(np.argmax(choice.shares))]
+    anchor = next(one for one in choice.candidates if one.anchor == taken.anchor).vectors[0]
+    return paths.refitted(taken.anchor, taken.strength, anchor, taken.vectors[0], fraction_used(folds))

@@ -31,6 +31,8 @@ class RowObjective:
         self._step, self._batches = step, batches
         self._pieces = batches.minibatches()
         self._loaded: np.ndarray | None = None
+        ends = np.cumsum([0, *map(len, self._pieces)]).tolist()
+        self._parts = [slice(*ends[i : i + 2]) for i in range(len(self._pieces))]
         self.rows = np.concatenate(self._pieces)
         self.weights = batches.weights_of(self.rows)
 
@@ -50,14 +52,16 @@ class RowObjective:
     def __call__(self, vector: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean loss of the weighted rows and its gradient, in float64."""
         self.parameters.vector[...] = vector
-        total, loss, gradient = float(weights.sum()), 0.0, np.zeros(len(vector))
-        parts = np.split(weights, np.cumsum([len(piece) for piece in self._pieces])[:-1])
-        for piece, part in zip(self._pieces, parts, strict=True):
-            if part.any():
+        loss, gradient = 0.0, np.zeros(len(vector))
+        sizes = [float(weights[part].sum()) for part in self._parts]
+        total = sum(sizes)
+        for piece, part, size in zip(self._pieces, self._parts, sizes, strict=True):
+            if size:
                 self._load(piece)
-                loss += part.sum() * self._weighted(part, total)
-                gradient += part.sum() * self.parameters.gradient
-        return loss / total, gradient / total
+                share = size / total
+                loss += share * self._weighted(weights[part], total)
+                gradient += np.multiply(self.parameters.gradient, share, dtype=np.float64)
+        return loss, gradient
 
     def loss(self, vector: np.ndarray, weights: np.ndarray) -> float:
         """Return the mean loss of the weighted rows."""

@@ -81,6 +81,22 @@ class Paths:
             vector = self._minimum(vector, anchor, pull, weights, share, whole=whole)
             yield strength, vector
 
+    def refitted(
+        self, name: str, strength: float, anchor: np.ndarray, start: np.ndarray, fraction: float
+    ) -> np.ndarray:
+        """Return the result of a search on all rows, from that on ``fraction`` of them.
+
+        A strength that is chosen counts as in a sum over rows: the less, the more rows there are. One that is set is
+        kept.
+        """
+        weights = self.objective.weights
+        if np.isinf(strength):
+            return self.anchors(weights)[name]
+        strength *= fraction if len(self.strengths(name)) > 1 else 1.0
+        if name == OLD_ROWS:
+            return self._minimum(start, start, 0.0, weights, strength)
+        return self._minimum(start, anchor, strength * self._unit(anchor, weights), weights)
+
     def _unit(self, anchor: np.ndarray, weights: np.ndarray) -> float:
         """Return the pull with which the first step lowers the loss by 0.3 %."""
         loss, gradient = self.objective(anchor, weights)
@@ -106,9 +122,15 @@ class Paths:
 
         begin = np.divide(start - anchor, scale, out=np.zeros_like(scale), where=scale > 0)
         size = max(abs(loss(begin)[0]), 1e-300)  # SciPy's tolerances are absolute for losses below one
+
+        def in_size(u: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = loss(u)
+            gradient /= size
+            return value / size, gradient
+
         most = max(1, self.tuner.max_iter // 2) if share else self.tuner.max_iter  # old rows cost time
         end = scipy.optimize.minimize(
-            lambda u: tuple(part / size for part in loss(u)),
+            in_size,
             begin,
             jac=True,
             method="L-BFGS-B",
