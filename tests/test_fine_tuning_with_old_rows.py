@@ -120,6 +120,7 @@ def test_old_rows_without_fine_tuning_are_refused(setting):
 class Known:
     """Held-out losses that are known, in place of those of a graph."""
 
+    averages = True
     sizes = np.ones(10)
 
     def losses(self, vectors):
