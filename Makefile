@@ -83,6 +83,7 @@ bench: $(STAMP)
 
 bench-engines: $(STAMP)
 	$(BIN)/python benchmarks/engine_step.py
+	$(BIN)/python benchmarks/engine_families.py
 
 # The peers have an environment of their own, with the current release of onnxruntime.
 bench-peers: $(PEERS)/.installed

@@ -122,10 +122,10 @@ def measure(net: Net, optimizer: str, repeat: int) -> dict[str, float]:
 
 def seconds(step: HostStep, count: int) -> float:
     step.run(Rates(RATE), float(step.batch))  # wakes up the threads
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(count):
         step.run(Rates(RATE), float(step.batch))
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def operators(net: Net, engine: str) -> Counter[str]:

@@ -157,8 +157,8 @@ Seeds the initial weights of builders, the order of the rows, the validation spl
     "verbose": Parameter("bool or int", """
 Whether to print what is trained, and a line per epoch.""", (bool, Range(Integral, 0))),
     "engine": Parameter('{"auto", "ort-training", "portable"}', """
-What differentiates the graph. "auto": onnxruntime-training where it is installed and proven right for every operator
-between the parameters and the loss, else the portable engine. ``engine_`` says which one was used."""),
+What differentiates the graph. "auto": of the engines that are installed and proven right for every operator between the
+parameters and the loss the faster one, by a measured table of operators. ``engine_`` says which one was used."""),
     "device": Parameter("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
     "providers": Parameter("list or None", """
