@@ -17,6 +17,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -116,3 +117,21 @@ def test_the_given_model_stays_as_it_is(name):
     assert given.SerializeToString(deterministic=True) == before
     again = OrtGradientRegressor(given, **SETTINGS).fit(X, y)
     assert_array_equal(again.predict(X), trained.predict(X))
+
+
+def test_the_row_of_padding_is_not_trained_by_what_names_it():
+    _, _, losses, state = archive_of("padded_dynamo")
+    trained = trained_on("padded_dynamo")
+    assert trained.engine_ == "portable"
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-6)
+    for name, array in state.items():
+        found = trained.weights_.get(name, trained.weights_.get(f"{name}.T", array).T)
+        assert_allclose(found.reshape(array.shape), array, rtol=0, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
+def test_an_engine_that_would_train_the_row_of_padding_refuses_unless_the_table_is_frozen():
+    with pytest.raises(UnsupportedOperatorError, match=r"\(Gather\) cannot be.* row 2 of its table \(padding_idx\)"):
+        trained_on("padded_dynamo", engine="ort-training")
+    frozen = trained_on("padded_dynamo", engine="ort-training", trainable="head.*")
+    assert frozen.loss_curve_[-1] < frozen.loss_curve_[0]

@@ -115,6 +115,15 @@ def call_of(node: ir.Node) -> TracedCall | None:
     return None if text is None else _traced_call(text)
 
 
+def padding_row(node: ir.Node) -> int | None:
+    """Return the row of the table that an embedding reads but does not train (``padding_idx``), if there is one."""
+    call = call_of(node)
+    if call is None or call.function != "embedding" or (node.domain, node.op_type) != ("", "Gather"):
+        return None
+    row = call.arguments[2] if len(call.arguments) > 2 else "-1"
+    return int(row) if row.isdecimal() else None
+
+
 def scope_of(node: ir.Node) -> str:
     """Return the path of the module whose ``forward`` made the call, "" if there is none."""
     scopes = re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))

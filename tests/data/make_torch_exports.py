@@ -69,8 +69,20 @@ class Constants(nn.Module):
         return self.head((rows**2 + 0.1) ** self.power)
 
 
+class Padded(nn.Module):
+    """A table whose row for padding is not trained by the first call, but by the second, which does not name it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4, padding_idx=2), nn.Linear(4, 1)
+
+    def forward(self, x):
+        again = nn.functional.embedding(x[:, 0], self.table.weight) * 0.5
+        return self.head(torch.tanh(self.table(x) + 0.2).mean(1) + again)
+
+
 def rows_of(name: str) -> torch.Tensor:
-    if name == "shared":
+    if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
     return torch.randn(12, 3, 4) if name == "fresh" else torch.randn(12, 3)
 
@@ -105,10 +117,10 @@ def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.n
 
 
 def main() -> None:
-    for name, module in {"fresh": Fresh, "shared": Shared, "constants": Constants}.items():
+    for name, module in {"fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded}.items():
         torch.manual_seed(3)
         network, X, y = module().eval(), rows_of(name), torch.randn(12, 1)
-        for dynamo in (True, False)[: 1 if name == "constants" else 2]:
+        for dynamo in (True, False)[: 1 if name in ("constants", "padded") else 2]:
             export(network, X, FOLDER / f"torch_{name}_{'dynamo' if dynamo else 'classic'}.onnx", dynamo=dynamo)
         np.savez_compressed(FOLDER / f"torch_{name}.npz", X=X.numpy(), y=y.numpy(), **train(network, X, y))
 

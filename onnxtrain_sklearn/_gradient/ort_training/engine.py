@@ -20,6 +20,7 @@ from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type, remove_unread_initializers
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Supported
+from ..._graph.torch_program import padding_row
 from ..._runtime import gradient_builder
 from ..._support.refusal import refusing
 from ...exceptions import UnsupportedOperatorError
@@ -122,6 +123,13 @@ def _since(version: int) -> Objection:
     return _wrong(f"its gradient needs opset {version} or newer", lambda p: opset(p.node) < version)
 
 
+def _keeps_padding(passage: Passage) -> str | None:
+    row = padding_row(passage.node)
+    return (
+        None if row is None else f"PyTorch does not train row {row} of its table (padding_idx), which this engine would"
+    )
+
+
 def _operands(passage: Passage) -> str | None:
     a, b = (dims(x) for x in passage.node.inputs)
     return _broadcast(passage, a, b)
@@ -191,7 +199,8 @@ PROVEN: dict[str, Proven] = {
     **dict.fromkeys(("Add", "Div", "Mul", "Sub"), Supported((_operands,), inputs=2)),
     **dict.fromkeys(("Cos", "Erf", "Sqrt"), Supported((_SCALAR,))),
     **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Supported((), "axis")),
-    **dict.fromkeys(("Gather", "GatherElements"), Supported((), "axis", inputs=2)),
+    "Gather": Supported((_keeps_padding,), "axis", inputs=2),
+    "GatherElements": Supported((), "axis", inputs=2),
     **dict.fromkeys(("Max", "Min"), Supported((_into_output,), inputs=ANY)),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceMean", "ReduceSum"), Supported((), _REDUCED, inputs=2)),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), Supported((), "axes", inputs=2)),

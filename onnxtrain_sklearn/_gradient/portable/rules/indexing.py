@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...._graph.queries import dims
 from ...._graph.supported import Supported
+from ...._graph.torch_program import padding_row
 from ..context import (
     GradientRule,
     Reverse,
@@ -36,9 +37,22 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
     index = op.Reshape(r.x(1), np.array([1] * axis + [-1] + [1] * (rank - axis - 1), np.int64))
     index = op.Cast(index, to=7)
-    return [
-        lambda: scatter_add(r, zeros_like(op, x), op.Expand(index, shape), op.Reshape(r.g, shape), axis, repeats=True)
-    ]
+
+    def gradient() -> ir.Value:
+        cotangent = op.Reshape(_without_padding(r), shape)
+        return scatter_add(r, zeros_like(op, x), op.Expand(index, shape), cotangent, axis, repeats=True)
+
+    return [gradient]
+
+
+def _without_padding(r: Reverse) -> ir.Value:
+    """Return the cotangent, zero where an embedding of PyTorch reads the row that stands for padding."""
+    row = padding_row(r.node)
+    if row is None:
+        return r.g
+    op = r.op
+    others = op.Not(op.Equal(op.Cast(r.x(1), to=7), np.array(row, np.int64)))
+    return op.Mul(r.g, op.Unsqueeze(mask(op, others), axes=[-1]))
 
 
 def _sizes_along(r: Reverse, axes: np.ndarray) -> list[object]:
