@@ -151,8 +151,6 @@ SHARED_NAMES = {
 # Classes of more than 15 methods.
 LARGE_CLASSES = {
     ("_graph.builder", "GraphBuilder"),  # users emit operators through it alone
-    ("_training.device_step", "DeviceStep"),
-    ("_training.host_step", "HostStep"),
     ("classic.io_binding", "IOBinding"),  # it has the methods of onnxruntime's
 }
 

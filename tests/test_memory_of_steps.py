@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._training import base_step
+from onnxtrain_sklearn._training.pass_graph import PassGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 X, y = load_digits(return_X_y=True)
@@ -24,8 +24,8 @@ def planned(monkeypatch):
         found.append(session.get_session_options().enable_mem_pattern)
         return session
 
-    original = base_step.BaseStep._pass_session
-    monkeypatch.setattr(base_step.BaseStep, "_pass_session", made)
+    original = PassGraph.session
+    monkeypatch.setattr(PassGraph, "session", made)
     return found
 
 

@@ -12,7 +12,7 @@ from onnxtrain_sklearn._graph.protobuf import to_proto
 from onnxtrain_sklearn._optimizers.update_graph import update_graph
 from onnxtrain_sklearn._runtime import devices, sessions
 from onnxtrain_sklearn._runtime.binding import Binding
-from onnxtrain_sklearn._training import host_step, numpy_update
+from onnxtrain_sklearn._training import host_update, numpy_update
 from onnxtrain_sklearn._training.numpy_update import NumpyUpdate, formula_of
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 
@@ -72,12 +72,14 @@ def test_other_updates_have_none():
 
 @pytest.mark.parametrize("factors", [None, {"layers.0.weight": 0.5}], ids=["equal", "factors"])
 def test_long_vectors_are_updated_by_numpy_to_the_same_weights(factors, monkeypatch):
-    monkeypatch.setattr("onnxtrain_sklearn._training.base_step.gradient_builder.has_gradient_builder", lambda: False)
+    monkeypatch.setattr(
+        "onnxtrain_sklearn._training.vector_bindings.gradient_builder.has_gradient_builder", lambda: False
+    )
     rng, found, runs = np.random.default_rng(0), [], []
     X, run = rng.normal(size=(60, 8)).astype(np.float32), NumpyUpdate.run
     monkeypatch.setattr(NumpyUpdate, "run", lambda self: (runs.append(self), run(self))[1])
     for piece in (10**6, 20):
-        monkeypatch.setattr(host_step, "PIECE", piece)
+        monkeypatch.setattr(host_update, "PIECE", piece)
         estimator = OrtGradientRegressor(MLP((20,)), optimizer=AdamW(), learning_rate_factors=factors, random_state=0)
         found.append(estimator.partial_fit(X, X[:, 0]).partial_fit(X, X[:, 0]))
         assert bool(runs) == (piece == 20)

@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._runtime import devices, sessions
-from onnxtrain_sklearn._training import host_step
+from onnxtrain_sklearn._training import host_update
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.segments import Factors, segments
@@ -83,7 +83,7 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_fused_kernels_in_pieces(name, monkeypatch):
-    monkeypatch.setattr(host_step, "PIECE", 5)
+    monkeypatch.setattr(host_update, "PIECE", 5)
     optimizer = OPTIMIZERS[name](weight_decay=0.3 if name == "adamw" else 0.0)
     fitted = regressor(optimizer=optimizer, learning_rate_factors=RATES).fit(X, y)
     expected, _ = reference(rates=RATE_OF, optimizer=name, decay=optimizer.weight_decay)

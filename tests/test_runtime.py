@@ -16,7 +16,7 @@ from onnxtrain_sklearn._runtime import capabilities, devices, errors, sessions
 from onnxtrain_sklearn._runtime.binding import Binding
 from onnxtrain_sklearn._runtime.devices import Device, resolve_device
 from onnxtrain_sklearn._runtime.sessions import create_session
-from onnxtrain_sklearn._training import host_step as _step
+from onnxtrain_sklearn._training import host_pass
 from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning
 
 CPU = "CPUExecutionProvider"
@@ -231,16 +231,16 @@ def test_small_graphs_get_one_thread(monkeypatch):
 def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
-    monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60))
+    monkeypatch.setattr(host_pass, "PARALLEL_WORK", 200 * (4 * 60 + 60))
     fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     updates = [threads for session, threads in seen if "gradients" in {v.name for v in session.get_inputs()}]
-    gradients = [threads for session, threads in seen if _step.LOSS in {v.name for v in session.get_outputs()}]
+    gradients = [threads for session, threads in seen if host_pass.LOSS in {v.name for v in session.get_outputs()}]
     assert (gradients, updates) == ([2], [1])
 
 
 def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
-    monkeypatch.setattr(_step, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
+    monkeypatch.setattr(host_pass, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
     seen = spy(monkeypatch)
     fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     assert {threads for _, threads in seen} == {1}

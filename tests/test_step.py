@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._runtime import sessions
-from onnxtrain_sklearn._training import host_step as _step
+from onnxtrain_sklearn._training import host_update
 from onnxtrain_sklearn._training.step import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
@@ -120,7 +120,7 @@ def test_frozen_parameters_keep_every_bit(trainable):
 def test_update_in_pieces_is_the_update_of_the_whole(optimizer, clip, monkeypatch):
     vectors = []
     for piece in (10**6, 16, 7):
-        monkeypatch.setattr(_step, "PIECE", piece)
+        monkeypatch.setattr(host_update, "PIECE", piece)
         step = new_step(mlp(), batch=8, optimizer=optimizer, max_grad_norm=clip)
         assert len(step.parameters.vector) == 37
         for seed in range(3):

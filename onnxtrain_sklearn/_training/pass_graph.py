@@ -1,0 +1,69 @@
+"""A forward and backward pass over a fixed number of rows: its graph, the buffers that it reads, its session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._data.batches import BatchBuffers
+from .._data.sparse_rows import SparseRows
+from .._runtime import sessions
+from .._runtime.binding import Array, Binding
+from .._runtime.sessions import InferenceSession
+from .._runtime.shared_sessions import shared_session
+from .dropout import UniformNumbers
+from .loss_graph import PARALLEL_WORK, TARGET, buffer_shape, target_layout
+from .programs import PassProgram, PassSource, pass_program
+
+
+@dataclass(frozen=True, eq=False)
+class PassGraph:
+    """The gradient graph for a fixed number of rows, and the host arrays that it reads."""
+
+    source: PassSource
+    program: PassProgram
+    buffers: BatchBuffers
+    uniform: UniformNumbers
+
+    def bind(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        gradients: Mapping[str, Array],
+        statistics: Mapping[str, Array],
+        threads: int = 1,
+    ) -> Binding:
+        """Bind the graph.
+
+        ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
+        of each running statistic. Inputs that the graph does not have are left out.
+        """
+        session, moved = self.session(threads), self.source.model.running_statistics
+        written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
+        written |= {moved[name]: array for name, array in statistics.items()}
+        names = {value.name for value in session.get_inputs()}
+        return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
+
+    def session(self, threads: int = 1) -> InferenceSession:
+        """Return the session of the pass, which other fits may use too."""
+        program, settings = self.program, self.source.settings
+        device, options = settings.device, settings.session_options
+        if program.work >= PARALLEL_WORK:  # its plan of the memory of large tensors leaves gaps, half as much again
+            options = {"enable_mem_pattern": False, **(options or {})}
+        if not program.stateless:
+            return sessions.create_session(program.graph, device, threads=threads, options=options)
+        return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
+
+
+def pass_graph(source: PassSource) -> PassGraph:
+    """Return the gradient graph with buffers of its own; the trained parameters are among its inputs."""
+    settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
+    program = pass_program(source)
+    sparse = {product.input: SparseRows() for product in program.products}
+    dense = [spec for spec in source.model.inputs if spec.name not in sparse]
+    columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}
+    columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
+    buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
+    return PassGraph(source, program, buffers, UniformNumbers(program.random, settings.seed))

@@ -1,0 +1,134 @@
+"""The graphs that run on whole vectors after the gradient, bound to arrays of the host or of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._graph.loss_terms import penalty_factors
+from .._optimizers.update_graph import Coefficients, clip_graph
+from .._runtime import gradient_builder
+from .._runtime.binding import Array, Binding
+from .._runtime.sessions import InferenceSession
+from .._runtime.shared_sessions import shared_session
+from ..optimizers import Optimizer
+from .loss_graph import ABSOLUTES, SQUARES, StepSettings, ir_type, penalty_graph
+from .parameters import FlatParameters
+from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
+from .step import Rates
+from .vector_graphs import AVERAGE, SHARE, STEP_WEIGHT, TOTAL, accumulation_graph, average_graph, copy_graph
+from .vector_programs import UpdateProgram, graph_bytes, update_program
+
+ToMemory = Callable[[np.ndarray], Array]
+"""Puts an array into the memory of the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentUpdate:
+    """The update of a segment of the vectors: its graph and the session that runs it."""
+
+    segment: Segment
+    program: UpdateProgram
+    session: InferenceSession
+
+    @property
+    def factors(self) -> Factors:
+        """The factors of the segment; segments of equal ones have the same coefficients."""
+        return self.segment.factors
+
+    def coefficients(self, rates: Rates, t: int) -> Coefficients:
+        """Return the scalars of step ``t``."""
+        program, rate = self.program, rates.learning_rate * self.factors.rate
+        return program.coefficients(rate, t, rates.decay) if program.scheduled else program.coefficients(rate, t)
+
+
+class VectorBindings:
+    """Binds the graphs of a step. They have sessions of one thread each, which other fits may use too.
+
+    Parameters
+    ----------
+    settings : StepSettings
+    parameters : FlatParameters
+        Their sizes and their type are read.
+    place : callable
+        Puts an array into the memory of the vectors.
+    """
+
+    def __init__(self, settings: StepSettings, parameters: FlatParameters, place: ToMemory) -> None:
+        self._settings, self._parameters, self.place = settings, parameters, place
+        self.dtype = parameters.vector.dtype
+        self._size, self._kind = len(parameters.vector), ir_type(self.dtype)
+
+    def penalty(self, weights: Array, gradients: Array, **scalars: Array) -> Binding:
+        """Bind the graph that adds the gradient of the penalty to ``gradients``, in place."""
+        settings = self._settings
+        squares, absolutes = penalty_factors(settings.alpha, settings.l1_ratio)
+        factors = {SQUARES: squares, **({ABSOLUTES: absolutes} if settings.l1_ratio else {})}
+        graph = graph_bytes(
+            penalty_graph,
+            self._parameters.penalized.stop,
+            self._kind,
+            settings.engine,
+            absolute=bool(settings.l1_ratio),
+        )
+        inputs = {"weights": weights, "gradients": gradients, **scalars}
+        inputs |= {name: self.place(np.array(factor, self.dtype)) for name, factor in factors.items()}
+        return Binding(self._session(graph), inputs, {"new_gradients": gradients})
+
+    def clipping(self, gradients: Array) -> Binding:
+        """Bind the graph that clips the norm of ``gradients``, in place."""
+        limit, norm = np.array(self._settings.max_grad_norm, self.dtype), np.zeros((), self.dtype)
+        inputs = {"gradients": gradients, "max_norm": self.place(limit)}
+        outputs = {"new_gradients": gradients, "norm": self.place(norm)}
+        return Binding(self._session(graph_bytes(clip_graph, self._kind)), inputs, outputs)
+
+    def accumulation(self, gradients: Array, share: Array | None = None) -> dict[tuple[bool, bool], Binding]:
+        """Bind the graphs that add up the gradients of a group of minibatches, by whether one is the first or last."""
+        total, found = self.place(np.zeros(self._size, self.dtype)), {}
+        for first, last in ((True, False), (False, False), (False, True)):
+            graph = graph_bytes(accumulation_graph, self._size, self._kind, first=first, last=last)
+            inputs = {"gradients": gradients, **({} if first else {TOTAL: total})}
+            inputs |= {} if share is None else {SHARE: share}
+            found[first, last] = Binding(self._session(graph), inputs, {"sum": gradients if last else total})
+        return found
+
+    def average(self, average: Array, parameters: Array, weight: Array | None = None) -> Binding:
+        """Bind the graph that moves the average of the parameters."""
+        graph = graph_bytes(average_graph, self._size, self._kind)
+        inputs = {AVERAGE: average, "parameters": parameters, **({} if weight is None else {STEP_WEIGHT: weight})}
+        return Binding(self._session(graph), inputs, {f"new_{AVERAGE}": average})
+
+    def copying(self, moved: Array, statistics: Array) -> Binding:
+        """Bind the graph that copies the next running statistics over the current ones."""
+        graph = graph_bytes(copy_graph, self._parameters.n_statistics, self._kind)
+        return Binding(self._session(graph), {"moved": moved}, {"statistics": statistics})
+
+    def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
+        """Return the updates of all segments."""
+        settings, fused = self._settings, gradient_builder.has_gradient_builder()
+        found = segments(self._parameters, settings.factors)
+        programs = {}
+        for decay in dict.fromkeys(segment.factors.decay for segment in found):
+            own = with_decay_factor(optimizer, decay)
+            scheduled = settings.scheduled.decay and bool(getattr(own, "weight_decay", 0.0))
+            programs[decay] = update_program(own, self._kind, fused=fused, scheduled=scheduled)
+        if len(found) > 1:
+            require_elementwise(optimizer, elementwise=all(one.elementwise for one in programs.values()))
+        opened = {decay: self._session(program.graph) for decay, program in programs.items()}
+        return [SegmentUpdate(one, programs[one.factors.decay], opened[one.factors.decay]) for one in found]
+
+    def _session(self, graph: bytes) -> InferenceSession:
+        """Return a session with one thread: a second spinning pool would compete with the gradient session's."""
+        settings = self._settings
+        memory = 8.0 * self._parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
+        return shared_session(graph, settings.device, options=settings.session_options, memory=memory)
+
+
+def bind_update(
+    session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
+) -> Binding:
+    """Bind the in-place update of ``vectors``: the parameters and the slots."""
+    outputs = {f"new_{name}": vector for name, vector in vectors.items()}
+    return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
