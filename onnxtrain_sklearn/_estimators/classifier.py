@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -22,6 +21,7 @@ from .._data.targets import (
     require_sorted,
     sorted_classes,
 )
+from .._data.validation_scores import accuracy
 from .._fitted.model import is_estimator, listed
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
@@ -377,4 +377,4 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             return float(np.average(right, weights=weights))
         if targets.classes is not None and targets.task != "multilabel":
             truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
-        return float(accuracy_score(truth.astype(predicted.dtype), predicted, sample_weight=weights))
+        return accuracy(truth.astype(predicted.dtype), predicted, weights)

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.metrics import r2_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -20,6 +19,7 @@ from .._data.targets import (
     Targets,
     regression_targets,
 )
+from .._data.validation_scores import r_squared
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
@@ -208,4 +208,4 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         prediction = predicted.reshape(targets.values.shape).astype(np.float64)
         if targets.row_shape:
             return r2_of_maps(targets.values, prediction, weights)
-        return float(r2_score(targets.values, prediction, sample_weight=weights))
+        return r_squared(targets.values, prediction, weights)
