@@ -14,6 +14,7 @@ import numpy as np
 from .._graph.trainable import TrainableModel
 from ..exceptions import warn
 from ..optimizers import Optimizer
+from .dropout import FACTOR
 from .loss_graph import StepSettings
 from .parameters import FlatParameters
 from .pass_graph import PassGraph, pass_graph
@@ -80,7 +81,7 @@ class BaseStep:
             PassSource(parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse)
         )
         self.engine = graph.program.engine
-        if self.settings.scheduled.dropout and not graph.uniform.buffers and not self._warned:
+        if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True
             warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")
         return graph

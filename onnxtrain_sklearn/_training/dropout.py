@@ -31,7 +31,7 @@ class UniformNumbers:
     Parameters
     ----------
     inputs : sequence of onnx_ir.Value
-        As :func:`expose_dropout` returns them.
+        As :func:`expose_dropout` and :func:`~.random_numbers.expose_random` return them.
     seed : int
 
     Attributes

@@ -28,6 +28,7 @@ from .dropout import expose_dropout
 from .gathering import gather_rows
 from .loss_graph import LOSS, TARGET, StepSettings, training_graph, work
 from .parameters import FlatParameters
+from .random_numbers import expose_random
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class PassProgram:
     work, memory : float
         Multiply-adds of the forward pass; bytes of all values of a run.
     random : sequence of onnx_ir.Value
-        The inputs for random numbers, as :func:`expose_dropout` returns them.
+        The inputs for random numbers, of Dropout and of random nodes.
     stateless : bool
         Whether runs do not depend on earlier ones.
     products : sequence of FirstProduct
@@ -127,7 +128,7 @@ class _Emitted(NamedTuple):
 def _emitted(source: PassSource) -> _Emitted:
     """Return the forward graph with the loss, whose parameters are inputs."""
     graph = training_graph(source.model, source.settings, source.frozen, source.batch)
-    random = expose_dropout(graph, scheduled=source.settings.scheduled.dropout)
+    random = [*expose_random(graph), *expose_dropout(graph, scheduled=source.settings.scheduled.dropout)]
     products = take_first_products(graph, source.sparse)
     outside = {product.weight for product in products}
     names = (*source.parameters.names, *source.parameters.running_statistics)
