@@ -29,7 +29,7 @@ def expose_random(model: ir.Model) -> list[ir.Value]:
     inputs: list[ir.Value] = []
     op = GraphBuilder(model.graph, prefix="onnxtrain/random")
     for node in nodes:
-        _expose(op, node, inputs)
+        _expose_node(op, node, inputs)
     if inputs:
         model.graph.inputs.extend(inputs)
         model.graph.sort()
@@ -37,7 +37,7 @@ def expose_random(model: ir.Model) -> list[ir.Value]:
     return inputs
 
 
-def _expose(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> None:
+def _expose_node(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> None:
     drawn = node.outputs[0]
     sizes = dims(drawn)
     if node.graph is not op.graph or not fixed(sizes):
@@ -52,10 +52,10 @@ def _expose(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> None:
         return inputs[-1]
 
     op.dtype = ir.DataType.FLOAT
-    replace_node(op, node, [op.Cast(_numbers(op, node, draw), to=drawn.dtype or ir.DataType.FLOAT)])
+    replace_node(op, node, [op.Cast(_distributed(op, node, draw), to=drawn.dtype or ir.DataType.FLOAT)])
 
 
-def _numbers(op: GraphBuilder, node: ir.Node, draw: Draw) -> ir.Value:
+def _distributed(op: GraphBuilder, node: ir.Node, draw: Draw) -> ir.Value:
     """Return float32 numbers of the distribution of a node."""
     if node.op_type in UNIFORM:
         low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
