@@ -19,7 +19,7 @@ from .._graph.shapes import infer_shapes
 from ..exceptions import UnsupportedOperatorError
 from .dropout import STEM
 
-Draw = Callable[[], ir.Value]
+NewInput = Callable[[], ir.Value]
 """Adds an input with uniform numbers of [0, 1) in the shape of what a node draws."""
 
 
@@ -55,7 +55,7 @@ def _expose_node(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> Non
     replace_node(op, node, [op.Cast(_distributed(op, node, draw), to=drawn.dtype or ir.DataType.FLOAT)])
 
 
-def _distributed(op: GraphBuilder, node: ir.Node, draw: Draw) -> ir.Value:
+def _distributed(op: GraphBuilder, node: ir.Node, draw: NewInput) -> ir.Value:
     """Return float32 numbers of the distribution of a node."""
     if node.op_type in UNIFORM:
         low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
