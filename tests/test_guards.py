@@ -135,7 +135,8 @@ PARAMETERS = (
     "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
-    "trainable adapters finetune output output_kind training_mode class_weight target_scaling clip_predictions tol "
+    "trainable adapters finetune output output_kind training_mode class_axis ignore_label class_weight "
+    "target_scaling clip_predictions tol "
     "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
     "device providers provider_options session_options"
 ).split()
@@ -332,7 +333,10 @@ def test_public_names():
 @pytest.mark.parametrize("name", ["OrtGradientClassifier", "OrtGradientRegressor"])
 def test_parameters_of_the_estimators(name):
     parameters = inspect.signature(getattr(onnxtrain_sklearn, name)).parameters
-    others = {"target_scaling", "clip_predictions"} if name == "OrtGradientClassifier" else {"class_weight"}
+    others = {
+        "OrtGradientClassifier": {"target_scaling", "clip_predictions"},
+        "OrtGradientRegressor": {"class_axis", "ignore_label", "class_weight"},
+    }[name]
     expected = [p for p in PARAMETERS if p not in others]
     assert list(parameters) == expected
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values() if p.name != "model")

@@ -37,15 +37,18 @@ class Targets:
     Attributes
     ----------
     values : ndarray of shape (n_samples,) of int64, or (n_samples, n_outputs) of float
-        Class indices, or numbers; rows of several axes are flat.
+        Class indices, or numbers; rows of several axes are flat. Of labels at each position (n_samples, n_positions) of
+        int64, -1 where a label is ignored.
     task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
         "binary" stands for two classes, whatever the number of scores.
     n_outputs : int
-        Columns that a graph built for these targets has.
+        Columns that a graph built for these targets has, at each position if there are positions.
     classes : ndarray, list of ndarray or None
         Sorted labels; a list where a row has several labels of classes of their own.
     row_shape : tuple of int
-        Shape of a row of numbers that has several axes, such as an image; else empty.
+        Shape of a row of numbers that has several axes, such as an image, or of the labels at positions; else empty.
+    label_weights : ndarray of shape (n_classes,), or None
+        Weights of the labels at positions by class; None: there are no positions.
     """
 
     values: np.ndarray
@@ -53,11 +56,17 @@ class Targets:
     n_outputs: int
     classes: Classes = None
     row_shape: tuple[int, ...] = ()
+    label_weights: np.ndarray | None = None
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether there is a label at each position of a row."""
+        return self.label_weights is not None
 
     @property
     def stratify(self) -> np.ndarray | None:
         """What a split keeps the proportions of."""
-        return self.values if self.task in ("binary", "multiclass") else None
+        return self.values if self.task in ("binary", "multiclass") and not self.has_positions else None
 
 
 def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
@@ -90,16 +99,20 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
         return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
     if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
         return _indicator_matrix(y, classes)
-    labels = column_or_1d(y, warn=True)
+    values, known = encoded_labels(column_or_1d(y, warn=True), classes)
+    many = len(known) > 2
+    return Targets(values, "multiclass" if many else "binary", len(known) if many else 1, known)
+
+
+def encoded_labels(labels: np.ndarray, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return class indices and the classes, of which there must be two."""
     known = np.unique(labels) if classes is None else classes
     if len(known) < 2:
         where = "y" if classes is None else "classes"
         raise ValueError(
             f"Classification needs at least 2 classes in {where}, got {len(known)} class: {known.tolist()}."
         )
-    values = _indices(labels, known, "y")
-    many = len(known) > 2
-    return Targets(values.astype(np.int64), "multiclass" if many else "binary", len(known) if many else 1, known)
+    return _indices(labels, known, "y").astype(np.int64), known
 
 
 def sorted_classes(classes: ArrayLike) -> np.ndarray | list[np.ndarray]:
@@ -128,9 +141,9 @@ def _flat(classes: ArrayLike) -> np.ndarray:
     return array
 
 
-def require_labels(y: ArrayLike, classes: ArrayLike | None, *, classifies: bool) -> None:
+def require_labels(y: ArrayLike, classes: ArrayLike | None, *, classifies: bool, at_positions: bool) -> None:
     """Raise at the first of several passes where nothing says which labels later ones will bring."""
-    if classifies and classes is None and type_of_target(y) != "multilabel-indicator":
+    if classifies and classes is None and (at_positions or type_of_target(y) != "multilabel-indicator"):
         raise ValueError(
             "classes must be passed on the first call to partial_fit: all labels that any call will bring."
         )
@@ -178,7 +191,7 @@ def _indicator_matrix(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
 
 
-def _checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
+def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
     """Return a weight for each row, checked as scikit-learn checks them by a function that is private there."""
     if sample_weight is None:
         return np.ones(n_rows)
@@ -195,14 +208,19 @@ def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight:
     """Return the weight of every row, None where all are one; class weights are multiplied in."""
     if sample_weight is None and class_weight is None:
         return None
-    weights = _checked_weights(sample_weight, len(targets.values))
+    weights = checked_weights(sample_weight, len(targets.values))
     if class_weight is not None:
         weights = weights * _class_weights(class_weight, targets, weights)
+    require_usable_weights(weights)
+    return weights
+
+
+def require_usable_weights(weights: np.ndarray) -> None:
+    """Raise if all weights are zero, or float32 cannot hold them."""
     if not weights.sum() > 0:
         raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
     if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
         raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
-    return weights
 
 
 def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndarray) -> np.ndarray:
@@ -211,12 +229,24 @@ def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndar
         rows = compute_sample_weight(class_weight, targets.values)
     elif isinstance(targets.classes, list):
         rows = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
-    elif isinstance(class_weight, str) and class_weight == "balanced":
-        totals = np.bincount(targets.values, weights)
-        rows = (float(weights.sum()) / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))[targets.values]
     else:
-        classes = targets.classes
-        rows = compute_class_weight(class_weight, classes=classes, y=classes)[targets.values]
-    if np.any(rows < 0):
-        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
+        rows = weights_of_classes(class_weight, targets.classes, targets.values, weights)[targets.values]
+    _require_no_negative(rows, class_weight)
     return np.asarray(rows)
+
+
+def weights_of_classes(
+    class_weight: ClassWeight, classes: Classes, values: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return the weight of each class; "balanced" counts each of the class indices ``values`` as often as it weighs."""
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        totals = np.bincount(values, weights, minlength=0 if classes is None else len(classes))
+        return np.asarray(float(weights.sum()) / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
+    found = np.asarray(compute_class_weight(class_weight, classes=classes, y=classes))
+    _require_no_negative(found, class_weight)
+    return found
+
+
+def _require_no_negative(weights: np.ndarray, class_weight: ClassWeight) -> None:
+    if np.any(weights < 0):
+        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")

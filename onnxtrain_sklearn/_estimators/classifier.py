@@ -13,6 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
+from .._data.positions import accuracy_at_positions, validation_accuracy
 from .._data.targets import (
     Classes,
     Targets,
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
 
 def _decisions(scores: np.ndarray) -> np.ndarray:
     """Return the scores of one label; a single column for two classes."""
-    if scores.shape[1] == 1:
-        return scores.ravel()
-    return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+    if scores.shape[-1] == 1:
+        return scores[..., 0]
+    return scores[..., 1] - scores[..., 0] if scores.shape[-1] == 2 else scores
 
 
 CLASSES_ENTRY = """\
@@ -86,6 +87,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
+    class_axis: int | str
+    ignore_label: int | float | str | None
     class_weight: ClassWeight
     declared = CLASSIFIER
     _default_loss = "log_loss"
@@ -116,6 +119,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         output: str | None = None,
         output_kind: str = "auto",
         training_mode: bool = False,
+        class_axis: int | str = "auto",
+        ignore_label: int | float | str | None = -100,
         class_weight: Mapping[object, float] | str | None = None,
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
@@ -153,7 +158,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Parameters
         ----------
         X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old
-            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels.
+            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels: one a row, several a row, or one at each
+            position of a row, (n_samples, ...), for which the graph has scores.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
             The scores belong to the labels in sorted order. None: the labels in ``y``.
@@ -220,6 +226,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Returns
         -------
         ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators or labels
+            With a label at each position of a row, the shape of ``y``.
         """
         labels = self._predict(X)
         if self._run.head.task == "multilabel":
@@ -239,7 +246,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         ndarray of shape (n_samples, n_classes), or a list of them
             In the order of ``classes_``. For several binary labels per row, one column per label: the probability
-            that it is 1. For several labels of other kinds, a list with one array per label.
+            that it is 1. For several labels of other kinds, a list with one array per label. With a label at each
+            position of a row, (n_samples, ..., n_classes).
 
         Notes
         -----
@@ -261,7 +269,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Returns
         -------
         ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
-            A list if a row has several labels that are not binary.
+            A list if a row has several labels that are not binary. With a label at each position of a row,
+            (n_samples, ...) for two classes, else (n_samples, ..., n_classes).
 
         Notes
         -----
@@ -286,9 +295,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Returns
         -------
         float
-            The fraction of rows whose label is right; with several labels per row, all of them must be.
+            The fraction of rows whose label is right; with several labels per row, all of them must be. With a label at
+            each position of a row, the fraction of the labels that are right, without those to ignore.
         """
         check_is_fitted(self)
+        if self._run.head.positions is not None:
+            return accuracy_at_positions(y, self.predict(X), self.ignore_label, sample_weight)
         if self._run.head.task != "multioutput":
             return float(super().score(X, y, sample_weight))
         right = (self.predict(X) == np.asarray(y)).all(axis=1)
@@ -372,6 +384,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         truth = targets.values
+        if targets.has_positions:
+            return validation_accuracy(predicted, targets, weights)
         if isinstance(targets.classes, list):
             right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
             return float(np.average(right, weights=weights))

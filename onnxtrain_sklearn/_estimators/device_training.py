@@ -122,7 +122,7 @@ def _require_expressible(estimator: Any, run: Run) -> None:
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
     if run.model.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
-    if run.head.groups or run.model.link == "votes":
+    if run.head.groups or run.head.positions or run.model.link == "votes":
         raise ModelError(
             "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
         )

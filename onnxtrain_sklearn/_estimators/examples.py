@@ -11,6 +11,7 @@ from sklearn.base import is_classifier
 
 from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
 from .._data.columns import Column
+from .._data.positions import position_targets, weighted_positions
 from .._data.target_scale import TargetScale
 from .._data.targets import Classes, Targets, require_labels, row_weights
 from .._fitted.encoding import as_trained
@@ -19,7 +20,8 @@ from .._given.ml_files import FittedFile
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._support.typing import MatrixLike, Validation
-from .._training.loss_graph import TARGET, target_layout
+from .._training.loss_graph import TARGET, TrainedPositions, target_layout
+from .class_axis import takes_positions
 from .graph_inputs import expected_inputs, graph_inputs, take_features
 from .run import Columns, Run
 
@@ -98,10 +100,12 @@ def training_examples(
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
     columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
+    at_positions = old is None and fitted is None and takes_positions(estimator, source, call.y)
     if call.one_pass and old is None:
-        require_labels(call.y, known, classifies=is_classifier(estimator))
-    head = None if old is None else old.head
-    return _checked(estimator, columns, call.y, call.sample_weight, known if head is None else head.classes, head)
+        require_labels(call.y, known, classifies=is_classifier(estimator), at_positions=at_positions)
+    if old is not None:
+        return _checked(estimator, columns, call.y, call.sample_weight, old.head.classes, old.head)
+    return _checked(estimator, columns, call.y, call.sample_weight, known, None, at_positions=at_positions)
 
 
 def validation_examples(
@@ -114,9 +118,20 @@ def validation_examples(
 
 
 def _checked(
-    estimator: Any, columns: Columns, y: ArrayLike, sample_weight: ArrayLike | None, classes: Classes, head: Head | None
+    estimator: Any,
+    columns: Columns,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None,
+    classes: Classes,
+    head: Head | None,
+    *,
+    at_positions: bool = False,
 ) -> Examples:
     """Return checked examples; targets must match ``head``, the head of the first call."""
+    if at_positions or (head is not None and head.positions is not None):
+        targets = position_targets(y, classes, estimator.ignore_label)
+        _require_rows(columns, targets)
+        return Examples(columns, *weighted_positions(targets, sample_weight, estimator.class_weight))
     targets = estimator._encode(y, classes)
     _require_rows(columns, targets)
     if head is not None:
@@ -124,11 +139,19 @@ def _checked(
     return Examples(columns, targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None)))
 
 
+def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
+    """Return what a training step needs to know of the positions that have labels, if they have."""
+    if head.positions is None or targets.label_weights is None:
+        return None
+    return TrainedPositions(head.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
+
+
 def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool) -> Batches:
     """Return the minibatches of these rows; the target is one of their columns."""
     examples = scaled(examples, run.head.target_scale)
     values, weights = examples.targets.values, examples.weights
-    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), run.parameters.buffer.dtype)
+    positions, number_type = trained_positions(run.head, examples.targets), run.parameters.buffer.dtype
+    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), number_type, positions)
     every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
     n_rows = len(rows)  # equal rows are merged unless batch statistics count each of them
     fits = n_rows <= min(size, MERGE_LIMIT) and not run.parameters.running_statistics

@@ -25,6 +25,7 @@ from .._given.comparison import (
 )
 from .._gradient.engine import choose_engine
 from .._graph.links import Link, Task
+from .._graph.positions import Positions
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._runtime import devices
@@ -32,7 +33,8 @@ from .._runtime.devices import Device
 from .._training.loss_graph import StepSettings, n_classes_of
 from ..losses import LOSSES, Loss, resolve_loss
 from ..optimizers import resolve_optimizer
-from .examples import Examples
+from .class_axis import positions_of
+from .examples import Examples, trained_positions
 from .run import Columns, Run
 
 
@@ -81,8 +83,9 @@ def choose_head(
         _require_scores(estimator)
     elif old is None and fitted is None:
         own = own_output(estimator.model, source, examples.columns, device)
+    positions = _places_of_labels(estimator, old, source, own, examples.targets)
     if own is not None:
-        _require_shape_of_output(own, examples.targets)
+        own = own.at(positions) if positions is not None else _of_whole_rows(own, examples.targets)
         source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
     elif old is not None:
         n_columns = old.head.n_outputs
@@ -90,7 +93,7 @@ def choose_head(
         n_columns = _score_columns(source, examples.columns, device)
     else:
         n_columns = examples.targets.n_outputs
-    seen, head = _head_for(source, loss, examples.targets, n_columns)
+    seen, head = _head_for(source, loss, examples.targets, n_columns, positions)
     settings = StepSettings(
         loss=loss,
         task=head.task,
@@ -107,15 +110,26 @@ def choose_head(
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         session_options=estimator.session_options,
         seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
+        positions=trained_positions(head, examples.targets),
     )
     return HeadChoice(source, seen, head, settings, own)
 
 
-def _require_shape_of_output(own: OwnOutput, targets: Targets) -> None:
+def _places_of_labels(
+    estimator: Any, old: Run | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+) -> Positions | None:
+    if old is not None:
+        return old.head.positions
+    return positions_of(own, source, targets, estimator.class_axis) if targets.has_positions else None
+
+
+def _of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
+    """Return the output of a given graph; its rows must have the shape of those of the targets."""
     if targets.task == "regression":
         require_target_shape(own, targets)
     else:
         require_column_shape(own.row_shape, own.name)
+    return own
 
 
 def _require_scores(estimator: Any) -> None:
@@ -142,7 +156,9 @@ def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> 
     return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
 
 
-def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: int) -> tuple[TrainableModel, Head]:
+def _head_for(
+    source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
+) -> tuple[TrainableModel, Head]:
     """Return the head, and the model with the loss placed before or after its final activation."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
@@ -157,7 +173,7 @@ def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: i
     if of_pairs:
         return source, Head(task, "identity", n_columns, targets.classes)
     if source.link not in ("sigmoid", "softmax"):
-        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes)
+        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes, positions=positions)
     if task == "multioutput":
         raise ValueError(
             f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
@@ -168,7 +184,7 @@ def _head_for(source: TrainableModel, loss: Loss, targets: Targets, n_columns: i
             f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
         )
     own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
-    return source, Head(task, own, n_columns, targets.classes)
+    return source, Head(task, own, n_columns, targets.classes, positions=positions)
 
 
 def _task(targets: Targets, n_columns: int) -> Task:

@@ -204,6 +204,17 @@ of two; where the scores behind them cannot be found, the loss is taken on their
 a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
 numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.{_CHECKED_ON_DATA}""",
         (OneOf(("auto", "scores", "probabilities")),)),
+    "class_axis": Parameter('{"auto", 1, -1}', """
+Axis of the classes in the scores of a graph that has them at each position of a row, such as the words of a text or the
+pixels of an image; ``y`` then holds a label at each position. "auto": ``y`` does if it has more than two axes, or less
+than the scores; the axis is the last one for scores (n, ..., k), the first after the rows for (n, k, ...). 1 or -1:
+that one, also for scores without such an axis, which are those of the second of two classes.""",
+        (OneOf(("auto", 1, -1)),)),
+    "ignore_label": Parameter("int, float, str or None", """
+Label that does not count where ``y`` holds a label at each position, such as that of the padding of short rows: it has
+no part in loss, scores, weights and ``classes_``. None: all labels count. Whole rows are left out by a
+``sample_weight`` of 0.""",
+        (Instance(Real, "a number"), Instance(str, "a text"), None)),
     "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
 Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation scores;
 "balanced": in inverse proportion to their weight in ``y``, not for ``partial_fit``. Several labels a row: as for

@@ -77,6 +77,8 @@ def _classifier_types(operator: Operator) -> None:
 
     check_is_fitted(operator.raw_operator)
     rows, head = operator.inputs[0].get_first_dimension(), _head(operator.raw_operator, operator.scope_inst)
+    if head.positions is not None:
+        raise ModelError("skl2onnx knows one label a row, and these rows have one at each position: call to_onnx().")
     classes = _declared_classes(head)
     label = Int64TensorType if classes.dtype.kind == "i" else StringTensorType
     operator.outputs[0].set_type(label([rows, len(classes)] if head.task == "multilabel" else [rows]))

@@ -30,6 +30,7 @@ def prepare_step(
         _settings_key(settings),
         run.head.task,
         run.head.link,
+        settings.positions,
         run.parameters.names,
         shapes,
         sparse,

@@ -23,6 +23,7 @@ CLASSES: Mapping[str, str] = {
     "OptimizerState": "_training.step",
     "LowRank": "_graph.low_rank",
     "Origin": "_fitted.provenance",
+    "Positions": "_graph.positions",
     "Run": "_estimators.run",
     "Start": "_estimators.start",
     "TargetRange": "_data.target_range",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .._data.positions import given_weights, require_same_places
 from .._data.validation import faults_of_validation_data, require_scorable
 from .examples import Call, Examples, validation_examples
 from .run import Run
@@ -29,7 +30,8 @@ def validation_score(
     given = call.validation
     if given is not None:
         with faults_of_validation_data():
-            examples = validation_examples(estimator, run, *given)
+            trained, examples = examples, validation_examples(estimator, run, *given)
+            require_same_places(trained.targets, examples.targets)
         require_scorable(examples.targets, examples.weights)
         held_out = np.arange(len(examples))
     if held_out is None:
@@ -40,6 +42,7 @@ def validation_score(
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
     if estimator.scoring is not None:
+        weights = given_weights(held, weights) if held.has_positions and weights is not None else weights
         X, y = given[:2] if given is not None else (rows_of(call.X, rows), rows_of(call.y, rows))
         return scorer_of(estimator, run, (X, y, weights), live, rows)
     predictor = run.live_predictor(live)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +20,7 @@ from .._fitted.model import is_estimator
 from .._graph.edits import multiply_by_columns
 from .._graph.inference_form import alone
 from .._graph.patterns import NARROW
+from .._graph.positions import Positions
 from .._graph.shapes import has_fixed_batch
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
@@ -54,9 +55,11 @@ class OwnOutput:
         Name of its output.
     rows : ndarray of int
     numbers : ndarray of shape (n_rows, n_columns)
-        Its rows are flat.
+        Its rows are flat; with positions, one row for each of them.
     row_shape : tuple of int
         Shape of a row of the output.
+    positions : Positions or None
+        The axes of scores at each position of a row.
     """
 
     graph: ir.Model
@@ -64,6 +67,19 @@ class OwnOutput:
     rows: np.ndarray
     numbers: np.ndarray
     row_shape: tuple[int, ...]
+    positions: Positions | None = None
+
+    def as_matrix(self, found: np.ndarray) -> np.ndarray:
+        """Return an output of the graph in the layout of ``numbers``."""
+        if self.positions is None:
+            return _as_flat_rows(found)
+        whole = self.positions.classes_last(found)
+        return whole.reshape(-1, whole.shape[-1])
+
+    def at(self, positions: Positions) -> OwnOutput:
+        """Return the output with one row for each position."""
+        whole = replace(self, positions=positions)
+        return replace(whole, numbers=whole.as_matrix(self.numbers.reshape(-1, *self.row_shape)))
 
 
 def is_foreign(model: ModelSource) -> bool:
@@ -266,7 +282,7 @@ def require_own_start(
     for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=1e-4, atol=2 * NARROW * scale, equal_nan=True):
-            again = _as_flat_rows(run_graph(own.graph, columns, own.rows, device))
+            again = own.as_matrix(run_graph(own.graph, columns, own.rows, device))
             if np.allclose(
                 again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True
             ):  # otherwise it draws random numbers
@@ -280,7 +296,7 @@ def _compared_outputs(
 
     def ours(output: int) -> np.ndarray:
         found = predictor.run(columns, own.rows, output=output)
-        return found.reshape(len(found), -1).astype(np.float64)
+        return found.reshape(-1, found.shape[-1] if own.positions else math.prod(found.shape[1:])).astype(np.float64)
 
     scores = ours(-1)
     if head.task == "regression":

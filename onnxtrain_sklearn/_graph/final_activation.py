@@ -17,6 +17,7 @@ from .patterns import (
     NARROW,
     SHAPE_ONLY,
     clip_bound,
+    is_per_position,
     is_per_row,
     is_row_sum,
     keeps_layout,
@@ -62,7 +63,8 @@ def _read_softmax(node: ir.Node, depth: int) -> Activation | None:
     x = node.inputs[0]
     flattens = node.graph is not None and node.graph.opset_imports.get("", 0) < 13
     axis = int_attribute(node, "axis", 1 if flattens else -1)
-    if x is None or not is_per_row(x if x.shape is not None else node.outputs[0], [axis], flattens=flattens):
+    shaped = x if x is None or x.shape is not None else node.outputs[0]
+    if x is None or not (is_per_row(shaped, [axis], flattens=flattens) or is_per_position(shaped, axis, flattens)):
         return None
     return Activation("softmax", x, log=node.op_type == "LogSoftmax")
 

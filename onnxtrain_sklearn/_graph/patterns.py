@@ -103,6 +103,13 @@ def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = Fals
     return rank > 1 and len(rest) == 1 and rest[0] < axis
 
 
+def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
+    """Whether an activation over ``axis`` is one over the classes at each position of a row; the data show which is."""
+    if x is None or x.shape is None or flattens:
+        return False
+    return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
+
+
 def reduced_axes(node: ir.Node) -> Sequence[int]:
     """Return the axes of a reduction where they are constant, else none."""
     if "axes" in node.attributes:

@@ -124,6 +124,12 @@ class TrainableModel:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def output_row(self) -> tuple[int | None, ...]:
+        """The declared shape of a row of the output; empty if it is not known."""
+        shape = self._value(self.output).shape
+        return () if shape is None else tuple(d if isinstance(d, int) else None for d in shape[1:])
+
+    @property
     def range(self) -> tuple[float, float]:
         """Bounds of the output that follow from the operators of the graph."""
         return range_of(self._value(self.output))

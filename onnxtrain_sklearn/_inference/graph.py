@@ -7,7 +7,7 @@ removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from .._graph.edits import multiply_by_columns, swap_initializers
 from .._graph.inference_form import inference_form
 from .._graph.links import apply_link, split_columns
 from .._graph.members import mean_of_members
+from .._graph.positions import as_position_rows
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel
 from .._support.refusal import refusing
@@ -80,17 +81,18 @@ def inference_model(
         prediction = _graph_in_units(op, _in_row_shape(op, prediction, head), head)
         _add_output(op, "variable", _clipped(op, prediction, head), given)
     else:
-        columns = _as_score_columns(op, decision)
+        exact = with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores))
+        columns, own, in_places = _as_rows_of_labels(op, decision, own, head, form)
         label = (
             _label_output(op, columns, head) if model.choice is None else _label_names(op, outputs[model.choice], head)
         )
-        _add_output(op, "output_label" if form.zipmap else "label", label, None)
-        if with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores)):
+        _add_output(op, "output_label" if form.zipmap else "label", in_places(label), None)
+        if exact:
             op, columns, own = *_in_double(op, columns, head), None
         for name, values in _further_outputs(op, columns, own, head, form).items():
-            _add_output(op, name, values, None)
+            _add_output(op, name, in_places(values), None)
     if with_scores:
-        _add_output(op, "raw_scores", op.Identity(_as_score_columns(op, decision)), None)
+        _add_output(op, "raw_scores", op.Identity(_raw_scores(op, decision, head)), None)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
@@ -99,6 +101,24 @@ def inference_model(
     if form.zipmap is True:
         _zip(op, head)
     return result
+
+
+def _as_rows_of_labels(
+    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
+) -> tuple[ir.Value, ir.Value | None, Callable[[ir.Value], ir.Value]]:
+    """Return scores and probabilities in one row per label, and the function that puts results in their places."""
+    if head.positions is None:
+        return _as_score_columns(op, scores), own, lambda result: result
+    if form.zipmap or form.per_class:
+        raise ModelError("zipmap is for one label a row, but these rows have a label at each position: leave it.")
+    rows, in_places = as_position_rows(op, scores, head.positions, head.n_outputs)
+    return rows, None if own is None else as_position_rows(op, own, head.positions, head.n_outputs)[0], in_places
+
+
+def _raw_scores(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+    if head.positions is None:
+        return _as_score_columns(op, scores)
+    return head.positions.emit_classes_last(op, scores)
 
 
 def _in_row_shape(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:

@@ -9,6 +9,7 @@ import numpy as np
 from .._data.target_range import TargetRange
 from .._data.target_scale import TargetScale
 from .._graph.links import Link, Task
+from .._graph.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Head:
     target_range : TargetRange or None
         Of a regressor, the range of the targets that were trained on, and whether predictions are clipped to it.
     row_shape : tuple of int
-        Shape of a row of targets that has several axes, such as an image; else empty.
+        Shape of a row of numeric targets that has several axes, such as an image; else empty.
+    positions : Positions or None
+        Of a classifier that predicts a label at each position of a row; ``n_outputs`` are scores of one position.
     """
 
     task: Task
@@ -39,6 +42,7 @@ class Head:
     target_scale: TargetScale | None = None
     target_range: TargetRange | None = None
     row_shape: tuple[int, ...] = ()
+    positions: Positions | None = None
 
     @property
     def groups(self) -> tuple[int, ...]:

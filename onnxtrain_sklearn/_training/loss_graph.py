@@ -21,6 +21,7 @@ from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
 from .._graph.loss_terms import append_loss, append_pairwise_loss, weighted_penalty
 from .._graph.members import repeated_rows, rows_of_members
+from .._graph.positions import Positions, position_weights
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
@@ -46,6 +47,14 @@ class Scheduled(NamedTuple):
     dropout: bool = False
 
 
+class TrainedPositions(NamedTuple):
+    """The axes of scores at each position of a row, the shape of the positions, and the weights of labels by class."""
+
+    axes: Positions
+    shape: tuple[int, ...]
+    label_weights: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class StepSettings:
     """The settings of a training step, beside the model and its parameters."""
@@ -67,6 +76,7 @@ class StepSettings:
     scheduled: Scheduled = field(default_factory=Scheduled)
     accumulate: int = 1
     ema_decay: float | None = None
+    positions: TrainedPositions | None = None
 
 
 def training_graph(
@@ -81,11 +91,13 @@ def training_graph(
     swap_initializers(graph, frozen)
     scores = next(v for v in graph.outputs if v.name == model.scores)
     op = GraphBuilder(graph, dtype=ir_type(model.dtype), prefix="onnxtrain")
-    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype)
+    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
     sample_weight = ir.val(WEIGHT, ir_type(model.dtype), (batch,))
     graph.inputs.extend([y, sample_weight])
-    if model.members is None:
+    if settings.positions is not None:
+        loss = _mean_loss_at_positions(op, settings, settings.positions, scores, y, sample_weight, batch)
+    elif model.members is None:
         columns = _as_columns(op, scores, batch, settings.n_outputs)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
     else:
@@ -114,6 +126,29 @@ def _mean_loss(
     return append_loss(op, settings.loss, **parts, link=settings.link, groups=settings.groups)
 
 
+def _mean_loss_at_positions(
+    op: GraphBuilder,
+    settings: StepSettings,
+    positions: TrainedPositions,
+    scores: ir.Value,
+    y: ir.Value,
+    sample_weight: ir.Value,
+    batch: int,
+) -> ir.Value:
+    """Emit the mean over all labels: each weighs as its share in the weight of its row."""
+    rows, whole = batch * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
+    found = op.shape(whole) or ()
+    if all(isinstance(size, int) for size in found) and found[:-1] != (batch, *positions.shape):
+        raise ModelError(f"The scores have the shape {op.shape(scores)}, but y has {(batch, *positions.shape)}.")
+    whole = op.Reshape(whole, [rows, settings.n_outputs])
+    weights = op.Mul(position_weights(op, y, positions.label_weights), op.Unsqueeze(sample_weight, axes=[1]))
+    if settings.task == "binary":
+        labels = op.Cast(op.Greater(op.Reshape(y, [rows, 1]), np.zeros((), np.int64)), to=op.dtype)
+    else:
+        labels = op.Reshape(y, [rows])
+    return _mean_loss(op, settings, whole, labels, op.Reshape(weights, [rows]), of_pairs=False)
+
+
 def _mean_loss_of_members(
     op: GraphBuilder,
     settings: StepSettings,
@@ -134,8 +169,12 @@ def n_classes_of(pairs: int) -> int:
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
-def target_layout(task: Task, n_outputs: int, rows: int, dtype: DType) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def target_layout(
+    task: Task, n_outputs: int, rows: int, dtype: DType, positions: TrainedPositions | None
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the target for ``rows`` rows: class indices, or one number per score."""
+    if positions is not None:
+        return (rows, math.prod(positions.shape)), np.dtype(np.int64)
     if task == "multiclass":
         return (rows,), np.dtype(np.int64)
     return (rows, n_outputs), dtype

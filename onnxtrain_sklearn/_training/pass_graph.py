@@ -64,6 +64,7 @@ def pass_graph(source: PassSource) -> PassGraph:
     sparse = {product.input: SparseRows() for product in program.products}
     dense = [spec for spec in source.model.inputs if spec.name not in sparse]
     columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}
-    columns[TARGET] = np.zeros(*target_layout(settings.task, settings.n_outputs, batch, dtype))
+    layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
+    columns[TARGET] = np.zeros(*layout)
     buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
     return PassGraph(source, program, buffers, UniformNumbers(program.random, settings.seed))

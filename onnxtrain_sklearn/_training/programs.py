@@ -107,7 +107,8 @@ def _key(source: PassSource) -> Hashable:
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
     origin = is_from_torch(model.model)  # decides how running variances are averaged
     form = (structure(model.model, erased), origin, model.scores, model.link, model.members, model.dtype.str)
-    return form, values_digest(source.frozen), head, settings.scheduled.dropout, *_key_of_gradient(source)
+    head_key = *head, settings.positions, settings.scheduled.dropout
+    return form, values_digest(source.frozen), head_key, *_key_of_gradient(source)
 
 
 def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
