@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from .._data.target_range import TargetRange
 from .._data.target_scale import TargetScale
 from .run import Run
 
@@ -69,7 +70,8 @@ def affine_scores(run: Run) -> LinearLayer | None:
         return None
     if head.task == "multiclass" and head.n_outputs == 2:
         return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
-    return found if head.target_scale is None else _in_units(found, head.link, head.target_scale)
+    found = found if head.target_scale is None else _in_units(found, head.link, head.target_scale)
+    return found if head.target_range is None else _of_constants(found, head.link, head.target_range)
 
 
 def _in_units(found: LinearLayer, link: str, scale: TargetScale) -> LinearLayer:
@@ -78,6 +80,16 @@ def _in_units(found: LinearLayer, link: str, scale: TargetScale) -> LinearLayer:
         return LinearLayer(found.weight, (found.bias + np.log(scale.scale)).astype(found.bias.dtype))
     bias = found.bias * scale.scale + scale.center
     return LinearLayer((found.weight * scale.scale).astype(found.weight.dtype), bias.astype(found.bias.dtype))
+
+
+def _of_constants(found: LinearLayer, link: str, bounds: TargetRange) -> LinearLayer:
+    """Return the linear layer without the weights of outputs that are constant."""
+    if not bounds.constant.any():
+        return found
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = np.log(bounds.low) if link == "exp" else bounds.low
+    bias = np.where(bounds.constant, scores, found.bias).astype(found.bias.dtype)
+    return LinearLayer(np.where(bounds.constant, 0, found.weight), bias)
 
 
 Found: TypeAlias = "np.ndarray | LinearLayer | str | None"

@@ -72,4 +72,6 @@ class TrainingRows:
             return None
         earlier = None if self._head is None else self._head.target_range
         values = examples.targets.values[self.split(examples)[0]]
-        return target_range(earlier, values, clips=bool(getattr(self._estimator, "clip_predictions", False)))
+        clips = bool(getattr(self._estimator, "clip_predictions", False))
+        shifts = getattr(resolve_builder(self._estimator.model), "fit_intercept", True)
+        return target_range(earlier, values, clips=clips, holds_constants=shifts and self.scale is not None)

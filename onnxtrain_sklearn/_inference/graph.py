@@ -123,7 +123,7 @@ def _raw_scores(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
 
 def _in_row_shape(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
     """Return the prediction in rows of several axes where the targets have them; a given graph's keep their own."""
-    clips = head.target_range is not None and head.target_range.clips
+    clips = head.target_range is not None and head.target_range.limits is not None
     shape, computes = op.shape(prediction), clips or head.target_scale is not None
     if not head.row_shape or not (computes or shape is None or len(shape) < 3):
         return prediction
@@ -142,11 +142,11 @@ def _graph_in_units(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Va
 
 def _clipped(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
     """Return the prediction within the range of the targets; NaN stays NaN, which Clip may replace by a bound."""
-    bounds = head.target_range
-    if bounds is None or not bounds.clips:
+    limits = None if head.target_range is None else head.target_range.limits
+    if limits is None:
         return prediction
     dtype = op.dtype.numpy()
-    low, high = (limit.astype(dtype).reshape(head.row_shape or (-1,)) for limit in (bounds.low, bounds.high))
+    low, high = (limit.astype(dtype).reshape(head.row_shape or (-1,)) for limit in limits)
     rows = prediction if low.size == 1 or head.row_shape else as_rows(op, prediction)
     above = op.Where(op.Less(rows, low), low, rows)
     return op.Where(op.Greater(above, high), high, above)

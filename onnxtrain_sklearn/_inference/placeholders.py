@@ -31,8 +31,8 @@ def numbers_of_targets(head: Head) -> dict[str, np.ndarray]:
         found["scale"] = scale.scale
         if scale.center.any():
             found["center"] = scale.center
-    if bounds is not None and bounds.clips:
-        found |= {"low": bounds.low, "high": bounds.high}
+    if bounds is not None and bounds.limits is not None:
+        found |= dict(zip(("low", "high"), bounds.limits, strict=True))
     return found
 
 

@@ -54,13 +54,23 @@ def _averaged(
     op: GraphBuilder, results: Sequence[Sequence[ir.Value]], classes: np.ndarray | None
 ) -> Sequence[ir.Value]:
     """Return the mean of the last outputs, and for classifiers the label with the largest mean."""
+    if classes is None:
+        return [_mean_around(op, [result[-1] for result in results])]
     total = results[0][-1]
     for result in results[1:]:
         total = op.Add(total, result[-1])
     mean = op.Mul(total, 1 / len(results))
-    if classes is None:
-        return [mean]
     return [op.Gather(class_constant(classes), op.ArgMax(mean, axis=1, keepdims=False)), mean]
+
+
+def _mean_around(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
+    """Return the mean, which is exact where all values are equal."""
+    first, *others = values
+    differences = [op.Sub(other, first) for other in others]
+    total = differences[0]
+    for difference in differences[1:]:
+        total = op.Add(total, difference)
+    return op.Add(first, op.Mul(total, 1 / len(values)))
 
 
 def _append_model(op: GraphBuilder, model: ir.Model, matrix: ir.Value, prefix: str) -> list[ir.Value]:
