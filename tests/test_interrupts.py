@@ -94,6 +94,76 @@ if __name__ == "__main__":
     run_program(program, tmp_path)
 
 
+RECIPES = """
+from onnxtrain_sklearn import RealMLPRegressor, TabMClassifier
+from onnxtrain_sklearn._training.host_step import HostStep
+
+steps, last = 0, 5
+plain = HostStep.gradients
+
+def pressed(step, *args):
+    global steps
+    steps += 1
+    if steps == last:
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(step, *args)
+
+HostStep.gradients = pressed
+labels = np.array(["no", "yes"])[(y > 0).astype(int)]
+
+def fresh_recipes(**settings):
+    yield RealMLPRegressor(max_iter=40, batch_size=8, random_state=0, **settings), y
+    yield TabMClassifier(max_iter=40, batch_size=8, random_state=0, **settings), labels
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_the_training_of_recipes(tmp_path):
+    program = f"""{RECIPES}
+for n_ensembles, last, kept in ((1, 12, 1), (3, 12, 1)):
+    for estimator, target in fresh_recipes(n_ensembles=n_ensembles):
+        steps = 0
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert ends(lambda: estimator.fit(X, target)) == "returned"
+        assert "keeps the weights reached so far" in str(caught[-1].message)
+        assert len(estimator.loss_curves_) == kept
+        assert 0 < estimator.n_iter_ < 40
+        assert len(estimator.predict(X)) == len(X)
+        steps = 0
+        assert ends(lambda: make_pipeline(StandardScaler(), estimator).fit(X, target)) == "interrupted"
+        assert 0 < estimator.n_iter_ < 40
+        steps = 0
+        assert ends(lambda: GridSearchCV(estimator, {{"n_ensembles": [1, 2]}}, cv=2).fit(X, target)) == "interrupted"
+"""
+    run_program(program, tmp_path)
+
+
+def test_finished_members_stay_without_the_one_that_has_not_begun(tmp_path):
+    program = f"""{RECIPES}
+from onnxtrain_sklearn._recipes import base
+prepare, calls = base.fit_preprocessing, []
+
+def pressed_at_the_third(*args, **settings):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    return prepare(*args, **settings)
+
+base.fit_preprocessing = pressed_at_the_third
+last = -1
+estimator = RealMLPRegressor(max_iter=2, n_ensembles=3, random_state=0)
+assert ends(lambda: estimator.fit(X, y)) == "returned"
+assert len(estimator.loss_curves_) == 2
+assert estimator.n_iter_ == 2
+calls[:] = [1, 1]
+other = RealMLPRegressor(max_iter=2, random_state=0)
+assert ends(lambda: other.fit(X, y)) == "interrupted"
+assert not hasattr(other, "n_iter_") and not hasattr(other, "n_features_in_")
+"""
+    run_program(program, tmp_path)
+
+
 def run_program(program: str, folder: Path) -> None:
     (folder / "program.py").write_text(HEAD + program, encoding="utf-8")
     (folder / "fits").mkdir()

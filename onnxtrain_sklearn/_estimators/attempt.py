@@ -24,6 +24,8 @@ from .run import Run
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+INTERRUPTED = "Training was interrupted: the estimator keeps the weights reached so far."
+
 
 class Attempt(TrainingRecord):
     """An estimator that prepares a run and trains it."""
@@ -51,7 +53,7 @@ class Attempt(TrainingRecord):
             self._publish(run)
             if belongs_to_caller(self):
                 raise
-            warn("Training was interrupted: the estimator keeps the weights reached so far.", UserWarning)
+            warn(INTERRUPTED, UserWarning)
         except BaseException as error:
             shared = run is not None and old is not None and old.history is run.history
             if run is not None and (isinstance(error, DivergenceError) or shared):

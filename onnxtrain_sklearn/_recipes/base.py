@@ -19,12 +19,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._data.targets import Targets, row_weights
+from .._estimators.attempt import INTERRUPTED
+from .._estimators.interrupts import belongs_to_caller
 from .._graph.protobuf import to_proto
 from .._inference.predictor import Predictor
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
 from .._support.declared import Declared
 from .._support.typing import MatrixLike
+from ..exceptions import warn
 from .assembly import Member, assembled
 from .examples import TableExamples
 from .folds import validation_folds
@@ -91,19 +94,25 @@ class BaseRecipe(Declared, BaseEstimator, ABC):
         DivergenceError
             The loss became NaN or infinite.
 
-        After an error the estimator is what it was before.
+        After an error the estimator is what it was before. After an interrupt (Ctrl-C) it keeps the weights reached so
+        far; members of an ensemble that were not begun are left out.
         """
         self.check_declared()
         before = dict(vars(self))
         try:
-            self._fit(X, y, sample_weight)
+            interrupted = self._fit(X, y, sample_weight)
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
             raise
+        if interrupted is not None:
+            if belongs_to_caller(self):
+                raise interrupted
+            warn(INTERRUPTED, UserWarning)
         return self
 
-    def _fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None) -> None:
+    def _fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None) -> KeyboardInterrupt | None:
+        """Fit; return the interrupt that ended the training early."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         table = read_table(self, X, reset=True)
@@ -112,26 +121,37 @@ class BaseRecipe(Declared, BaseEstimator, ABC):
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
-        self._train(TableExamples(table, categorical, targets, weights), device)
+        return self._train(TableExamples(table, categorical, targets, weights), device)
 
-    def _train(self, examples: TableExamples, device: Device) -> None:
-        rng = check_random_state(self.random_state)
-        members, networks = [], []
-        for split in validation_folds(examples.used, examples.labels, self.n_ensembles, self.validation_fraction, rng):
-            prepared, network = self._member(examples, split, device, np.random.RandomState(rng.randint(2**31 - 1)))
-            networks.append(network)
-            members.append(Member(prepared, ir.from_proto(network.to_onnx())))
-        graph = assembled(members, examples.classes)
+    def _train(self, examples: TableExamples, device: Device) -> KeyboardInterrupt | None:
+        rng, interrupted = check_random_state(self.random_state), None
+        trained: list[tuple[Preprocessing, Network]] = []
+        count, fraction = self.n_ensembles, self.validation_fraction
+        try:
+            for split in validation_folds(examples.used, examples.labels, count, fraction, rng):
+                self._add_member(trained, examples, split, device, np.random.RandomState(rng.randint(2**31 - 1)))
+        except KeyboardInterrupt as error:
+            interrupted = error
+            trained = [(prepared, network) for prepared, network in trained if hasattr(network, "n_iter_")]
+            if not trained:
+                raise
+        members = [Member(prepared, ir.from_proto(network.to_onnx())) for prepared, network in trained]
+        graph, networks = assembled(members, examples.classes), [network for _, network in trained]
         self._keep(examples, networks, to_proto(graph).SerializeToString(), members[0].preprocessing, device)
+        return interrupted
 
-    def _member(
+    def _add_member(
         self,
+        trained: list[tuple[Preprocessing, Network]],
         examples: TableExamples,
         split: tuple[np.ndarray, np.ndarray],
         device: Device,
         rng: np.random.RandomState,
-    ) -> tuple[Preprocessing, Network]:
-        """Return one member of the ensemble, trained on the first rows of ``split`` and validated on the others."""
+    ) -> None:
+        """Train a member of the ensemble on the first rows of ``split``, and validate it on the others.
+
+        It is among ``trained`` before its training begins, so that an interrupt does not lose it.
+        """
         rows, held = split
         own, scaling = examples.table.rows(rows), SCALINGS[self._scaling]
         prepared = fit_preprocessing(own, examples.categorical, scaling, rng, drops_constants=self._drops_constants)
@@ -144,7 +164,8 @@ class BaseRecipe(Declared, BaseEstimator, ABC):
             network.set_params(early_stopping=self._early_stopping)
         if examples.classes is not None:
             settings["classes"] = examples.classes
-        return prepared, network.fit(X, y, **settings)
+        trained.append((prepared, network))
+        network.fit(X, y, **settings)
 
     def _keep(
         self, examples: TableExamples, networks: list[Network], graph: bytes, inputs: Preprocessing, device: Device
