@@ -31,7 +31,7 @@ class TargetRange:
     @property
     def constant(self) -> np.ndarray:
         """Whether the value of each output is that of its targets, which are all equal."""
-        return (self.low == self.high) & self.holds_constants
+        return np.asarray((self.low == self.high) & self.holds_constants)
 
     @property
     def limits(self) -> tuple[np.ndarray, np.ndarray] | None:
