@@ -38,10 +38,12 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
     """Separate initializers that stand for several parameters, or for a parameter and a constant."""
     for value in list(graph.initializers.values()):
         readers: dict[str | None, list[tuple[ir.Node, int]]] = {}
+        merged = program.status(value) == "parameter"
         for node, index in value.uses():
-            readers.setdefault(program.parameter_at(node, index), []).append((node, index))
+            name = program.parameter_at(node, index) or (program.unread_parameter(node) if merged else None)
+            readers.setdefault(name, []).append((node, index))
         known = [name for name in readers if name is not None]
-        if known or program.status(value) == "parameter":
+        if known or merged:
             fixed = [(node, i) for node, i in readers.get(None, ()) if program.reads_no_parameter(node)]
             _read_copy(graph, value, f"{value.name}/constant", fixed)
         first = value.name if value.name in readers else next(iter(known), None)

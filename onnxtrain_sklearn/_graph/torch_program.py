@@ -183,6 +183,18 @@ class TorchProgram:
         seen = {name for call in calls if call is not None for name in call.names}
         return [self.targets.get(name, "") for name in self._parameters - seen]
 
+    def unread_parameter(self, node: ir.Node) -> str | None:
+        """Return the one parameter, by its name in the module, that a node without a call of its own may stand for.
+
+        It is the only one of the modules that read the results, which no call names and the file does not hold.
+        """
+        if call_of(node) is not None:
+            return None
+        scopes = {scope_of(reader) for value in node.outputs for reader, _ in value.uses()} - {""}
+        within = tuple(f"{scope}." for scope in scopes)
+        found = [name for name in self._unseen if name.startswith(within) and name not in self._graph.initializers]
+        return found[0] if len(scopes) == len(found) == 1 else None
+
     def status(self, value: ir.Value) -> Status | None:
         """Return what a constant of the graph is in the program; None: its role has to decide.
 

@@ -81,10 +81,24 @@ class Padded(nn.Module):
         return self.head(torch.tanh(self.table(x) + 0.2).mean(1) + again)
 
 
+class Crossed(nn.Module):
+    """Attention to itself and to another sequence: biases that begin as zeros, the second of which is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other = (nn.MultiheadAttention(4, 2, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        rows = x + self.own(x, x, x, need_weights=False)[0]
+        last = torch.tanh(x[:, 1:])
+        return self.head((rows + self.other(rows, last, last, need_weights=False)[0]).mean(1))
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
-    return torch.randn(12, 3, 4) if name == "fresh" else torch.randn(12, 3)
+    return torch.randn(12, 3, 4) if name in ("fresh", "crossed") else torch.randn(12, 3)
 
 
 def export(module: nn.Module, X: torch.Tensor, path: Path, *, dynamo: bool) -> None:
@@ -117,10 +131,11 @@ def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.n
 
 
 def main() -> None:
-    for name, module in {"fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded}.items():
+    modules = {"fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed}
+    for name, module in modules.items():
         torch.manual_seed(3)
         network, X, y = module().eval(), rows_of(name), torch.randn(12, 1)
-        for dynamo in (True, False)[: 1 if name in ("constants", "padded") else 2]:
+        for dynamo in (True, False)[: 2 if name in ("fresh", "shared") else 1]:
             export(network, X, FOLDER / f"torch_{name}_{'dynamo' if dynamo else 'classic'}.onnx", dynamo=dynamo)
         np.savez_compressed(FOLDER / f"torch_{name}.npz", X=X.numpy(), y=y.numpy(), **train(network, X, y))
 

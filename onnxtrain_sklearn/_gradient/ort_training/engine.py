@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type, remove_unread_initializers
+from ..._graph.open_clip import is_open
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Supported
 from ..._graph.torch_program import padding_row
@@ -217,7 +218,17 @@ PROVEN: dict[str, Proven] = {
         f"ceil_mode count_include_pad {_WINDOW}",
     ),
     "Cast": Supported((), "to"),
-    "Clip": Supported((_only_input("its bounds"), _since(12)), inputs=3),
+    "Clip": Supported(
+        (
+            _only_input("its bounds"),
+            _since(12),
+            _wrong(
+                "PyTorch's hardtanh has no derivative at its bounds, this engine's has",
+                lambda p: is_open(p.node) and operand(p.node, 1) is not None,
+            ),
+        ),
+        inputs=3,
+    ),
     "Concat": Supported(
         (
             _wrong(

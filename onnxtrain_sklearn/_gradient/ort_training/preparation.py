@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
 from ..._graph.edits import read_through_identity, replace_value
+from ..._graph.open_clip import bound_of, is_open
 from ..._graph.queries import Dims, attribute, constant, dims, fixed, is_float, kind, operand
 from ..._graph.shapes import infer_shapes
 from ...exceptions import ModelError
@@ -188,6 +189,14 @@ def _prepare_layer_normalization(op: GraphBuilder, passage: Passage) -> None:
     _declare_outputs(op, node, 3)
 
 
+def _prepare_clip(op: GraphBuilder, passage: Passage) -> None:
+    """Put Relu in place of a lower bound of zero where the derivative at it is zero; the kernel's is one."""
+    node, x = passage.node, operand(passage.node, 0)
+    if x is not None and is_open(node) and bound_of(node, 1) == 0.0:
+        node.replace_input_with(0, op.Relu(x))
+        node.replace_input_with(1, None)
+
+
 def _prepare_cross_entropy(op: GraphBuilder, passage: Passage) -> None:
     """Add the second output, which the builder needs."""
     _declare_outputs(op, passage.node, 2)
@@ -215,6 +224,7 @@ def _same_pads(node: ir.Node, sizes: Sequence[int], kernel: Sequence[int]) -> li
 
 PREPARE: dict[str, Prepare] = {
     "AveragePool": _explicit_pads,
+    "Clip": _prepare_clip,
     "Concat": _own_reads,
     "Conv": _explicit_pads,
     "Cos": _lift,

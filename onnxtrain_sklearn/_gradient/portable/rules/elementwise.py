@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.open_clip import is_open
 from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Supported
 from ...selection import STEEP
@@ -238,8 +239,7 @@ def _clip_rule(r: Reverse) -> Sequence[Thunk]:
     op, x = r.op, r.x(0)
     low = r.x(1) if r.has(1) else None
     high = r.x(2) if r.has(2) else None
-    below = op.Less(x, low) if low is not None else None
-    above = op.Greater(x, high) if high is not None else None
+    below, above = _outside(op, x, low, high, without_bounds=is_open(r.node))
     if below is not None and above is not None and high is not None and low is not None:
         crossed = op.Greater(low, high)
         above = op.Or(above, crossed)
@@ -251,6 +251,16 @@ def _clip_rule(r: Reverse) -> Sequence[Thunk]:
         lambda: _masked_total(r, below, 1),
         lambda: _masked_total(r, above, 2),
     )
+
+
+def _outside(
+    op: GraphBuilder, x: ir.Value, low: ir.Value | None, high: ir.Value | None, *, without_bounds: bool
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return where ``x`` is below its lower and above its upper bound, or at it if the interval is open."""
+    if without_bounds:
+        below, above = (None if low is None else op.Greater(x, low)), (None if high is None else op.Less(x, high))
+        return (None if below is None else op.Not(below)), (None if above is None else op.Not(above))
+    return (None if low is None else op.Less(x, low)), (None if high is None else op.Greater(x, high))
 
 
 def _masked_total(r: Reverse, where: ir.Value | None, index: int) -> ir.Value:
