@@ -16,6 +16,7 @@ from .._graph.new_head import graph_of_features
 from .._graph.queries import int_attribute, reaching
 from .examples import Examples
 from .run import Run, sparse_inputs
+from .sparse_scaling import column_factors, root_mean_squares
 
 FAR = 5.0
 """Root mean square of a scaled column beyond which the column is out of range.
@@ -35,11 +36,11 @@ def damping_of(run: Run, examples: Examples, rows: np.ndarray, scalers: Collecti
 
     ``scalers`` names the parameters of the transformers. None: no column is out of range.
     """
-    if sparse_inputs(examples.columns):
-        return None
     rows, result = rows[:LOOKED_AT], np.ones(len(run.parameters.vector))
     for values, weight, transposed in _scaled_layers(run.source.model.graph, run.parameters.names, scalers):
         sizes = _sizes(run, examples, rows, values)
+        if sizes is None:
+            continue
         view = result[run.parameters.span(weight)].reshape(run.parameters.view(weight).shape)
         if len(sizes) == view.shape[1 if transposed else 0] and sizes.max() > FAR:
             factors = np.maximum(1.0, sizes)
@@ -65,10 +66,21 @@ def _is_scaled(graph: ir.Graph, values: ir.Value, scalers: Collection[str]) -> b
     return not mixed and not names.isdisjoint(scalers)
 
 
-def _sizes(run: Run, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray:
-    """Return the root mean square of each column of an inner tensor on the rows."""
+def _sizes(run: Run, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:
+    """Return the root mean square of each column of an inner tensor on the rows; None for sparse rows made dense."""
     model, _ = graph_of_features(run.source.model, values)
+    if sparse_inputs(examples.columns):
+        return _sizes_of_sparse(run, examples, rows, model)
     found = run_graph(model, examples.columns, rows, run.device).astype(np.float64)
     weights = None if examples.weights is None else examples.weights[rows]
     squares = np.average(found.reshape(len(found), -1) ** 2, axis=0, weights=weights)
     return np.nan_to_num(np.sqrt(squares), nan=1.0, posinf=1.0)
+
+
+def _sizes_of_sparse(run: Run, examples: Examples, rows: np.ndarray, model: ir.Model) -> np.ndarray | None:
+    factors = column_factors(model, examples.columns, run.device)
+    if factors is None:
+        return None
+    weights = None if examples.weights is None else examples.weights[rows]
+    (name,) = (value.name or "" for value in model.graph.inputs)
+    return np.asarray(np.abs(factors) * root_mean_squares(examples.columns[name], rows, weights))

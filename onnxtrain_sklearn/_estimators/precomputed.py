@@ -26,6 +26,7 @@ from .._training.parameters import FlatParameters
 from .._training.step import GradientStep, OptimizerState
 from ..exceptions import ModelError
 from .run import Columns, Run, sparse_inputs
+from .sparse_scaling import column_factors, multiplied
 
 NARROWER = 4
 """Of sparse rows only what is narrower by this factor is computed once: they are cheap as they are."""
@@ -98,6 +99,9 @@ def _computed(run: Run, part: FrozenPart, columns: Columns) -> dict[str, Column]
     names = [v.name or "" for v in part.first.graph.outputs]
     own = {v.name: columns[v.name or ""] for v in part.first.graph.inputs}
     given, sparse = {str(name): column for name, column in own.items()}, sparse_inputs(columns)
+    factors = column_factors(part.first, given, run.device) if sparse and len(names) == 1 else None
+    if factors is not None:
+        return {names[0]: multiplied(next(iter(given.values())), factors)}
     predictor = Predictor(part.first, run.device, run.session_options, sparse=sparse)
     n_rows, found = len(next(iter(given.values()))), dict[str, Column]()
     try:
