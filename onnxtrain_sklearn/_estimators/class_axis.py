@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 
 from .._data.positions import label_array
 from .._data.targets import Targets
@@ -16,14 +14,14 @@ from .._graph.positions import Positions
 from .._graph.trainable import TrainableModel
 
 
-def takes_positions(estimator: Any, source: TrainableModel | None, y: ArrayLike) -> bool:
+def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: ArrayLike) -> bool:
     """Whether ``y`` has a label at each position.
 
     A matrix has, if the scores of a row have several axes; else its columns are several labels of the row.
     """
     if not is_classifier(estimator) or sp.issparse(y):
         return False
-    if estimator.class_axis != "auto":
+    if class_axis_of(estimator) != "auto":
         return True
     axes = _axes(y)
     if axes != 2 or source is None:
@@ -33,12 +31,18 @@ def takes_positions(estimator: Any, source: TrainableModel | None, y: ArrayLike)
     return len(long) > 1 or (len(row) == 2 and len(long) == 1 and _is_at(long[0], label_array(y)))
 
 
+def class_axis_of(estimator: BaseEstimator) -> int | str:
+    """Return the setting of a classifier."""
+    axis: int | str = vars(estimator)["class_axis"]
+    return axis
+
+
 def _is_at(places: int | None, labels: np.ndarray) -> bool:
     """Whether labels of two classes are at the places of single scores; zeros and ones are indicators, as ever."""
     return labels.shape[1] > 1 and places in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
 
 
-def _axes(y: Any) -> int:
+def _axes(y: ArrayLike) -> int:
     """Return the number of axes; 2 if the rows of a list differ in length."""
     if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
         return 1  # without a copy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 
 from .._data.targets import Targets
 from .._fitted.model import FittedModel
@@ -33,7 +33,7 @@ from .._runtime.devices import Device
 from .._training.loss_graph import StepSettings, n_classes_of
 from ..losses import LOSSES, Loss, resolve_loss
 from ..optimizers import resolve_optimizer
-from .class_axis import positions_of
+from .class_axis import class_axis_of, positions_of
 from .examples import Examples, trained_positions
 from .run import Columns, Run
 
@@ -116,11 +116,11 @@ def choose_head(
 
 
 def _places_of_labels(
-    estimator: Any, old: Run | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+    estimator: BaseEstimator, old: Run | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
 ) -> Positions | None:
     if old is not None:
         return old.head.positions
-    return positions_of(own, source, targets, estimator.class_axis) if targets.has_positions else None
+    return positions_of(own, source, targets, class_axis_of(estimator)) if targets.has_positions else None
 
 
 def _of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:

@@ -20,6 +20,7 @@ CLASSES: Mapping[str, str] = {
     "FlatParameters": "_training.parameters",
     "Head": "_inference.head",
     "History": "_training.history",
+    "KeptTypes": "_graph.narrow",
     "OptimizerState": "_training.step",
     "LowRank": "_graph.low_rank",
     "Origin": "_fitted.provenance",
