@@ -10,7 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
 from tests.test_sklearn_checks import function_of_check
 
-# The checks set max_iter to a few epochs.
+# TabM stops early in most checks; the others take all of their epochs, of which few are enough here.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 # As scikit-learn declares of its own estimators that hold out rows or draw them.
@@ -23,8 +23,8 @@ BY_CHANCE = {
 @pytest.mark.thinned(by=function_of_check)
 @parametrize_with_checks(
     [
-        RealMLPClassifier(hidden_layer_sizes=32),
-        RealMLPRegressor("td-s", hidden_layer_sizes=32),
+        RealMLPClassifier(hidden_layer_sizes=32, max_iter=20),
+        RealMLPRegressor("td-s", hidden_layer_sizes=32, max_iter=20),
         TabMClassifier(4, hidden_layer_sizes=32),
         TabMRegressor(4, hidden_layer_sizes=32),
     ],
