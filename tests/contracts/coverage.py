@@ -75,9 +75,13 @@ def returns_floats(schema: onnx.defs.OpSchema) -> bool:
     return any(FLOATS & set(y.types) for y in schema.outputs)
 
 
-def first_opset(name: str) -> int:
-    versions = onnx.defs.get_all_schemas_with_history()
-    return min(s.since_version for s in versions if s.name == name and not s.domain)
+@functools.cache
+def first_opsets() -> dict[str, int]:
+    """Return the opset in which each operator came."""
+    found: dict[str, int] = {}
+    for schema in (s for s in onnx.defs.get_all_schemas_with_history() if not s.domain):
+        found[schema.name] = min(schema.since_version, found.get(schema.name, schema.since_version))
+    return found
 
 
 # --- what is proven ---
@@ -177,7 +181,7 @@ def prove_quickly(engine: str, name: str) -> dict:
 
 
 def coverage_summary(engine: str, name: str, made: list[Trial]) -> dict[str, str | list[str]]:
-    if first_opset(name) > NEWEST[engine]:
+    if first_opsets()[name] > NEWEST[engine]:
         return {"fixed": ABSENT, "dynamic": ABSENT}
     made = made or probe(engine, name)
     fixed, dynamic = ([t for t in made if t.form == form] for form in ("inputs", "dynamic"))
