@@ -12,6 +12,7 @@ from .._graph.low_rank import factors_of_matrices
 from .._graph.trainable import TrainableModel
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
+from .missed_matrices import warn_of_missed_matrices
 from .parameters import Trainable, select_trainable
 
 _UNREAD = np.empty(0)
@@ -32,6 +33,7 @@ def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableMod
         _require_floats(source, names, everything=everything)
     if source.narrow and everything:
         _refuse_narrow_floats(source)
+    warn_of_missed_matrices(source, trainable, names)
     return source, names
 
 
