@@ -154,7 +154,20 @@ class TorchProgram:
             signed = [(v.metadata_props[ORIGINAL], v.metadata_props[KIND], v.name or "") for v in stored]
         self.kinds = {name: kind for name, kind, _ in signed}
         self.targets = {name: target for name, _, target in signed if target}
+        if self._copies_parameters():
+            self.kinds, self.targets = {}, {}
         self._names = {target: name for name, target in self.targets.items()}
+
+    def _copies_parameters(self) -> bool:
+        """Whether the program reads constants and none of its parameters: Keras copies its variables at each call.
+
+        The record tells nothing then: the constants are the weights.
+        """
+        if "CONSTANT_TENSOR" not in self.kinds.values() or "PARAMETER" not in self.kinds.values():
+            return False
+        calls = (call_of(node) for node in self._graph.all_nodes())
+        read = {name for call in calls if call is not None for name in call.names}
+        return not any(kind == "PARAMETER" and name in read for name, kind in self.kinds.items())
 
     @cached_property
     def _parameters(self) -> set[str]:

@@ -31,8 +31,8 @@ def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names:
         more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
         warn(
             f"trainable={trainable!r} selects biases and misses the matrices of the same layers, which have "
-            f"other names in the file: {told}{more}. They stay as they are. Add them to trainable to train the whole layers; "
-            f"describe() lists all names."
+            f"other names in the file: {told}{more}. They stay as they are. Add them to trainable to train the whole "
+            f"layers; describe() lists all names."
         )
 
 
