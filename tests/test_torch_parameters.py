@@ -17,7 +17,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import capabilities
-from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -157,3 +157,25 @@ def test_relu6_has_no_derivative_at_its_lower_bound_and_clamp_has(call, derivati
     trained.fit(X, np.zeros(1))
     moved = trained.weights_["shift"] / -0.05  # the gradient: twice the prediction, times the weight
     assert_allclose(moved, 2 * (2 + 24) * np.array([derivative, 2.0, 0.0, 0.0]), rtol=1e-5)
+
+
+def test_constants_are_weights_where_the_program_reads_copies_of_its_parameters():
+    """As ``torch.export`` records a model of Keras: its variables are copied at each call."""
+    text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] Y)
+        <float[3, 2] lifted_tensor_0 = {1, 2, 3, 4, 5, 6}, float[2, 1] lifted_tensor_1 = {1, -1}>
+        { h = MatMul(X, lifted_tensor_0) r = Relu(h) Y = MatMul(r, lifted_tensor_1) }"""
+    model = onnx.parser.parse_model(text)
+    lines = ["# inputs", "p_kernel: PARAMETER target='dense/kernel'", "p_out: PARAMETER target='out/kernel'"]
+    lines += [f"c_lifted_tensor_{i}: CONSTANT_TENSOR target='lifted_tensor_{i}'" for i in range(2)]
+    signature = "\n".join([*lines, "x: USER_INPUT", "# outputs", "y: USER_OUTPUT"])
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    for i, (node, x, y) in enumerate(((0, "x", "matmul"), (2, "relu", "matmul_1"))):
+        call = f"%{y} : [num_users=1] = call_function[target=torch.ops.aten.matmul.default]"
+        call += f"(args = (%{x}, %c_lifted_tensor_{i}), kwargs = {{}})"
+        model.graph.node[node].metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
+    source = trainable_model(load(model), foreign=True)
+    assert source.parameters == ("lifted_tensor_0", "lifted_tensor_1")
+    used = model.graph.node[0].metadata_props[0]
+    used.value = used.value.replace("%c_lifted_tensor_0", "%p_kernel")
+    with pytest.raises(ModelError, match="no parameter to train"):  # one parameter is read: the record counts
+        trainable_model(load(model), foreign=True)

@@ -23,7 +23,7 @@ def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names:
     biases = {name for name in names if any(matches(name, pattern) for pattern in whole)}
     missed = {
         matrix: bias
-        for bias, matrix in _layers(source)
+        for bias, matrix in _biased_products(source)
         if bias in biases and matrix in source.parameters and matrix not in names
     }
     if missed:
@@ -41,16 +41,16 @@ def _takes_a_layer(pattern: str) -> bool:
     return pattern.replace("/", ".").rpartition(".")[2] == "*" and pattern != "*"
 
 
-def _layers(source: TrainableModel) -> Iterator[tuple[str, str]]:
+def _biased_products(source: TrainableModel) -> Iterator[tuple[str, str]]:
     """Yield the names of bias and matrix of each product that has both as initializers."""
     initializers = source.model.graph.initializers
     for node in source.model.graph.all_nodes():
-        for bias, matrix in _operands(node):
+        for bias, matrix in _bias_and_matrix(node):
             if bias is not None and matrix is not None and {bias.name, matrix.name} <= initializers.keys():
                 yield bias.name or "", matrix.name or ""
 
 
-def _operands(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
+def _bias_and_matrix(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
     if node.domain:
         return
     if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
