@@ -160,3 +160,15 @@ def test_rows_outside_the_selection_do_not_count():
     columns = {"X": Column(np.ones((4, 1), np.float32), FLOAT)}
     rows, weights = distinct_rows(columns, np.array([1, 3]), None)
     assert (rows.tolist(), weights.tolist()) == ([1], [0, 2, 0, 0])
+
+
+@pytest.mark.parametrize("width", [1, 3, 40])
+def test_distinct_rows_are_in_the_order_of_their_bytes(width):
+    rng = np.random.default_rng(0)
+    data = rng.integers(-2, 3, size=(60, width)).astype(np.float32)[rng.integers(0, 60, 60)]  # zeros among the bytes
+    data[5] = -0.0
+    rows, sums = distinct_rows({"X": Column(data, np.dtype(np.float32))}, np.arange(60), None)
+    content = data.view(np.uint8)
+    _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
+    np.testing.assert_array_equal(rows, first)
+    np.testing.assert_array_equal(sums[rows], np.bincount(group.ravel()))

@@ -40,7 +40,8 @@ def distinct_rows(
     rows, _ = weighted_rows(rows, ones)
     parts = [column.content(rows) for column in columns.values()]
     content = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=1)
-    _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
+    whole = content.view(np.dtype((np.void, content.shape[1]))).ravel()  # np.unique(axis=0) makes a field of each byte
+    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
     merged = np.zeros(len(ones))
     merged[rows[first]] = np.bincount(group.ravel(), weights=ones[rows], minlength=len(first))
     return rows[first], merged

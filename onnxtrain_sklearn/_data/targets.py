@@ -88,6 +88,8 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    if not isinstance(classes, list) and _holds_plain_labels(y):
+        return _label_targets(np.ascontiguousarray(y), classes)
     if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
         y = y.toarray()
     if getattr(getattr(y, "dtype", None), "kind", "") == "f":
@@ -99,7 +101,21 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
         return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
     if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
         return _indicator_matrix(y, classes)
-    values, known = encoded_labels(column_or_1d(y, warn=True), classes)
+    return _label_targets(column_or_1d(y, warn=True), classes)
+
+
+def _holds_plain_labels(y: object) -> bool:
+    """Whether ``y`` is a plain array of whole numbers whose kind needs none of scikit-learn's checks.
+
+    scikit-learn warns where most rows have a label of their own.
+    """
+    if type(y) is not np.ndarray or y.ndim != 1 or y.dtype.kind not in "iub" or not len(y):
+        return False
+    return len(np.unique(y)) <= max(2, len(y) // 2)
+
+
+def _label_targets(labels: np.ndarray, classes: np.ndarray | None) -> Targets:
+    values, known = encoded_labels(labels, classes)
     many = len(known) > 2
     return Targets(values, "multiclass" if many else "binary", len(known) if many else 1, known)
 
