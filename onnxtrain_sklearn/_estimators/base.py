@@ -11,40 +11,28 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
 from .._data.targets import Classes, Targets
 from .._fitted.model import is_estimator, takes_nan
-from .._graph.protobuf import to_proto
-from .._inference.graph import OutputOptions
 from .._support.typing import MatrixLike
 from .._training.loop import Trainer
-from .adaptation import Adapted, adaptable_graph
 from .attempt import Attempt
 from .availability import is_on
-from .coefficients import LinearCoefficients
 from .components import resolved
 from .copies import Copied
-from .description import Describable
-from .device_training import DeviceTraining
 from .examples import Call, FitRows
-from .graph_inputs import graph_inputs, require_numbers
 from .parameters import Parameters
-from .plain_rows import plain_prediction
 from .preparation import prepared
+from .results import Results
 from .run import Run
-from .trained_estimator import trained_estimator
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseOrtGradient(
-    Copied, Attempt, LinearCoefficients, Describable, DeviceTraining, Adapted, Parameters, BaseEstimator, ABC
-):
+class BaseOrtGradient(Copied, Attempt, Results, Parameters, BaseEstimator, ABC):
     """Base class of the classifier and the regressor."""
 
     _run: Run
@@ -99,56 +87,6 @@ class BaseOrtGradient(
     def _fit(self, rows: FitRows, classes: Classes = None) -> Self:
         return self._train(rows.call(classes, resume=is_on(self.warm_start)))
 
-    @abstractmethod
-    def to_onnx(self) -> onnx.ModelProto:
-        """Return the trained inference graph."""
-
-    def _exported(self, form: OutputOptions, *, adapter: bool = False) -> onnx.ModelProto:
-        check_is_fitted(self)
-        if not isinstance(adapter, bool):
-            raise ValueError(f"adapter must be True or False, got {adapter!r}.")
-        return to_proto(adaptable_graph(self._run, form)) if adapter else self._run.to_onnx(form)
-
-    def to_sklearn(self, X: MatrixLike | None = None) -> Any:
-        """Return the fitted scikit-learn model that was given, with the trained numbers written back.
-
-        Parameters
-        ----------
-        X : data as for :meth:`fit`, default=None
-            Rows on which the predictions of both models are compared. None: some rows of the last fit. An unpickled
-            estimator holds no data and needs ``X``.
-
-        Returns
-        -------
-        estimator
-            A deep copy of ``model``, which is unchanged. Its predictions are those of this estimator, within 1e-5 if
-            scikit-learn computes in float64.
-
-        Raises
-        ------
-        ModelError
-            ``model`` is not a fitted scikit-learn model, or a trained number has no counterpart in it; the message
-            names the number.
-        ValueError
-            There are no rows for the comparison.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_diabetes
-        >>> from sklearn.linear_model import Ridge
-        >>> from sklearn.pipeline import make_pipeline
-        >>> from sklearn.preprocessing import StandardScaler
-        >>> from onnxtrain_sklearn import OrtGradientRegressor
-        >>> X, y = load_diabetes(return_X_y=True)
-        >>> fitted = make_pipeline(StandardScaler(), Ridge()).fit(X[:200], y[:200])
-        >>> tuned = OrtGradientRegressor(fitted, trainable=["ridge.*"], learning_rate_init=0.1, max_iter=500)
-        >>> tuned = tuned.fit(X[200:], y[200:]).to_sklearn()
-        >>> type(tuned).__name__, bool((tuned[-1].coef_ != fitted[-1].coef_).all())
-        ('Pipeline', True)
-        """
-        check_is_fitted(self)
-        return trained_estimator(self, self._run, X)
-
     def set_params(self, **params: Any) -> BaseOrtGradient:
         """Set parameters of this estimator, or of a nested builder or component by ``NAME__PARAMETER``.
 
@@ -172,17 +110,6 @@ class BaseOrtGradient(
             )
         return super().set_params(**resolved(self, params))
 
-    @property
-    def model_(self) -> onnx.ModelProto:
-        """The trained inference graph, as ``to_onnx()`` returns it."""
-        return self.to_onnx()
-
-    @property
-    def weights_(self) -> dict[str, np.ndarray]:
-        """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
-        check_is_fitted(self)
-        return self._run.weights()
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -203,12 +130,3 @@ class BaseOrtGradient(
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
         run, trainer = prepared(self, call)
         return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
-
-    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
-        found = plain_prediction(self, X, output, with_scores=with_scores)
-        if found is not None:
-            return found
-        check_is_fitted(self)
-        columns = graph_inputs(self, X, self._run.source.inputs, self._run.fitted, reset=False)
-        require_numbers(self, self._run, columns)
-        return self._run.predictor(columns, with_scores=with_scores).run(columns, output=output)

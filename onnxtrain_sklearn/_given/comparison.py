@@ -22,7 +22,7 @@ from .._graph.inference_form import alone
 from .._graph.patterns import NARROW
 from .._graph.positions import Positions
 from .._graph.shapes import has_fixed_batch
-from .._graph.trainable import TrainableModel
+from .._graph.trainable import TrainableModel, with_output_for
 from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._runtime.devices import Device
@@ -212,7 +212,7 @@ def _of_regressor(source: TrainableModel, kind: str) -> TrainableModel:
     if source.link == "exp":
         return source
     if kind == "means" or source.range[0] >= 0:
-        return source.taking_output_for("exp", normalised=source.range[0] < 0)
+        return with_output_for(source, "exp", normalised=source.range[0] < 0)
     return source.ignoring_activation()
 
 
@@ -232,7 +232,7 @@ def _of_classifier(source: TrainableModel, own: OwnOutput, kind: str) -> Trainab
     if not (proven or claimed):
         _warn_of_sums(own)
     link = "softmax" if shared else "sigmoid"
-    return source.taking_output_for(link, log=log and not claimed, normalised=not proven)
+    return with_output_for(source, link, log=log and not claimed, normalised=not proven)
 
 
 def _in_unit(numbers: np.ndarray) -> bool:

@@ -103,7 +103,7 @@ class GraphBuilder:
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
         else:
             values, attributes = self._fit_schema(op_type, list(inputs), keywords)
-        known = {} if domain else self._types(op_type, values, attributes)
+        known = {} if domain else _output_types(_schema_of(op_type, self.opset), values, attributes)
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
         identity = (op_type, domain, outputs, tuple(map(id, values)), _hashable(attributes))
         if self._emitted is not None and identity in self._emitted:
@@ -184,7 +184,7 @@ class GraphBuilder:
     def _fit_schema(
         self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
     ) -> tuple[list[ir.Value | None], dict[str, Any]]:
-        schema = self._schema(op_type)
+        schema = _schema_of(op_type, self.opset)
         formal = [p.name for p in schema.inputs]
         for key in [k for k in keywords if k in formal and k not in schema.attributes]:
             position = formal.index(key)
@@ -206,29 +206,30 @@ class GraphBuilder:
             infer_shapes(ir.Model(self.graph, ir_version=10))
         return (values[0].dtype or self.dtype) if values else None
 
-    def _types(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
-    ) -> dict[int, ir.DataType]:
-        """Return the element types of the outputs, by position, that the schema determines without inference."""
-        if op_type == "Cast":
-            return {0: ir.DataType(cast("int", attributes["to"]))}
-        schema = self._schema(op_type)
-        kinds = [p.type_str for p in schema.inputs]
-        kinds += kinds[-1:] * (len(inputs) - len(kinds))
-        known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
-        known = {kind: dtype for kind, dtype in known.items() if kind not in {p.type_str for p in _mixed(schema)}}
-        known |= _SINGLE_TYPES
-        limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
-        for kind in [p.type_str for p in schema.outputs if p.type_str not in known]:
-            if len(limits.get(kind, ())) == 1 and limits[kind][0] in _SINGLE_TYPES:
-                known[kind] = _SINGLE_TYPES[limits[kind][0]]
-        return {i: known[p.type_str] for i, p in enumerate(schema.outputs) if p.type_str in known}
 
-    def _schema(self, op_type: str) -> onnx.defs.OpSchema:
-        try:
-            return onnx.defs.get_schema(op_type, self.opset, "")
-        except onnx.defs.SchemaError:
-            raise ModelError(f"ONNX has no operator {op_type!r} in opset {self.opset}, that of this graph.") from None
+def _schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema:
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        raise ModelError(f"ONNX has no operator {op_type!r} in opset {opset}, that of this graph.") from None
+
+
+def _output_types(
+    schema: onnx.defs.OpSchema, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
+) -> dict[int, ir.DataType]:
+    """Return the element types of the outputs, by position, that the schema determines without inference."""
+    if schema.name == "Cast":
+        return {0: ir.DataType(cast("int", attributes["to"]))}
+    kinds = [p.type_str for p in schema.inputs]
+    kinds += kinds[-1:] * (len(inputs) - len(kinds))
+    known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
+    known = {kind: dtype for kind, dtype in known.items() if kind not in {p.type_str for p in _mixed(schema)}}
+    known |= _SINGLE_TYPES
+    limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+    for kind in [p.type_str for p in schema.outputs if p.type_str not in known]:
+        if len(limits.get(kind, ())) == 1 and limits[kind][0] in _SINGLE_TYPES:
+            known[kind] = _SINGLE_TYPES[limits[kind][0]]
+    return {i: known[p.type_str] for i, p in enumerate(schema.outputs) if p.type_str in known}
 
 
 def _mixed(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:

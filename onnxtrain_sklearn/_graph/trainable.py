@@ -177,23 +177,9 @@ class TrainableModel:
         share_structure(model, self.model)
         return replace(self, model=model)
 
-    def integer_nodes(self) -> str:
-        """Return the first nodes that compute with integers, for a message."""
-        return _first(self.quantized)
-
     def ignoring_activation(self) -> TrainableModel:
         """Return the model with the loss computed directly from its output."""
         return replace(self, scores=self.output, link=None, log_output=False, paired=False, normalised=False)
-
-    def taking_output_for(self, link: str, *, log: bool = False, normalised: bool = False) -> TrainableModel:
-        """Return the model with scores whose ``link`` is the output; with ``log``, the output is its logarithm."""
-        model = self.model.clone()
-        graph, output = model.graph, next(v for v in model.graph.outputs if v.name == self.output)
-        op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
-        scores = scores_of(op, output, link, log=log)
-        graph.outputs.append(scores)
-        found = replace(self.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
-        return replace(found, log_output=log, normalised=normalised)
 
     def _value(self, name: str) -> ir.Value:
         return next(v for v in self.model.graph.outputs if v.name == name)
@@ -214,6 +200,19 @@ class TrainableModel:
     def __setstate__(self, state: dict[str, object]) -> None:
         model = readable(onnx.load_model_from_string(cast("bytes", state["model"])), capabilities.limits())
         self.__dict__.update(state, model=model)
+
+
+def with_output_for(
+    source: TrainableModel, link: str, *, log: bool = False, normalised: bool = False
+) -> TrainableModel:
+    """Return the model with scores whose ``link`` is the output; with ``log``, the output is its logarithm."""
+    model = source.model.clone()
+    graph, output = model.graph, next(v for v in model.graph.outputs if v.name == source.output)
+    op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
+    scores = scores_of(op, output, link, log=log)
+    graph.outputs.append(scores)
+    found = replace(source.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
+    return replace(found, log_output=log, normalised=normalised)
 
 
 @refusing("The graph cannot be prepared for training")
@@ -279,7 +278,8 @@ def _require_parameters(parameters: Sequence[str], scores: ir.Value, initializer
         )
 
 
-def _first(nodes: Sequence[str]) -> str:
+def first_nodes(nodes: Sequence[str]) -> str:
+    """Return the first of the names of nodes, for a message."""
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(nodes[:3]) + more
 
@@ -312,7 +312,7 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
     rounding = [name for value in graph.outputs for name in quantized_nodes(graph, value)]
     if rounding:
         raise ModelError(
-            f"The graph is quantized: {_first(rounding)}. Integer weights are not trained, and rounding has no "
+            f"The graph is quantized: {first_nodes(rounding)}. Integer weights are not trained, and rounding has no "
             f"gradient. Train the float model that it was made from and quantize the trained one again."
         )
     raise ModelError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._graph.constants import rounded
 from .._graph.low_rank import factors_of_matrices
-from .._graph.trainable import TrainableModel
+from .._graph.trainable import TrainableModel, first_nodes
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
 from .missed_matrices import warn_of_missed_matrices
@@ -100,6 +100,6 @@ def _require_floats(source: TrainableModel, names: list[str], *, everything: boo
     behind = ", ".join(map(repr, free))
     rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
     raise ModelError(
-        f"The graph is quantized: {source.integer_nodes()}. Integer weights are not trained, and rounding has no "
-        f"gradient. Train the float model that it was made from and quantize the trained one again{rest}."
+        f"The graph is quantized: {first_nodes(source.quantized)}. Integer weights are not trained, and rounding has "
+        f"no gradient. Train the float model that it was made from and quantize the trained one again{rest}."
     )

@@ -15,6 +15,65 @@ from .._support.typing import DType
 from ..exceptions import ModelError, nearest
 
 
+class BoundArrays:
+    """The arrays that inputs and outputs are bound to.
+
+    Parameters
+    ----------
+    inputs, outputs : set of str
+        The names that can be bound.
+
+    Attributes
+    ----------
+    inputs : dict of str to ndarray
+    outputs : dict of str to (ndarray or None)
+        In the order in which they were bound; None: a run makes the array.
+    results : list of ndarray
+        The outputs of the last run.
+    """
+
+    def __init__(self, inputs: Collection[str], outputs: Collection[str]) -> None:
+        self._valid = {"input": inputs, "output": outputs}
+        self.inputs: dict[str, np.ndarray] = {}
+        self.outputs: dict[str, np.ndarray | None] = {}
+        self.results: list[np.ndarray] = []
+        self._kept: list[Any] = []
+
+    def bind_input(self, name: str, array: np.ndarray) -> None:
+        """Bind an input that the graph has."""
+        self.inputs[self._checked(name, "input")] = array
+
+    def bind_output(self, name: str, place: np.ndarray | None) -> None:
+        """Bind an output that the graph has."""
+        self.outputs[self._checked(name, "output")] = place
+
+    def _checked(self, name: str, kind: str) -> str:
+        if name not in self._valid[kind]:
+            raise ModelError(f"The graph has no {kind} {name!r}.{nearest(name, self._valid[kind])}")
+        return name
+
+    def view(self, ortvalue: object) -> np.ndarray:
+        """Return the memory of an OrtValue, which is kept alive."""
+        value = runtime.unwrapped_value(ortvalue)
+        if value is None:
+            raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
+        self._kept.append(value)
+        _require_host(value.device_name())
+        return _array_at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
+
+    def take(self, results: Sequence[np.ndarray]) -> None:
+        """Write the outputs of a run to the memory they are bound to."""
+        for (name, place), array in zip(self.outputs.items(), results, strict=True):
+            if place is not None:
+                if place.shape != array.shape or place.dtype != array.dtype:
+                    raise ModelError(
+                        f"Output {name!r} is {array.dtype}{list(array.shape)}, but is bound to memory for "
+                        f"{place.dtype}{list(place.shape)}."
+                    )
+                place[...] = array
+        self.results = list(results)
+
+
 class IOBinding:
     """The result of :meth:`~.TrainingSession.io_binding`: inputs and outputs in host memory.
 
@@ -25,24 +84,15 @@ class IOBinding:
     """
 
     def __init__(self, inputs: Collection[str], outputs: Collection[str]) -> None:
-        self._valid = {"input": inputs, "output": outputs}
-        self._inputs: dict[str, np.ndarray] = {}
-        self._outputs: dict[str, np.ndarray | None] = {}
-        self._kept: list[Any] = []
-        self._results: list[np.ndarray] = []
-
-    @property
-    def output_names(self) -> list[str]:
-        """The names of the bound outputs, in order."""
-        return list(self._outputs)
+        self.bound = BoundArrays(inputs, outputs)
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
         """Bind an input to an array; each run reads it."""
-        self._inputs[self._checked(name, "input")] = np.asarray(arr_on_cpu)
+        self.bound.bind_input(name, np.asarray(arr_on_cpu))
 
     def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
         """Bind an input to an OrtValue."""
-        self._inputs[self._checked(name, "input")] = self._view(ortvalue)
+        self.bound.bind_input(name, self.bound.view(ortvalue))
 
     def bind_input(
         self,
@@ -54,11 +104,11 @@ class IOBinding:
         buffer_ptr: int,
     ) -> None:
         """Bind an input to host memory at an address."""
-        self._inputs[self._checked(name, "input")] = _array_at(device_type, element_type, shape, buffer_ptr)
+        self.bound.bind_input(name, _array_at(device_type, element_type, shape, buffer_ptr))
 
     def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
         """Bind an output to an OrtValue; each run writes to it."""
-        self._outputs[self._checked(name, "output")] = self._view(ortvalue)
+        self.bound.bind_output(name, self.bound.view(ortvalue))
 
     def bind_output(
         self,
@@ -74,16 +124,16 @@ class IOBinding:
         if buffer_ptr is not None and (element_type is None or shape is None):
             raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
         place = None if buffer_ptr is None else _array_at(device_type, element_type, shape or (), buffer_ptr)
-        self._outputs[self._checked(name, "output")] = place
+        self.bound.bind_output(name, place)
 
     def get_outputs(self) -> list[Any]:
         """Return the outputs of the last run as ``onnxruntime.OrtValue``."""
-        return [runtime.on_host(array) for array in self._results]
+        return [runtime.on_host(array) for array in self.bound.results]
 
     def get_outputs_as_ortvaluevector(self) -> Any:
         """Return the outputs of the last run as an OrtValueVector."""
         device = runtime.ort_device(resolve_device())
-        return runtime.vector(runtime.value_of(array, device) for array in self._results)
+        return runtime.vector(runtime.value_of(array, device) for array in self.bound.results)
 
     def synchronize_inputs(self) -> None:
         """Wait until the inputs are in memory: memory of the host always is."""
@@ -93,44 +143,15 @@ class IOBinding:
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray]:
         """Return the outputs of the last run."""
-        return [array.copy() for array in self._results]
+        return [array.copy() for array in self.bound.results]
 
     def clear_binding_inputs(self) -> None:
         """Remove all bindings of inputs."""
-        self._inputs = {}
+        self.bound.inputs = {}
 
     def clear_binding_outputs(self) -> None:
         """Remove all bindings of outputs."""
-        self._outputs, self._results = {}, []
-
-    def feed(self) -> dict[str, np.ndarray]:
-        """Return the current inputs by name."""
-        return dict(self._inputs)
-
-    def take(self, results: Sequence[np.ndarray]) -> None:
-        """Write the outputs of a run to the memory they are bound to."""
-        for (name, place), array in zip(self._outputs.items(), results, strict=True):
-            if place is not None:
-                if place.shape != array.shape or place.dtype != array.dtype:
-                    raise ModelError(
-                        f"Output {name!r} is {array.dtype}{list(array.shape)}, but is bound to memory for "
-                        f"{place.dtype}{list(place.shape)}."
-                    )
-                place[...] = array
-        self._results = list(results)
-
-    def _checked(self, name: str, kind: str) -> str:
-        if name not in self._valid[kind]:
-            raise ModelError(f"The graph has no {kind} {name!r}.{nearest(name, self._valid[kind])}")
-        return name
-
-    def _view(self, ortvalue: object) -> np.ndarray:
-        value = runtime.unwrapped_value(ortvalue)
-        if value is None:
-            raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
-        self._kept.append(value)
-        _require_host(value.device_name())
-        return _array_at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
+        self.bound.outputs, self.bound.results = {}, []
 
 
 def _require_host(device_type: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -12,6 +13,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import copy_type, initializers_to_inputs
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
+from .._graph.weights import array_of
 from ..exceptions import ModelError, nearest
 from .classic_optimizers import MOMENTS, UPDATE_COUNT, Update, attributes_of, emit_updates
 from .training_parameters import TrainingParameters
@@ -29,8 +31,8 @@ def loss_output(graph: ir.Graph, name: str) -> str:
     return name
 
 
-def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> list[str]:
-    """Return the names of the weights to train, in the order of the graph."""
+def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> dict[str, np.ndarray]:
+    """Return the weights to train by name, in the order of the graph."""
     floats = float_names(list(graph.initializers.values()))
     wanted, excluded = (
         require_names(sorted(getattr(parameters, role)), floats, role)
@@ -46,7 +48,7 @@ def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> list[str
         require_names(list(getattr(parameters, role)), names, role)
     for name in names if parameters.training_optimizer_name else ():
         attributes_of(parameters, name)
-    return names
+    return {name: array_of(graph.initializers[name]) for name in names}
 
 
 def _immutable(graph: ir.Graph, rules: Mapping[str, Mapping[int, float]]) -> Collection[str]:

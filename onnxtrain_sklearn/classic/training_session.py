@@ -16,7 +16,6 @@ import onnx
 
 from .._gradient.engine import choose_engine, gradient_graph
 from .._graph.protobuf import load
-from .._graph.weights import array_of
 from .._runtime import objects as runtime
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
@@ -86,9 +85,7 @@ class TrainingSession(StatefulSession):
         self._parameters, self._sess_options = parameters, sess_options
         model = load(path_or_bytes)
         loss = loss_output(model.graph, parameters.loss_output_name)
-        held, names = model.graph.initializers, trained_weights(model.graph, parameters)
-        weights = {name: array_of(held[name]) for name in names}
-        self._state = TrainingState(weights, parameters.training_optimizer_name)
+        self._state = TrainingState(trained_weights(model.graph, parameters), parameters.training_optimizer_name)
         self._state.load_optimizer(parameters.initial_state)
         self._sums, self._runs = {}, 0
         self._models = session_graphs(model, loss, parameters, self._state, choose_engine(engine))
@@ -165,8 +162,8 @@ class TrainingSession(StatefulSession):
         """Run as :meth:`run` does, on bound inputs; outputs are written to the memory they are bound to."""
         if not isinstance(iobinding, IOBinding):
             raise TypeError(f"expected what io_binding() returns, got {type(iobinding).__name__}.")
-        names = iobinding.output_names
-        iobinding.take(self.run(names, iobinding.feed(), run_options))
+        bound = iobinding.bound
+        bound.take(self.run(list(bound.outputs), dict(bound.inputs), run_options))
 
     def is_output_fp32_node(self, output_name: str) -> bool:
         """Whether an output is of type float32."""

@@ -128,14 +128,9 @@ class Reverse:
         return self.op.emit(self.node.op_type, *inputs, outputs=outputs, **attributes)[0]
 
     @property
-    def is_missing(self) -> bool:
-        """Whether a test for NaN selects the result of the node."""
-        return MISSING in self.node.meta
-
-    @property
     def is_selected(self) -> bool:
         """Whether a condition selects the result of the node, so that zero cotangents stay zero."""
-        return self.is_missing or SELECTED in self.node.meta
+        return MISSING in self.node.meta or SELECTED in self.node.meta
 
     def keep_zeros(self, value: ir.Value, slope: ir.Value | None = None, by: ir.Value | None = None) -> ir.Value:
         """Return ``value``, a product with ``slope``, as zero where that is zero if a condition selects the result.

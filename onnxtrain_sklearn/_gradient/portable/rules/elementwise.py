@@ -17,7 +17,7 @@ from ...._graph.builder import GraphBuilder, Operand
 from ...._graph.open_clip import is_open
 from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Supported
-from ...selection import STEEP
+from ...selection import MISSING, STEEP
 from ..context import GradientRule, Reverse, Thunk, mask
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
@@ -131,7 +131,7 @@ COTANGENTS: dict[str, Cotangent] = {
 
 
 def _unary_rule(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
-    if r.is_missing or (r.is_selected and r.node.op_type in STEEP):
+    if MISSING in r.node.meta or (r.is_selected and r.node.op_type in STEEP):
         return [lambda: _with_zeros(r, cotangent(r, r.op, r.g, r.x(), r.y))]
     return [lambda: cotangent(r, r.op, r.g, r.x(), r.y)]
 
