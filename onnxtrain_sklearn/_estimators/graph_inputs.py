@@ -15,6 +15,7 @@ from .._given.ml_files import FittedFile
 from .._graph.trainable import TensorSpec
 from .._support.typing import MatrixLike
 from ..models import ModelSource, keywords_of, resolve_builder
+from .parameters import Parameters
 from .run import Run
 
 
@@ -42,13 +43,13 @@ def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
     return (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(X)),)
 
 
-def take_features(estimator: Any, fitted: FittedModel) -> None:
+def take_features(estimator: Parameters, fitted: FittedModel) -> None:
     """Copy the features of the fitted model to the estimator, so that data are checked against them."""
     _forget_features(estimator)
     vars(estimator).update(fitted.features)
 
 
-def _forget_features(estimator: Any) -> None:
+def _forget_features(estimator: Parameters) -> None:
     for name in FEATURES:
         vars(estimator).pop(name, None)
 
@@ -58,7 +59,7 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
     return fitted.allows_missing if isinstance(fitted, FittedFile) else allowed
 
 
-def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> None:
+def require_numbers(estimator: Parameters, run: Run, columns: Mapping[str, Column]) -> None:
     """Raise if a fitted model returns NaN for missing values: one step accepts them, the next one does not."""
     if run.fitted is None or run.fitted.table is not None or not _allows_missing(estimator, run.fitted):
         return
@@ -70,6 +71,6 @@ def require_numbers(estimator: Any, run: Run, columns: Mapping[str, Column]) -> 
         )
 
 
-def predictions_on(estimator: Any, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
+def predictions_on(estimator: Parameters, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
     """Return the predictions of the graph for some rows, by scikit-learn method."""
     return run.predictions(graph_inputs(estimator, rows, run.source.inputs, run.fitted, reset=False))

@@ -35,6 +35,7 @@ from ..losses import LOSSES, Loss, resolve_loss
 from ..optimizers import resolve_optimizer
 from .class_axis import class_axis_of, positions_of
 from .examples import Examples, trained_positions
+from .parameters import Parameters
 from .run import Columns, Run
 
 
@@ -62,7 +63,7 @@ class HeadChoice:
 
 
 def choose_head(
-    estimator: Any,
+    estimator: Parameters,
     old: Run | None,
     source: TrainableModel,
     fitted: FittedModel | None,
@@ -132,7 +133,7 @@ def _of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     return own
 
 
-def _require_scores(estimator: Any) -> None:
+def _require_scores(estimator: Parameters) -> None:
     if estimator.output_kind not in ("auto", "scores"):
         raise ValueError(
             f"output_kind={estimator.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
