@@ -31,7 +31,7 @@ def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: 
     return len(long) > 1 or (len(row) == 2 and len(long) == 1 and _is_at(long[0], label_array(y)))
 
 
-def class_axis_of(estimator: BaseEstimator) -> int | str:
+def class_axis_of(estimator: object) -> int | str:
     """Return the setting of a classifier."""
     axis: int | str = vars(estimator)["class_axis"]
     return axis

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import is_classifier
 
 from .._data.targets import Targets
 from .._fitted.model import FittedModel
@@ -117,7 +117,7 @@ def choose_head(
 
 
 def _places_of_labels(
-    estimator: BaseEstimator, old: Run | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+    estimator: Parameters, old: Run | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
 ) -> Positions | None:
     if old is not None:
         return old.head.positions
