@@ -253,9 +253,9 @@ THRESHOLDS = {
     ),
     "decision alone": lambda: FixedThresholdClassifier(LinearSVC(random_state=0), threshold=0.3),
     "two columns": lambda: FixedThresholdClassifier(DecisionTreeClassifier(max_depth=3, random_state=0), threshold=0.3),
-    "tuned": lambda: TunedThresholdClassifierCV(LogisticRegression(), scoring="f1"),
+    "tuned": lambda: TunedThresholdClassifierCV(LogisticRegression(), scoring="f1", thresholds=20, cv=3),
     "tuned for a label": lambda: TunedThresholdClassifierCV(
-        LogisticRegression(), scoring=make_scorer(f1_score, pos_label=0)
+        LogisticRegression(), scoring=make_scorer(f1_score, pos_label=0), thresholds=20, cv=3
     ),
     "in a pipeline": lambda: make_pipeline(
         StandardScaler(), FixedThresholdClassifier(LogisticRegression(), threshold=0.2)
