@@ -44,7 +44,7 @@ DATA: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one class": ({"X": X, "y": np.ones(60)}, ValueError, r"at least 2 classes in y, got 1 class: \[1.0\]"),
     "mixed y": ({"X": X, "y": np.array([1, "a"] * 30, dtype=object)}, ValueError, "Unknown label type"),
     "dates": ({"X": X, "y": np.array([50, 51] * 30, "M8[Y]")}, ValueError, "no labels of type datetime64"),
-    "tables a row": ({"X": X, "y": np.c_[y, y + 1][:, :, None]}, ValueError, "Unknown label type"),
+    "tables a row": ({"X": X, "y": np.c_[y, y + 1][:, :, None]}, ValueError, "label at each of|Unknown label type"),
     "indicators": ({"X": X, "y": np.c_[y, y]}, ValueError, r"must be 0 or 1, got \[3, 5\] in y"),
     "short weights": ({"X": X, "y": y, "sample_weight": np.ones(59)}, ValueError, r"\(59,\), expected \(60,\)"),
     "negative weights": ({"X": X, "y": y, "sample_weight": -np.ones(60)}, ValueError, "Negative values"),

@@ -46,8 +46,9 @@ def _axes(y: ArrayLike) -> int:
     """Return the number of axes; 2 if the rows of a list differ in length."""
     if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
         return 1  # without a copy
+    shape = getattr(y, "shape", None)
     try:
-        return int(np.ndim(y))
+        return np.asarray(y).ndim if shape is None else len(shape)
     except ValueError:
         return 2
 
