@@ -313,7 +313,8 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
     if rounding:
         raise ModelError(
             f"The graph is quantized: {first_nodes(rounding)}. Integer weights are not trained, and rounding has no "
-            f"gradient. Train the float model that it was made from and quantize the trained one again."
+            f"gradient; a straight-through estimate, which is another number, is not put in its place. "
+            f"Train the float model that it was made from and quantize the trained one again."
         )
     raise ModelError(
         f"No float output of the graph depends on a float initializer, so there is no parameter to train. "
