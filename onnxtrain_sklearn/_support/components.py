@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast, get_origin
 
 from sklearn.base import BaseEstimator
 
@@ -52,7 +52,9 @@ def registered(base: type, namespace: Mapping[str, object]) -> dict[str, type[C]
     namespace : mapping of str to object
         The ``vars()`` of the module. It becomes the module by which pickles name the classes.
     """
-    classes = cast("list[type[C]]", [v for v in namespace.values() if isinstance(v, type) and issubclass(v, base)])
+    # Type aliases such as list[int] pass isinstance(v, type) in Python 3.10.
+    kinds = [v for v in namespace.values() if isinstance(v, type) and get_origin(v) is None]
+    classes = cast("list[type[C]]", [kind for kind in kinds if issubclass(kind, base)])
     named = {kind.name: kind for kind in classes if "name" in vars(kind)}
     for kind in named.values():
         kind.__module__ = str(namespace["__name__"])
