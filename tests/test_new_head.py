@@ -179,3 +179,10 @@ def test_models_of_text_are_refused():
 def test_a_builder_has_no_head_to_replace():
     with pytest.raises(ValueError, match="finetune is for a trained model"):
         classifier(MLP()).fit(X[NEW], LABELS[NEW])
+
+
+def test_settings_of_an_older_pickle_have_defaults():
+    state = {name: value for name, value in FineTuner(cv=3).__getstate__().items() if name != "tune_body"}
+    older = FineTuner.__new__(FineTuner)
+    older.__setstate__(state)
+    assert (older.tune_body, older.cv) == ("auto", 3)
