@@ -122,6 +122,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         class_axis: int | str = "auto",
         ignore_label: int | float | str | None = -100,
         class_weight: Mapping[object, float] | str | None = None,
+        checkpoint_activations: bool = False,
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool | str = False,

@@ -38,6 +38,7 @@ from .run import Run
 USED = {
     "model", "loss", "trainable", "output", "output_kind", "class_weight", "target_scaling", "clip_predictions",
     "scoring", "callbacks",
+    "checkpoint_activations",
     "finetune", "warm_start", "random_state", "verbose", "engine", "device", "providers", "provider_options",
     "session_options",
 }  # fmt: skip

@@ -105,9 +105,10 @@ def choose_head(
         alpha=float(estimator.alpha),
         l1_ratio=float(estimator.l1_ratio),
         max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
-        engine=choose_engine(estimator.engine),
+        engine=_engine_of(estimator),
         device=device,
         accumulate=int(estimator.accumulate),
+        checkpoint_activations=bool(estimator.checkpoint_activations),
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         session_options=estimator.session_options,
         seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
@@ -131,6 +132,19 @@ def _of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     else:
         require_column_shape(own.row_shape, own.name)
     return own
+
+
+def _engine_of(estimator: Parameters) -> str:
+    """Return the name of the engine; activations are computed again by the portable one."""
+    chosen = choose_engine(estimator.engine)
+    if not estimator.checkpoint_activations:
+        return chosen
+    if chosen == "ort-training":
+        raise ValueError(
+            "checkpoint_activations=True needs the portable engine, and engine='ort-training' keeps all activations. "
+            "Set engine='auto' or 'portable'."
+        )
+    return "portable"
 
 
 def _require_scores(estimator: Parameters) -> None:

@@ -126,6 +126,10 @@ Whether BatchNormalization and Dropout of a given ONNX graph are switched over t
 running statistics that training updates, units that are dropped. False: the graph is trained as it is, which for a file
 exported in evaluation mode means fixed statistics and no Dropout. Predictions and ``to_onnx()`` are always those of
 evaluation mode. What the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
+    "checkpoint_activations": switch("""
+Whether the backward pass computes activations again instead of keeping those of the whole graph, which takes less
+memory and about a third more time. The results are the same, but for rounding where onnxruntime fuses other operators.
+The portable engine does so. It pays for deep graphs and large minibatches."""),
     "tol": Parameter("float", """
 Least improvement of the loss (or of the validation score) that counts as one.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
@@ -250,6 +254,7 @@ class Parameters(Declared):
     output: str | None
     output_kind: str
     training_mode: bool
+    checkpoint_activations: bool
     tol: float
     n_iter_no_change: float
     early_stopping: bool | str

@@ -18,9 +18,9 @@ from .devices import Device
 from .sessions import InferenceSession
 
 SHARED_OPTIONS = frozenset(
-    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse execution_mode graph_optimization_level "
-    "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid use_deterministic_compute"
-    "".split()
+    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse execution_mode execution_order graph_optimization_level "
+    "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid use_deterministic_compute "
+    "optimization.disable_specified_optimizers".split()
 )
 """Options of sessions that may be shared; others write files, or refer to objects outside."""
 

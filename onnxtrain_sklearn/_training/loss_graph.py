@@ -77,6 +77,7 @@ class StepSettings:
     accumulate: int = 1
     ema_decay: float | None = None
     positions: TrainedPositions | None = None
+    checkpoint_activations: bool = False
 
 
 def training_graph(

@@ -13,9 +13,21 @@ from .._runtime import sessions
 from .._runtime.binding import Array, Binding
 from .._runtime.sessions import InferenceSession
 from .._runtime.shared_sessions import shared_session
+from ..exceptions import warn
 from .dropout import UniformNumbers
 from .loss_graph import PARALLEL_WORK, TARGET, buffer_shape, target_layout
 from .programs import PassProgram, PassSource, pass_program
+
+BACKWARD_IN_ORDER: Mapping[str, object] = {
+    "enable_mem_pattern": False,
+    "execution_order": "PRIORITY_BASED",
+    "optimization.disable_specified_optimizers": "GemmActivationFusion;ConvActivationFusion",
+}
+"""Options by which the nodes run in the order of the graph, so that the backward pass frees values as it goes.
+
+By default onnxruntime computes the gradients of all weights last, and keeps what they read until then. In the order by
+priority, nodes that a fusion puts into the forward pass come after all others that could run.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +64,8 @@ class PassGraph:
         device, options = settings.device, settings.session_options
         if program.work >= PARALLEL_WORK:  # its plan of the memory of large tensors leaves gaps, half as much again
             options = {"enable_mem_pattern": False, **(options or {})}
+        if settings.checkpoint_activations:
+            options = {**BACKWARD_IN_ORDER, **(options or {})}
         if not program.stateless:
             return sessions.create_session(program.graph, device, threads=threads, options=options)
         return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
@@ -61,6 +75,8 @@ def pass_graph(source: PassSource) -> PassGraph:
     """Return the gradient graph with buffers of its own; the trained parameters are among its inputs."""
     settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
     program = pass_program(source)
+    if settings.checkpoint_activations and not program.segments:
+        warn("checkpoint_activations=True has no effect: the graph has too few activations to compute any again.")
     sparse = {product.input: SparseRows() for product in program.products}
     dense = [spec for spec in source.model.inputs if spec.name not in sparse]
     columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}

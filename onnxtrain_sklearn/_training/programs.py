@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._gradient.engine import differentiate
+from .._gradient.recomputation import recompute_activations
 from .._graph.edits import initializers_to_inputs
 from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.limits import bytes_per_element
@@ -49,6 +50,8 @@ class PassProgram:
         Whether runs do not depend on earlier ones.
     products : sequence of FirstProduct
         The products that are computed outside the graph, which has their gradients in place of those of the matrices.
+    segments : int
+        The segments of the forward pass that the backward pass computes again.
     """
 
     graph: bytes
@@ -58,6 +61,7 @@ class PassProgram:
     random: Sequence[ir.Value]
     stateless: bool
     products: Sequence[FirstProduct] = ()
+    segments: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +119,13 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
     parameters = source.parameters
     statistics = tuple(source.model.running_statistics.items())
     names = parameters.names, parameters.running_statistics, statistics
-    return names, source.settings.engine, source.batch, source.resident, tuple(source.sparse)
+    return (
+        names,
+        (source.settings.engine, source.settings.checkpoint_activations),
+        source.batch,
+        source.resident,
+        tuple(source.sparse),
+    )
 
 
 class _Emitted(NamedTuple):
@@ -143,6 +153,10 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     wrt = [name for name in names if name not in outside] + [outside[name] for name in names if name in outside]
     gradient = differentiate(emitted.graph, wrt, LOSS, source.settings.engine)
     model = gradient.model
+    again = 0
+    if source.settings.checkpoint_activations:
+        weights = {*source.parameters.names, *source.parameters.running_statistics}
+        again = recompute_activations(model, [v.name or "" for v in model.graph.inputs if v.name not in weights])
     if source.resident:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
     return PassProgram(
@@ -153,6 +167,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         tuple(map(_alone, emitted.random)),
         all(node.op_type not in _RANDOM for node in model.graph.all_nodes()),
         emitted.products,
+        again,
     )
 
 

@@ -78,6 +78,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "l1_ratio": [0.5, 1.0],
     "max_grad_norm": [0.1, 1e300],
     "adapters": [LoRA(1), LoRA(2, ["W*"])],
+    "checkpoint_activations": [True],
     "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
     "output": ["Y", "Z", "label", "probabilities", "H"],
     "training_mode": [True],

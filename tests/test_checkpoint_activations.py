@@ -1,0 +1,165 @@
+"""Activations that the backward pass computes again: the same numbers in less memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._training.device_step import DeviceStep
+from onnxtrain_sklearn._training.pass_graph import PassGraph
+from onnxtrain_sklearn.exceptions import OnnxTrainWarning
+from tests.helpers.data import DATA
+from tests.helpers.training import NEVER
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(64, 5)).astype(np.float32)
+y = X[:, 0] * X[:, 1]
+DEEP = MLP([8] * 12, "tanh")
+
+
+def regressor(model=DEEP, **settings):
+    defaults = {"max_iter": 4, "batch_size": 16, "learning_rate_init": 0.01, "tol": NEVER, "random_state": 0}
+    return OrtGradientRegressor(model, **(defaults | {"engine": "portable"} | settings))
+
+
+def both(**settings):
+    return [regressor(checkpoint_activations=again, **settings).fit(X, y) for again in (False, True)]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Return the list of the gradient graphs that sessions are made for."""
+    found = []
+
+    def made(self, *arguments, **keywords):
+        found.append(onnx.load_model_from_string(self.program.graph))
+        return original(self, *arguments, **keywords)
+
+    original = PassGraph.session
+    monkeypatch.setattr(PassGraph, "session", made)
+    return found
+
+
+def copies(graph):
+    return [node for node in graph.graph.node if node.name.startswith("again/")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model": MLP([8] * 12)},
+        {"model": MLP([8] * 6, normalization="batch", residual=True, dropout=0.3)},
+        {"optimizer": LBFGS(), "batch_size": "auto"},
+        {"accumulate": 2, "ema_decay": 0.9},
+        {"batch_size": 24},
+    ],
+    ids=["tanh", "relu", "batch statistics and dropout", "lbfgs", "accumulated", "a last, shorter minibatch"],
+)
+def test_results_are_the_same_to_the_bit(settings, graphs):
+    plain, again = both(**settings)
+    assert not copies(graphs[0])
+    assert copies(graphs[-1])
+    assert plain.loss_curve_ == again.loss_curve_
+    for name, array in plain.weights_.items():
+        assert_array_equal(again.weights_[name], array)
+
+
+def test_memory_of_a_device(monkeypatch):
+    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    plain, again = both()
+    assert isinstance(again._run.step, DeviceStep)
+    assert plain.loss_curve_ == again.loss_curve_
+
+
+def rows_of(name):
+    if name == "residual_bn":
+        return rng.normal(size=(12, 3, 12, 12)).astype(np.float32), np.arange(12) % 5
+    with np.load(DATA / f"{name}.npz") as archive:
+        known = {key: archive[key] for key in archive if key not in ("losses", "scores")}
+    labels = known.pop("y")
+    return (known if len(known) > 1 else known["X"]), labels
+
+
+@pytest.mark.parametrize("name", ["residual_bn", "bert", "encoder"])
+def test_exported_networks(name, graphs):
+    rows, labels = rows_of(name)
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.02, "max_iter": 2, "batch_size": len(labels), "tol": NEVER}
+    fitted = [
+        OrtGradientClassifier(DATA / f"{name}.onnx", engine="portable", checkpoint_activations=again, **settings)
+        for again in (False, True)
+    ]
+    plain, again = (one.fit(rows, labels) for one in fitted)
+    assert len(copies(graphs[-1])) > 10
+    for weight, array in plain.weights_.items():
+        assert_allclose(again.weights_[weight], array, rtol=1e-4, atol=1e-6)
+
+
+PEAK = """
+import re, sys
+import numpy as np
+from onnxtrain_sklearn import MLP, SGD, OrtGradientRegressor
+
+def memory(key):
+    return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
+
+X = np.random.default_rng(0).normal(size=(4096, 16)).astype(np.float32)
+net = OrtGradientRegressor(
+    MLP([256] * 20), optimizer=SGD(), batch_size=4096, max_iter=1, tol=-1e9, random_state=0, engine="portable",
+    checkpoint_activations=sys.argv[1] == "again",
+)
+before = memory("VmRSS")
+net.fit(X, X[:, 0])
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
+def test_the_peak_of_a_deep_network_is_less_than_half():
+    """An activation takes 4 MiB, and 40 of them make a forward pass."""
+    peaks = []
+    for mode in ("keep", "again"):
+        command = [sys.executable, "-W", "ignore", "-c", PEAK, mode]
+        peaks.append(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] < 0.55 * peaks[0]
+
+
+def test_onnxruntime_does_not_merge_the_copies(graphs, tmp_path):
+    regressor(checkpoint_activations=True).fit(X, y)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(graphs[-1].SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    kinds = ("Tanh", "FusedGemm")  # the product is fused with its activation
+    tanh = [sum(node.op_type in kinds for node in graph.graph.node) for graph in (graphs[-1], optimized)]
+    assert tanh[0] > 12
+    assert tanh[1] == tanh[0]
+
+
+def test_other_engines():
+    assert regressor(engine="auto", checkpoint_activations=True).fit(X, y).engine_ == "portable"
+    if "ort-training" in available_engines():
+        with pytest.raises(ValueError, match="checkpoint_activations=True needs the portable engine"):
+            regressor(engine="ort-training", checkpoint_activations=True).fit(X, y)
+
+
+def test_graphs_without_activations_warn():
+    clear_cache()
+    for _ in range(2):
+        with pytest.warns(OnnxTrainWarning, match="checkpoint_activations=True has no effect"):
+            regressor(Linear(), checkpoint_activations=True).fit(X, y)
+    with pytest.raises(ValueError, match=r"The 'checkpoint_activations' parameter .* must be a bool"):
+        regressor(checkpoint_activations="sqrt").fit(X, y)
