@@ -108,7 +108,6 @@ def choose_head(
         engine=_engine_of(estimator),
         device=device,
         accumulate=int(estimator.accumulate),
-        checkpoint_activations=bool(estimator.checkpoint_activations),
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         session_options=estimator.session_options,
         seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,

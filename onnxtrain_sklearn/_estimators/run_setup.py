@@ -35,7 +35,8 @@ def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run
     factors = factors_of(estimator, seen, chosen.settings.optimizer)
     require_schedulable(plan.loop.scheduled, chosen.settings.optimizer)
     require_steps(estimator, chosen.settings.optimizer)
-    settings = replace(chosen.settings, factors=factors, scheduled=plan.loop.scheduled)
+    again = bool(estimator.checkpoint_activations)
+    settings = replace(chosen.settings, factors=factors, scheduled=plan.loop.scheduled, checkpoint_activations=again)
     trainable = estimator.trainable
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
