@@ -30,6 +30,7 @@ from .queries import all_values
 from .reductions import apply_to_elements, over_no_axes
 from .shapes import infer_declared
 from .survival import nodes_of, require_loadable, require_survivable
+from .torch_zero_biases import drop_zero_biases
 from .versions import RENEWED_OPSET, readable
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -49,6 +50,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
         result = readable(proto, capabilities.limits() if limits is None else limits, renew=of_fitted_model)
         _free_negative_sizes(result.graph)
+        drop_zero_biases(result.graph)
         _refuse_contradictions(result)
         common.RemoveInitializersFromInputsPass()(result)
         _refuse_reserved_names(result)
