@@ -151,9 +151,6 @@ SHARED_NAMES = {
 
 # Classes that use more than ten modules of the package.
 WIDE_CLASSES = {
-    # signatures, documentation and conditional methods of the public estimators, which their decorators name
-    ("_estimators.classifier", "OrtGradientClassifier"),
-    ("_estimators.regressor", "OrtGradientRegressor"),
     ("_recipes.base", "BaseRecipe"),  # the steps of a fit, from the table to the graph that predicts
 }
 
@@ -275,7 +272,7 @@ def test_names_are_defined_in_one_module():
         for name in defined_names(module) - SHARED_NAMES:
             places[name].append(module)
     repeated = {name: found for name, found in places.items() if len(found) > 1}
-    assert len(repeated) < 10, f"rename some of these after what they are: {repeated}"
+    assert len(repeated) <= 5, f"rename some of these after what they are: {repeated}"
 
 
 def functions(module: str) -> Iterator[ast.FunctionDef]:

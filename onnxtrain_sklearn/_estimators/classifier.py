@@ -13,17 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
-from .._data.positions import accuracy_at_positions, validation_accuracy
-from .._data.targets import (
-    Classes,
-    Targets,
-    class_targets,
-    labels_of,
-    require_sorted,
-    sorted_classes,
-)
-from .._data.validation_scores import accuracy
-from .._fitted.model import is_estimator, listed
+from .._data.targets import Classes, Targets, class_targets
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
@@ -32,7 +22,7 @@ from .._training.history import Epoch
 from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
-from ..models import ModelSource, resolve_builder
+from ..models import ModelSource
 from ..schedules import Schedule
 from .availability import (
     check_one_pass,
@@ -41,19 +31,13 @@ from .availability import (
     trains_in_minibatches,
 )
 from .base import BaseOrtGradient
+from .classification import accuracy_of_several, by_label, decisions, has_one_label, known_classes, score_of_labels
 from .docstrings import attributes
 from .examples import Call, FitRows
 from .parameters import CLASSIFIER
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def _decisions(scores: np.ndarray) -> np.ndarray:
-    """Return the scores of one label; a single column for two classes."""
-    if scores.shape[-1] == 1:
-        return scores[..., 0]
-    return scores[..., 1] - scores[..., 0] if scores.shape[-1] == 2 else scores
 
 
 CLASSES_ENTRY = """\
@@ -186,7 +170,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> classifier.predict_proba(X).shape
         (1797, 10)
         """
-        known = self._known_classes(classes, fitted=is_on(self.warm_start) and hasattr(self, "_run"))
+        known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_run"))
         rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
         return self._fit(rows, known)
 
@@ -214,7 +198,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
                 "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
                 "sklearn.utils.class_weight.compute_class_weight makes."
             )
-        known = self._known_classes(classes, fitted=hasattr(self, "_run"))
+        known = known_classes(self, classes, fitted=hasattr(self, "_run"))
         return self._train(Call(X, y, sample_weight, known, resume=True, one_pass=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
@@ -258,7 +242,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         number_type = prediction_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
-        return self._by_label(numbers.astype(np.result_type(number_type, numbers), copy=False))
+        return by_label(self._run.head, numbers.astype(np.result_type(number_type, numbers), copy=False))
 
     def decision_function(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
@@ -279,11 +263,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         their logarithms for several classes, their log-odds for two classes and for labels. Without probabilities
         (hinge) they are the mean of the members' scores.
         """
-        scores = self._by_label(self._predict(X, output=-1, with_scores=True))
-        if isinstance(scores, list):
-            share = 1.0 if self._run.head.has_probabilities else 0.5  # the margins of two classes are -s and s
-            return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
-        return scores if self._run.head.task == "multilabel" else _decisions(scores)
+        scores = self._predict(X, output=-1, with_scores=True)  # raises if it is not fitted
+        return decisions(self._run.head, scores)
 
     def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy.
@@ -300,18 +281,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             each position of a row, the fraction of the labels that are right, without those to ignore.
         """
         check_is_fitted(self)
-        if self._run.head.positions is not None:
-            return accuracy_at_positions(y, self.predict(X), self.ignore_label, sample_weight)
-        if self._run.head.task != "multioutput":
+        if has_one_label(self._run.head):
             return float(super().score(X, y, sample_weight))
-        right = (self.predict(X) == np.asarray(y)).all(axis=1)
-        weights = None if sample_weight is None else np.asarray(sample_weight)
-        return float(np.average(right, weights=weights))
-
-    def _by_label(self, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
-        """Return the columns of each label separately, if there are several."""
-        groups = self._run.head.groups
-        return np.split(numbers, np.cumsum(groups)[:-1], axis=1) if groups else numbers
+        return accuracy_of_several(self._run.head, y, self.predict(X), self.ignore_label, sample_weight)
 
     def to_onnx(
         self, *, zipmap: bool | str = False, raw_scores: bool = False, adapter: bool = False
@@ -371,25 +343,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tags.target_tags.multi_output = True
         return tags
 
-    def _known_classes(self, classes: ArrayLike | None, *, fitted: bool) -> Classes:
-        """Return the user's classes, sorted; None if a fitted estimator already knows them."""
-        given = None if classes is None else sorted_classes(classes)
-        if fitted and given is not None and listed(given) != listed(self.classes_):
-            raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(self.classes_)}.")
-        if given is not None and resolve_builder(self.model) is None and not is_estimator(self.model):
-            require_sorted(classes, given)
-        return None if fitted else given
-
     def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
         return class_targets(y, classes)
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        truth = targets.values
-        if targets.has_positions:
-            return validation_accuracy(predicted, targets, weights)
-        if isinstance(targets.classes, list):
-            right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
-            return float(np.average(right, weights=weights))
-        if targets.classes is not None and targets.task != "multilabel":
-            truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
-        return accuracy(truth.astype(predicted.dtype), predicted, weights)
+        return score_of_labels(predicted, targets, weights)

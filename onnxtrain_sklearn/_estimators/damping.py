@@ -18,7 +18,7 @@ from .examples import Examples
 from .run import Run, sparse_inputs
 from .sparse_scaling import column_factors, root_mean_squares
 
-FAR = 5.0
+OUT_OF_RANGE = 5.0
 """Root mean square of a scaled column beyond which the column is out of range.
 
 Of old rows it is about one; for indicators of rare categories it reaches three or four with little drift.
@@ -42,7 +42,7 @@ def damping_of(run: Run, examples: Examples, rows: np.ndarray, scalers: Collecti
         if sizes is None:
             continue
         view = result[run.parameters.span(weight)].reshape(run.parameters.view(weight).shape)
-        if len(sizes) == view.shape[1 if transposed else 0] and sizes.max() > FAR:
+        if len(sizes) == view.shape[1 if transposed else 0] and sizes.max() > OUT_OF_RANGE:
             factors = np.maximum(1.0, sizes)
             view *= factors if transposed else factors[:, None]
     return result if np.max(result) > 1 else None

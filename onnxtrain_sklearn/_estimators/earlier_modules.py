@@ -37,7 +37,7 @@ EARLIER: dict[str, tuple[str, ...]] = {
 """Modules of earlier versions, with their classes whose objects are in pickles; some modules are packages now."""
 
 
-class _Finder(MetaPathFinder, Loader):
+class _EarlierModuleFinder(MetaPathFinder, Loader):
     """Imports stand-ins for earlier modules."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
@@ -50,7 +50,7 @@ class _Finder(MetaPathFinder, Loader):
 
 def know_earlier_modules() -> None:
     """Make the names of earlier modules importable; a package of that name gets the classes instead."""
-    sys.meta_path.append(_Finder())
+    sys.meta_path.append(_EarlierModuleFinder())
     for name in EARLIER:
         if (module := sys.modules.get(f"{PACKAGE}.{name}")) is not None:
             _add_classes(module)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from .._given.ml_files import FittedFile
 from .._graph.queries import mixes_positions
 from .._graph.trainable import TrainableModel
 from .._training.fine_tuning import FineTuningTrainer, Tuning
-from .._training.loop import Trainer, TrainerSettings
+from .._training.loop import Trainer
 from .._training.loss_graph import StepSettings
 from .._training.parameters import Trainable
 from .._training.row_objective import RowObjective
@@ -32,6 +32,7 @@ from ..models import resolve_builder
 from .damping import damping_of
 from .examples import Call, Examples, batches_for, validation_examples
 from .parameters import Parameters
+from .plan import Plan
 from .precomputed import searched_rows
 from .run import Run
 
@@ -136,22 +137,17 @@ def _of_files(source: TrainableModel) -> set[str]:
 
 
 def tuning_trainer(
-    tuner: FineTuner,
+    plan: Plan,
     run: Run,
-    examples: Examples,
-    old: Examples | None,
-    rows: np.ndarray,
-    loop: TrainerSettings,
     settings: StepSettings,
+    examples: Examples,
+    rows: np.ndarray,
+    old: Examples | None,
     batches: Batches,
     validate: Callable[[], float] | None,
-    head: tuple[str, ...] = (),
-    scalers: Collection[str] = (),
 ) -> Trainer:
-    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``.
-
-    ``head`` names those of a new head, ``scalers`` those of transformers.
-    """
+    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``, beside the ``old`` ones."""
+    assert plan.tuner is not None
     if run.model.running_statistics or any(node.op_type == "Dropout" for node in run.model.model.graph):
         raise ModelError(
             "Fine-tuning searches for the least loss of all rows, which dropout and normalization by batch statistics "
@@ -166,9 +162,15 @@ def tuning_trainer(
     searched = searched_rows(run, settings, run.parameters, examples.columns, batches)
     run.engine = searched.step.engine
     old_rows = None if old is None else _objective_of(run, settings, old)
-    damping = None if head else damping_of(run, examples, rows, frozenset(scalers) - {*run.parameters.names})
-    tuning = Tuning(tuner, scores, run.rng, old_rows, head, damping)
-    return FineTuningTrainer(tuning, loop, searched.step, searched.batches, run.history, validate)
+    damping = None if plan.head_names else _damping(plan.estimator, run, examples, rows)
+    tuning = Tuning(plan.tuner, scores, run.rng, old_rows, plan.head_names, damping)
+    return FineTuningTrainer(tuning, plan.loop, searched.step, searched.batches, run.history, validate)
+
+
+def _damping(estimator: Parameters, run: Run, examples: Examples, rows: np.ndarray) -> np.ndarray | None:
+    """Return what the weights behind columns out of the range of frozen transformers are divided by."""
+    scalers = transformer_names(estimator, run.source, run.fitted)
+    return damping_of(run, examples, rows, scalers - {*run.parameters.names})
 
 
 def _objective_of(run: Run, settings: StepSettings, old: Examples) -> RowObjective:

@@ -13,13 +13,12 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
-from .._data.maps import r2_of_maps
+from .._data.maps import r2_of_maps, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
     regression_targets,
 )
-from .._data.validation_scores import r_squared
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
@@ -206,7 +205,4 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         return regression_targets(y, allow_nd=True)
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        prediction = predicted.reshape(targets.values.shape).astype(np.float64)
-        if targets.row_shape:
-            return r2_of_maps(targets.values, prediction, weights)
-        return r_squared(targets.values, prediction, weights)
+        return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))

@@ -7,7 +7,7 @@ from .._training.choice import new_trainer
 from .._training.loop import Trainer
 from .._training.loss_graph import StepSettings
 from .examples import Examples, batches_for
-from .fine_tuning import TUNED_PIECE, old_examples, transformer_names, tuning_trainer
+from .fine_tuning import TUNED_PIECE, old_examples, tuning_trainer
 from .plan import Plan
 from .run import Run, sparse_inputs
 from .settings import batch_limit
@@ -26,10 +26,7 @@ def trainer_for(plan: Plan, run: Run, settings: StepSettings, examples: Examples
     batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
     validate = validation_score(estimator, run, examples, held_out, call)
     if tuner is not None:
-        scalers = transformer_names(estimator, run.source, run.fitted)
-        return tuning_trainer(
-            tuner, run, examples, old, rows, plan.loop, settings, batches, validate, plan.head_names, scalers
-        )
+        return tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
     # calls of partial_fit may bring more or fewer rows
     room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
     step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))

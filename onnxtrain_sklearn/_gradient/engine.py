@@ -80,7 +80,7 @@ def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str)
     if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
         unroll(model)
     _require_free_names(model.graph, wrt)
-    nodes = [passage.node for passage in path(model.graph, wrt, _value(model.graph, of))]
+    nodes = [passage.node for passage in path(model.graph, wrt, _output_named(model.graph, of))]
     reached = {of} | {v.name for node in nodes for v in reads(node) if v.name} - _empty(model.graph)
     result = _first_able(_candidates(model, nodes, engine), model, [name for name in wrt if name in reached], of)
     _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
@@ -176,7 +176,7 @@ def gradient_graph(
     return result
 
 
-def _value(graph: ir.Graph, output: str) -> ir.Value:
+def _output_named(graph: ir.Graph, output: str) -> ir.Value:
     return next(v for v in graph.outputs if v.name == output)
 
 

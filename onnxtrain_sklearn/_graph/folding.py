@@ -43,10 +43,10 @@ def _computes_shapes(graph: ir.Graph) -> bool:
 
 def _is_of_constants(node: ir.Node) -> bool:
     whole = len(node.outputs) == 1 and node.outputs[0].dtype in WHOLE_TYPES
-    return whole and bool(node.inputs) and all(x is None or _is_constant(x) for x in node.inputs)
+    return whole and bool(node.inputs) and all(x is None or _is_known_value(x) for x in node.inputs)
 
 
-def _is_constant(value: ir.Value) -> bool:
+def _is_known_value(value: ir.Value) -> bool:
     node = value.producer()
     return value.is_initializer() if node is None else node.op_type == "Constant" and not node.domain
 

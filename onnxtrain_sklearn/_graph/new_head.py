@@ -77,14 +77,14 @@ def _last_features(final: ir.Value) -> str | None:
     ):
         node = node.inputs[0].producer()
     if node is not None and node.op_type == "Add":
-        products = [x.producer() for x in node.inputs if x is not None and not _is_weight(x)]
+        products = [x.producer() for x in node.inputs if x is not None and not _is_stored(x)]
         node = products[0] if len(products) == 1 else None
-    layer = node is not None and node.op_type in ("MatMul", "Gemm") and _is_weight(node.inputs[1])
+    layer = node is not None and node.op_type in ("MatMul", "Gemm") and _is_stored(node.inputs[1])
     features = node.inputs[0] if layer and node is not None else None
     return None if features is None or features.producer() is None else features.name
 
 
-def _is_weight(value: ir.Value | None) -> bool:
+def _is_stored(value: ir.Value | None) -> bool:
     return value is not None and ir.convenience.get_const_tensor(value) is not None
 
 

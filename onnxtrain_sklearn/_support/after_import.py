@@ -15,10 +15,10 @@ def after_import(package: str, call: Callable[[], object]) -> None:
     if package in sys.modules:
         call()
     else:
-        sys.meta_path.insert(0, _Finder(package, call))
+        sys.meta_path.insert(0, _CallingFinder(package, call))
 
 
-class _Finder(MetaPathFinder):
+class _CallingFinder(MetaPathFinder):
     """Finds the package as the other finders do, and appends the call to what its loader executes."""
 
     def __init__(self, package: str, call: Callable[[], object]) -> None:

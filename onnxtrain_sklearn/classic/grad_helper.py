@@ -212,7 +212,9 @@ def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1
     specs = [_spec(value) for value in inputs]
     sizes = {shape[0]: batch for _, _, shape in specs if shape and isinstance(shape[0], str)}
     rng = check_random_state(None)
-    return {name: _random(rng, dtype, _sizes(shape, sizes, batch, empty_dimension)) for name, dtype, shape in specs}
+    return {
+        name: _random(rng, dtype, _chosen_shape(shape, sizes, batch, empty_dimension)) for name, dtype, shape in specs
+    }
 
 
 def _spec(value: Any) -> tuple[str, np.dtype[Any], list[int | str | None]]:
@@ -227,7 +229,7 @@ def _spec(value: Any) -> tuple[str, np.dtype[Any], list[int | str | None]]:
     )
 
 
-def _sizes(
+def _chosen_shape(
     shape: Sequence[int | str | None], named: Mapping[Any, int], batch: int, empty_dimension: int
 ) -> tuple[int, ...]:
     found = []

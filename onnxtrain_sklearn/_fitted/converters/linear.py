@@ -19,7 +19,7 @@ from ..._graph.cast_types import FLOAT, INT64
 from ..._support.typing import Estimator
 from .context import Converter, Source
 
-FAR = 1e9
+MINUS_LOG_OF_ZERO = 1e9
 """How far below zero the logarithm of a probability of zero is taken to be."""
 
 MARGINS = "margins"
@@ -136,7 +136,7 @@ def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
     """Where scikit-learn's sigmoid is zero, this is the same far away: rows with zeros alone are even."""
     op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
     counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
-    counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), FAR))
+    counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), MINUS_LOG_OF_ZERO))
     return op.Neg(op.Softplus(op.Neg(counted)))  # of Relu and Abs, both slopes at 0 would be 0
 
 

@@ -31,7 +31,7 @@ def joined_outputs(s: Source) -> Sequence[ir.Value]:
     return _as_labels(s, parts[0]), s.op.Concat(*parts, axis=1)
 
 
-def _side_by_side(s: Source) -> Sequence[ir.Value]:
+def _results_of_each(s: Source) -> Sequence[ir.Value]:
     parts = [s.convert_inner(one, s.x, False)[-1] for one in s.estimator.estimators_]
     return _as_labels(s, parts[0]), s.op.SequenceConstruct(*parts)
 
@@ -69,5 +69,5 @@ def _as_labels(s: Source, numbers: ir.Value) -> ir.Value:
 
 CONVERTERS: dict[type, Converter] = {
     ClassifierChain: Converter(_chain, lambda chain: len(chain.estimators_)),
-    MultiOutputClassifier: Converter(_side_by_side),
+    MultiOutputClassifier: Converter(_results_of_each),
 }

@@ -206,7 +206,7 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     body = _Body(flow, frame.body)
     inputs, outputs = list(body.graph.inputs), list(body.graph.outputs)
     captured = flow.captured(frame.body)
-    carried, sliced = _sources(flow, frame, captured)
+    carried, sliced = _carried_and_sliced(flow, frame, captured)
     body.graph.inputs.clear()
     seeds: Cotangents = {}
     states = [body.input("cotangent", inputs[s[2]]) for s in carried]
@@ -275,7 +275,7 @@ def _scan_output_settings(scanned: Sequence[_Scanned]) -> dict[str, Any]:
     return {"scan_output_axes": [scan.axis for scan in scanned], "scan_output_directions": directions}
 
 
-def _sources(
+def _carried_and_sliced(
     flow: Flow, frame: _Frame, captured: Sequence[ir.Value]
 ) -> tuple[list[tuple[int, int, int, int]], list[int]]:
     """Return the states whose cotangents the Scan carries, and the positions of the slices that have a gradient.
