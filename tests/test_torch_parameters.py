@@ -61,6 +61,23 @@ def test_parameters_are_trained_as_in_pytorch(name, engine):
     assert len(trained.weights_) == len(state) - len(but)
 
 
+@pytest.mark.parametrize("engine", available_engines())
+def test_copies_of_a_shared_matrix_are_trained_as_one(engine):
+    proto = onnx.load(DATA / "torch_shared_dynamo.onnx")
+    readers = [node for node in proto.graph.node if "%p_layer_weight" in str(node.metadata_props)]
+    (name,) = {node.input[1] for node in readers if node.op_type in ("Gemm", "MatMul")}
+    copied = [node for node in proto.graph.node if name in node.input][1:]
+    assert copied
+    proto.graph.initializer.add().CopyFrom(next(i for i in proto.graph.initializer if i.name == name))
+    proto.graph.initializer[-1].name = "val_copy"
+    for node in copied:
+        node.input[1] = "val_copy"
+    X, y, losses, _ = archive_of("shared")
+    trained = OrtGradientRegressor(proto, **SETTINGS, engine=engine).fit(X, y)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-4)
+    assert "val_copy" not in trained.weights_
+
+
 def test_constants_and_buffers_are_not_trained():
     _, _, losses, state = archive_of("constants")
     trained = trained_on("constants_dynamo", engine="portable")

@@ -30,6 +30,7 @@ def restore_parameters(graph: ir.Graph) -> None:
     program = TorchProgram(graph)
     if program.kinds:
         _separate_parameters(graph, program)
+        _share_copies(graph, program)
         _restore_biases(graph, program)
     _share_tables(graph)
 
@@ -76,6 +77,32 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
         bias = copy_initializer(graph, weight, names_of(graph).free(name), np.zeros(_count_of_outputs(node, weight)))
         node.resize_inputs(3)
         node.replace_input_with(2, bias)
+
+
+def _share_copies(graph: ir.Graph, program: TorchProgram) -> None:
+    """Let a layer that is called twice read one matrix: the exporter copies the large ones that it transposes.
+
+    Only matrices that are equal and not constant are shared: slices of one parameter may all be zeros.
+    """
+    first: dict[str, list[ir.Value]] = {}
+    for value in list(graph.initializers.values()):
+        names = {program.parameter_at(node, index) for node, index in value.uses()}
+        name = names.pop() if len(names) == 1 else None
+        if name is None or value.const_value is None or len(value.const_value.shape) < 2:
+            continue
+        known = first.setdefault(name, [])
+        same = next((other for other in known if _are_copies(other, value)), None)
+        if same is None:
+            known.append(value)
+        elif not value.is_graph_output() and not value.is_graph_input():
+            for node, index in list(value.uses()):
+                node.replace_input_with(index, same)
+            del graph.initializers[value.name or ""]
+
+
+def _are_copies(one: ir.Value, other: ir.Value) -> bool:
+    a, b = array_of(one), array_of(other)
+    return a.dtype == b.dtype and np.array_equal(a, b) and bool(np.ptp(a))
 
 
 def _count_of_outputs(node: ir.Node, weight: ir.Value) -> int:
