@@ -174,6 +174,45 @@ def test_labels_of_any_kind(names, ignored):
     assert fitted.score(X, labels) == same.score(X, np.where(y < 0, -100, ranked))
 
 
+@pytest.mark.parametrize("ignored", [-100, 0.5, "pad", None, float("nan")])
+def test_numbers_among_python_objects_are_numbers(ignored):
+    X, y = tagged()
+    labels = y.astype(object)
+    labels[y < 0] = ignored
+    found = tagger(ignore_label=float("nan") if ignored is None else ignored).fit(X, labels)
+    assert found.classes_.dtype == np.int64
+    assert_array_equal(found.weights_["W"], tagger().fit(X, y).weights_["W"])
+    assert found.score(X, labels) == tagger().fit(X, y).score(X, y)
+
+
+def test_labels_that_are_not_a_number_can_be_ignored():
+    X, y = tagged()
+    labels = np.where(y < 0, np.nan, y)
+    found = tagger(ignore_label=float("nan")).fit(X, labels)
+    assert_array_equal(found.weights_["W"], tagger().fit(X, y).weights_["W"])
+    assert found.score(X, labels) == tagger().fit(X, y).score(X, y)
+    assert pickle.loads(pickle.dumps(found)).partial_fit(X, labels).t_ > found.t_
+
+
+@pytest.mark.parametrize("label", [None, b"noun", 2])
+def test_labels_of_several_kinds_are_refused(label):
+    X, y = tagged()
+    words = np.array(["adj", "noun", "verb", "pad"], object)[y.clip(-1)]
+    words[0, 0] = label
+    with pytest.raises(TypeError, match=rf"texts or numbers, and not both.*got .*{type(label).__name__}"):
+        tagger(ignore_label="pad").fit(X, words)
+
+
+def test_labels_none_of_which_counts_are_named_as_the_reason():
+    (X, y), nothing = tagged(), np.full((23, 6), -100)
+    with pytest.raises(ValueError, match="No label of y counts: all are ignore_label=-100"):
+        tagger().fit(X, nothing)
+    with pytest.raises(ValueError, match="No label of y counts"):
+        tagger().partial_fit(X, y, classes=[0, 1, 2]).partial_fit(X, nothing)
+    with pytest.raises(ValueError, match="No label of y_val counts"):
+        tagger().fit(X, y, X_val=X, y_val=nothing)
+
+
 def test_scores_count_labels():
     X, y = tagged()
     weights = np.random.default_rng(1).uniform(0.5, 2, len(X))
@@ -282,7 +321,7 @@ def test_labels_that_do_not_fit_are_refused():
     for labels, message in (
         (y[:, :4], r"scores of shape \('n', 4, 'k'\) or \('n', 'k', 4\)"),
         (np.where(y == 0, 5, y), r"3 column\(s\), but y has 4 classes|has 3 column"),
-        (np.full(y.shape, -100), "at least 2 classes"),
+        (np.where(y < 0, y, 1), "at least 2 classes"),
     ):
         labels = np.where((labels == 5) & (np.arange(labels.shape[1]) == 0), 6, labels)
         with pytest.raises(ValueError, match=message):

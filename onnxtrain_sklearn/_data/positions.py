@@ -6,7 +6,9 @@ then the weighted mean over all positions. A row whose labels are all ignored ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,9 +24,19 @@ IGNORED = -1
 def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
     """Return where labels are not those to ignore."""
     texts = labels.dtype.kind in "US"
+    if isinstance(ignore_label, Real) and math.isnan(ignore_label):
+        return _numbers_and_texts(labels)
     if ignore_label is None or (labels.dtype != object and texts != isinstance(ignore_label, str)):
         return np.ones(labels.shape, bool)
     return np.asarray(labels != ignore_label, bool)
+
+
+def _numbers_and_texts(labels: np.ndarray) -> np.ndarray:
+    """Return where labels are neither NaN, which differs from itself, nor None."""
+    if labels.dtype != object:
+        return np.asarray(labels == labels, bool)
+    given = [label is not None and label == label for label in labels.ravel()]
+    return np.array(given, bool).reshape(labels.shape)
 
 
 def label_array(y: ArrayLike) -> np.ndarray:
@@ -35,6 +47,22 @@ def label_array(y: ArrayLike) -> np.ndarray:
         raise ValueError(
             "The rows of y differ in length: fill them up with labels that are ignored (ignore_label)."
         ) from None
+
+
+def _plain(labels: np.ndarray) -> np.ndarray:
+    """Return labels; numbers among Python objects as an array of numbers, which graphs can give."""
+    if labels.dtype != object:
+        return labels
+    numbers = {isinstance(label, Real) for label in labels}
+    if numbers == {False} and all(isinstance(label, str) for label in labels):
+        return labels
+    if numbers != {True}:
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise TypeError(f"y must hold texts or numbers, and not both, where labels count; got {', '.join(kinds)}.")
+    plain = np.array(labels.tolist())
+    if plain.dtype.kind == "f":
+        assert_all_finite(plain, input_name="y")
+    return plain
 
 
 def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
@@ -49,7 +77,9 @@ def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Ta
         assert_all_finite(labels[counted], input_name="y")
     if classes is not None and not counted_labels(classes, ignore_label).all():
         raise ValueError(f"classes holds ignore_label={ignore_label!r}, which is not counted: leave it out of one.")
-    indices, known = encoded_labels(labels[counted], classes)
+    if not counted.any():
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
+    indices, known = encoded_labels(_plain(labels[counted]), classes)
     values = np.full(labels.shape, IGNORED, np.int64)
     values[counted] = indices
     many = len(known) > 2
