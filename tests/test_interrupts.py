@@ -141,8 +141,8 @@ for n_ensembles, last, kept in ((1, 12, 1), (3, 12, 1)):
 
 def test_finished_members_stay_without_the_one_that_has_not_begun(tmp_path):
     program = f"""{RECIPES}
-from onnxtrain_sklearn._recipes import base
-prepare, calls = base.fit_preprocessing, []
+from onnxtrain_sklearn._recipes import members
+prepare, calls = members.fit_preprocessing, []
 
 def pressed_at_the_third(*args, **settings):
     calls.append(1)
@@ -150,7 +150,7 @@ def pressed_at_the_third(*args, **settings):
         os.kill(os.getpid(), signal.SIGINT)
     return prepare(*args, **settings)
 
-base.fit_preprocessing = pressed_at_the_third
+members.fit_preprocessing = pressed_at_the_third
 last = -1
 estimator = RealMLPRegressor(max_iter=2, n_ensembles=3, random_state=0)
 assert ends(lambda: estimator.fit(X, y)) == "returned"

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._training.loop import Trainer
-from ..exceptions import DivergenceError, warn
+from ..exceptions import DivergenceError
 from .examples import Call
-from .interrupts import belongs_to_caller
+from .interrupts import raise_or_warn
 from .record import TrainingRecord
 from .run import Run
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-INTERRUPTED = "Training was interrupted: the estimator keeps the weights reached so far."
 
 
 class Attempt(TrainingRecord):
@@ -46,14 +44,12 @@ class Attempt(TrainingRecord):
                 run, trainer = self._prepare(call)
             trainer.one_pass() if call.one_pass else trainer.fit()
             self._publish(run)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             if run is None or trainer is None:
                 raise
             trainer.settle()
             self._publish(run)
-            if belongs_to_caller(self):
-                raise
-            warn(INTERRUPTED, UserWarning)
+            raise_or_warn(interrupt, self)
         except BaseException as error:
             shared = run is not None and old is not None and old.history is run.history
             if run is not None and (isinstance(error, DivergenceError) or shared):

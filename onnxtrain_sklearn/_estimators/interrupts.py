@@ -12,6 +12,10 @@ import sys
 import threading
 from types import FrameType
 
+from ..exceptions import warn
+
+INTERRUPTED = "Training was interrupted: the estimator keeps the weights reached so far."
+
 CALLERS = ("sklearn", "joblib")
 """Packages whose functions fit given estimators."""
 
@@ -30,6 +34,13 @@ def belongs_to_caller(estimator: object) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def raise_or_warn(interrupt: KeyboardInterrupt, estimator: object) -> None:
+    """Raise an interrupt that is meant for what called ``fit``; else warn that the training is not complete."""
+    if belongs_to_caller(estimator):
+        raise interrupt
+    warn(INTERRUPTED, UserWarning)
 
 
 def _fits_others(frame: FrameType, estimator: object) -> bool:
