@@ -50,6 +50,12 @@ def test_files_that_are_not_trained_count_and_those_that_are_not_exported_do_not
     assert text.endswith("PyTorch does not export: net (dynamo, evaluation).")
 
 
+def test_networks_far_from_pytorch_are_named_and_not_hidden_in_the_largest_error(report):
+    far = TRAINED | {"network": "far", "gradient": 1e-3}
+    text = report.report([TRAINED, far], {"own": ["GRU", "far"]})
+    assert "most 4.0 times PyTorch's (GRU), but for far, which are explained above." in text
+
+
 def test_the_last_result_of_a_file_counts(report):
     lines = [json.dumps(REFUSED), json.dumps(NOT_EXPORTED), json.dumps(REFUSED | {"failure": "later"})]
     assert [r.get("failure") for r in report.last_results(lines)] == ["later", None]

@@ -136,12 +136,16 @@ def test_the_given_model_stays_as_it_is(name):
     assert_array_equal(again.predict(X), trained.predict(X))
 
 
-@pytest.mark.parametrize("name", ["padded", "crossed"])
+@pytest.mark.parametrize("name", ["padded", "crossed", "grouped"])
 def test_steps_are_those_of_pytorch(name):
-    """A row of padding is not trained by what names it; a bias of zeros that is split is not merged with another."""
+    """A row of padding is not trained by what names it; a bias of zeros that is split is not merged with another.
+
+    Nor are the ones and zeros of normalization by groups, which are no parameters, merged with a layer that begins so.
+    """
     _, _, losses, state = archive_of(f"{name}_dynamo")
     trained = trained_on(f"{name}_dynamo")
-    assert trained.engine_ == "portable" or name == "crossed"
+    assert trained.engine_ == "portable" or name in ("crossed", "grouped")
+    assert len(trained.weights_) == len(state)
     assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
     for key, array in state.items():
         found = trained.weights_[key] if key in trained.weights_ else trained.weights_[f"{key}.T"].T

@@ -45,7 +45,7 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
             readers.setdefault(name, []).append((node, index))
         known = [name for name in readers if name is not None]
         if known or merged:
-            fixed = [(node, i) for node, i in readers.get(None, ()) if program.reads_no_parameter(node)]
+            fixed = [(node, i) for node, i in readers.get(None, ()) if program.reads_constant(node, i)]
             _read_copy(graph, value, f"{value.name}/constant", fixed)
         first = value.name if value.name in readers else next(iter(known), None)
         for name in known:

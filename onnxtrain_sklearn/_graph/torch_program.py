@@ -235,9 +235,11 @@ class TorchProgram:
         plausible = any(target.startswith(within) for target in self._unseen)
         return "folded" if folded and plausible else "constant"
 
-    def reads_no_parameter(self, node: ir.Node) -> bool:
-        """Whether the call that a node was made for reads neither a parameter nor what may come from one."""
+    def reads_constant(self, node: ir.Node, index: int) -> bool:
+        """Whether what a node reads at a position is neither a parameter nor may come from one."""
         call = call_of(node)
+        if call is not None and (call.function, node.op_type) in _FILLERS:
+            return index > 0
         known = self._computed | (self.kinds.keys() - self._parameters)
         return call is not None and all(name in known for name in call.names)
 
@@ -254,7 +256,7 @@ class TorchProgram:
     def _in_slot(self, call: TracedCall, kind: str, index: int) -> str | None:
         weight, bias = _SLOTS[call.function]
         slot = weight if (kind, index) in _WEIGHTS else bias if (kind, index) in _BIASES else None
-        if slot is None or slot >= len(call.arguments) or (call.function, kind) == _FILLERS:
+        if slot is None or slot >= len(call.arguments) or (call.function, kind) in _FILLERS:
             return None
         names = _NAME.findall(call.arguments[slot])
         return self.targets.get(names[0]) if len(names) == 1 and names[0] in self._parameters else None
@@ -275,5 +277,5 @@ class TorchProgram:
         return self._in_slot(call, node.op_type, 2)
 
 
-_FILLERS = ("group_norm", "InstanceNormalization")
+_FILLERS = frozenset({("group_norm", "InstanceNormalization"), ("native_group_norm", "InstanceNormalization")})
 """Normalization by groups is written so, with a scale and a bias that are no parameters."""

@@ -95,10 +95,22 @@ class Crossed(nn.Module):
         return self.head((rows + self.other(rows, last, last, need_weights=False)[0]).mean(1))
 
 
+class Grouped(nn.Module):
+    """Normalization by groups, which is written with ones and zeros, before one whose weights begin so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.groups = nn.Conv1d(3, 4, 1, bias=False), nn.GroupNorm(4, 4)
+        self.last, self.head = nn.LayerNorm(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.last(self.groups(self.first(x)).transpose(1, 2))).mean(1))
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
-    return torch.randn(12, 3, 4) if name in ("fresh", "crossed") else torch.randn(12, 3)
+    return torch.randn(12, 3, 4) if name in ("fresh", "crossed", "grouped") else torch.randn(12, 3)
 
 
 def export(module: nn.Module, X: torch.Tensor, path: Path, *, dynamo: bool) -> None:
@@ -131,7 +143,10 @@ def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.n
 
 
 def main() -> None:
-    modules = {"fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed}
+    modules = {
+        "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
+        "grouped": Grouped,
+    }  # fmt: skip
     for name, module in modules.items():
         torch.manual_seed(3)
         network, X, y = module().eval(), rows_of(name), torch.randn(12, 1)
