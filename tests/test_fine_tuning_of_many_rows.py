@@ -84,7 +84,7 @@ def test_a_strength_that_is_set_is_kept():
 def test_the_model_stays_where_many_rows_agree_with_it():
     old = Ridge(alpha=1e-6).fit(X, NUMBER)
     tuned = OrtGradientRegressor(old, finetune=FineTuner(margin=3.0), random_state=0).fit(X, NUMBER)
-    assert_array_equal(tuned.predict(X[:10]), old.predict(X[:10]).astype(np.float32))
+    assert_array_equal(tuned.coef_, old.coef_.astype(np.float32))
 
 
 def test_old_rows_beside_many_new_ones():
