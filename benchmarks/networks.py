@@ -268,12 +268,6 @@ def measure(file: File) -> dict[str, Any]:
     return {**found, **sizes, "folded": folds, "step": best["ours"], "step_torch": best["torch"]}
 
 
-def is_folded(module: nn.Module) -> bool:
-    """Whether the newer exporter computes with the parameters of a module in advance."""
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.RNNBase)
-    return isinstance(module, kinds) or hasattr(module, "parametrizations")
-
-
 def prepared(file: File) -> tuple[nn.Module, list[Batch]]:
     torch.manual_seed(0)
     network = NETWORKS[file.network]

@@ -128,8 +128,8 @@ exported in evaluation mode means fixed statistics and no Dropout. Predictions a
 evaluation mode. What the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
     "checkpoint_activations": switch("""
 Whether the backward pass computes activations again instead of keeping those of the whole graph, which takes less
-memory and a tenth to a third more time. The results are the same, but for rounding where onnxruntime fuses other
-operators. The portable engine does so. It pays for deep graphs and large minibatches."""),
+memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. The portable
+engine does so. It pays for deep graphs and large minibatches."""),
     "tol": Parameter("float", """
 Least improvement of the loss (or of the validation score) that counts as one.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
