@@ -8,7 +8,8 @@ import sys
 import onnx
 import pytest
 
-from onnxtrain_sklearn import __main__ as command
+from onnxtrain_sklearn._command_line import demo as command
+from onnxtrain_sklearn._command_line import program
 
 # Earlier versions of matplotlib call pyparsing by names of before.
 pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning")
@@ -58,7 +59,7 @@ def test_demo_prints_the_table_and_the_comparison(demo):
 
 def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert command.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
+    assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
     said = capsys.readouterr().out
     assert "needs matplotlib" in said
     assert "predictions are equal to predict's" in said
@@ -69,17 +70,17 @@ def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
 def test_demo_fails_where_a_file_predicts_otherwise(tmp_path, monkeypatch, capsys):
     run = command._run
     monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)
-    assert command.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
+    assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
     assert "DIFFERENT FROM" in capsys.readouterr().out
 
 
 def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
-        command.main(["--version"])
+        program.main(["--version"])
     assert "onnxruntime" in capsys.readouterr().out
 
 
 def test_a_command_is_required(capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main([])
+        program.main([])
     assert "demo" in capsys.readouterr().err

@@ -43,6 +43,7 @@ ROOMS = (
     {"_training", "_given", "classic"},
     {"_estimators"},
     {"_recipes"},
+    {"_command_line"},
     {"__main__"},
 )
 

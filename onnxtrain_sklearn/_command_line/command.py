@@ -1,0 +1,50 @@
+"""What a command is, what it returns, and the errors of its arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .console import Console
+
+
+class UsageError(Exception):
+    """The arguments cannot be meant so: a file, a column or a setting that is not there. The exit status is 2."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command found or did.
+
+    Attributes
+    ----------
+    record : mapping of str
+        What ``--json`` prints: strings, numbers, lists and mappings of them; NumPy's numbers and arrays too.
+    text : str
+        What is printed otherwise.
+    succeeded : bool
+        False: the exit status is 1.
+    """
+
+    record: Mapping[str, object]
+    text: str
+    succeeded: bool = True
+
+
+Run: TypeAlias = Callable[[argparse.Namespace, Console], Outcome]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its name, a line of help, the function that adds its arguments, and the one that runs it.
+
+    ``notes`` are shown below the arguments in its help.
+    """
+
+    name: str
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Run
+    notes: str = ""

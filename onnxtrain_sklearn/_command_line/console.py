@@ -1,0 +1,90 @@
+"""What commands print: results on stdout, as text or as JSON; progress, warnings and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Console:
+    """Where the output goes.
+
+    Attributes
+    ----------
+    as_json : bool
+        Whether results are JSON; stdout then holds one object and nothing else.
+    quiet : bool
+        Whether progress is left out. Warnings and errors are not.
+    """
+
+    as_json: bool = False
+    quiet: bool = False
+
+    def progress(self, text: str) -> None:
+        """Print a line of progress on stderr."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print text that is a part of the result: on stdout, beside JSON on stderr."""
+        print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def show(self, record: Mapping[str, object], text: str) -> None:
+        """Print a result."""
+        if self.as_json:
+            print(json.dumps(plain(record), indent=2, allow_nan=False, ensure_ascii=False))
+        elif text:
+            print(text)
+
+    @contextmanager
+    def warnings_in_a_line(self) -> Iterator[None]:
+        """Print each different warning once, as a line on stderr without the place in the code."""
+        shown: set[str] = set()
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            text = sentence(message)
+            if text not in shown and not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
+                shown.add(text)
+                print(f"warning: {text}", file=sys.stderr, flush=True)
+
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+
+
+def sentence(error: object) -> str:
+    """Return the message of an error or a warning on one line."""
+    text = " ".join(str(error).split())
+    known = (OSError, ValueError, TypeError, ArithmeticError, RuntimeError, ImportError, Warning)
+    if isinstance(error, BaseException) and not (text and isinstance(error, known)):
+        return f"{type(error).__name__}{': ' if text else ''}{text}"
+    return text
+
+
+def plain(value: object) -> object:
+    """Return ``value`` as JSON has it: numbers that are not finite, and NaN, are null."""
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
