@@ -202,3 +202,15 @@ def test_normalization_by_a_norm_in_float64(opset, p):
     of_norm = np.sign(x) if p == 1 else x / norm
     (gradient,) = session.run(["x_grad"], {"x": x, "w": w})
     assert_allclose(gradient, w / norm - of_norm * (w @ x) / norm**2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("index", "operator"), [("{1}", "Pad"), ("{1, 2}", "Pad"), ("{2, 0}", "ScatterElements")])
+def test_what_constant_indices_that_follow_each_other_take_is_padded_not_scattered(index, operator):
+    count = index.count(",") + 1
+    graph = gradient_graph(
+        onnx.parser.parse_model(f"""{HEAD} g (float[3,4] x) => (float loss) <int64[{count}] i = {index}>
+            {{ part = Gather(x, i) q = Mul(part, part) loss = ReduceSum <keepdims = 0> (q) }}"""),
+        wrt="x",
+        engine="portable",
+    )
+    assert [node.op_type for node in graph.graph.node if node.op_type in ("Pad", "ScatterElements")] == [operator]

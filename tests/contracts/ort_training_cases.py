@@ -265,7 +265,8 @@ case("ReduceL2", "y = ReduceL2(x)", x=(), refused="scalar")
 
 # --- selecting and arranging ---
 
-for index in (np.int64(1), ints(2, 0, 2), ints([0, 1], [1, 1]), ints(-1, 0, -1), np.array([1, 0], np.int32)):
+REPEATED, FOLLOWING = (ints(2, 0, 2), ints([0, 1], [1, 1]), ints(-1, 0, -1)), (np.int64(1), ints(1, 2), ints(-2, 2))
+for index in (*FOLLOWING, *REPEATED, np.array([1, 0], np.int32)):
     case("Gather", "y = Gather(x, i)", x=(3, 2), i=index, opsets=(18,) if index.ndim else OPSETS)
     case("Gather", "y = Gather<axis = 1>(x, i)", x=(2, 3, 2), i=index)
     case("Gather", "y = Gather<axis = -1>(x, i)", x=(2, 3), i=index, fed=["i"])

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...._graph.queries import dims
+from ...._graph.queries import constant, dims
 from ...._graph.supported import Supported
 from ...._graph.torch_program import padding_row
 from ..context import (
@@ -32,6 +32,9 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     """Gradients of repeated indices are summed."""
     op, x, rank = r.op, r.x(), r.rank()
     axis = r.attribute("axis", 0) % rank
+    pads = _gather_pads(r, axis)
+    if pads is not None:
+        return [lambda: _among_zeros(r, axis, pads)]
     before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
     size = op.Reshape(op.Size(r.x(1)), [1])
     shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
@@ -43,6 +46,30 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
         return scatter_add(r, zeros_like(op, x), op.Expand(index, shape), cotangent, axis, repeats=True)
 
     return [gradient]
+
+
+def _gather_pads(r: Reverse, axis: int) -> tuple[int, int] | None:
+    """Return the sizes before and after constant indices that follow each other, None for others.
+
+    PyTorch takes queries, keys and values apart by single indices: scattering takes many times the time of padding.
+    """
+    index, size = constant(r.x(1)), (dims(r.x()) or [None] * (axis + 1))[axis]
+    if index is None or index.ndim > 1 or not index.size or not isinstance(size, int):
+        return None
+    if padding_row(r.node) is not None:
+        return None
+    places = index.ravel() + size * (index.ravel() < 0)
+    if not np.array_equal(places, places[0] + np.arange(len(places))):
+        return None
+    return int(places[0]), size - 1 - int(places[-1])
+
+
+def _among_zeros(r: Reverse, axis: int, sizes: tuple[int, int]) -> ir.Value:
+    """Return the cotangent with zeros around it."""
+    cotangent = r.op.Unsqueeze(r.g, axes=[axis]) if dims(r.x(1)) == [] else r.g
+    pads = np.zeros((2, r.rank()), np.int64)
+    pads[:, axis] = sizes
+    return r.op.Pad(cotangent, pads.ravel()) if any(sizes) else cotangent
 
 
 def _without_padding(r: Reverse) -> ir.Value:
