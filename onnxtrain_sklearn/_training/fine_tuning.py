@@ -91,7 +91,8 @@ class FineTuningTrainer(Trainer):
         targets = self._objective.targets()
         if len(np.unique(targets)) < 2 and self._validate is None and not self._tuning.head:
             warn(
-                "Fine-tuning leaves the model as it is: y holds a single value, on which no choice can be validated.",
+                "Fine-tuning leaves the model as it is: y holds a single value for all rows, on which no choice can be "
+                "validated.",
                 UserWarning,
             )
             return old

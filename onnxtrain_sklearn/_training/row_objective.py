@@ -46,8 +46,11 @@ class RowObjective:
         return np.where(np.arange(len(self.rows)) < len(self._pieces[0]), self.weights, 0.0)
 
     def targets(self) -> np.ndarray:
-        """Return the first target of each row."""
-        return np.concatenate([self._load(piece)[: len(piece)].reshape(len(piece), -1)[:, 0] for piece in self._pieces])
+        """Return one target of each row: the first of those that differ between rows, as a corner of a map may not."""
+        first = self._targets_of(self._pieces[0])[0].copy()
+        differ = ((self._targets_of(piece) != first).any(axis=0) for piece in self._pieces)
+        column = next((int(np.argmax(some)) for some in differ if some.any()), 0)
+        return np.concatenate([self._targets_of(piece)[:, column].copy() for piece in self._pieces])
 
     def __call__(self, vector: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean loss of the weighted rows and its gradient, in float64."""
@@ -83,6 +86,10 @@ class RowObjective:
             squares += self.parameters.gradient.astype(np.float64) ** 2
         self._loaded = None
         return squares / len(chosen)
+
+    def _targets_of(self, piece: np.ndarray) -> np.ndarray:
+        """Return the targets of the rows, a line for each; the next call may write over them."""
+        return self._load(piece)[: len(piece)].reshape(len(piece), -1)
 
     def _load(self, piece: np.ndarray) -> np.ndarray:
         """Gather the rows into the buffers; return the buffer of the targets."""
