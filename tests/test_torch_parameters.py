@@ -152,6 +152,34 @@ def test_steps_are_those_of_pytorch(name):
         assert_allclose(found.reshape(array.shape), array, rtol=0, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.parametrize("engine", available_engines())
+def test_equal_factors_that_the_exporter_computed_in_advance_are_trained_apart(engine):
+    """The file holds one initializer for ``0.5 + weight`` of two layers, one of which is called twice."""
+    _, _, losses, state = archive_of("folded")
+    trained = trained_on("folded_dynamo", engine=engine)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
+    assert len(trained.weights_) == len(state)
+    one, twice = (
+        next(w for name, w in trained.weights_.items() if name.startswith(f"{key}/")) for key in ("one", "twice")
+    )
+    assert_allclose(one - 0.5, state["one.weight"], rtol=0, atol=1e-6)
+    assert_allclose(twice - 0.5, state["twice.weight"], rtol=0, atol=1e-6)
+
+
+def test_equal_numbers_that_were_drawn_stay_one():
+    """A module under two names has two parameters in the record; after training its numbers tell that it is one."""
+    proto = onnx.load(DATA / "torch_folded_dynamo.onnx")
+    merged = [
+        i
+        for i in proto.graph.initializer
+        if list(i.dims) == [4] and sum(i.name in n.input for n in proto.graph.node) == 3
+    ]
+    merged[0].CopyFrom(onnx.numpy_helper.from_array(np.float32([0.1, 0.7, 0.4, 0.2]), merged[0].name))
+    X, y, _, state = archive_of("folded")
+    trained = OrtGradientRegressor(proto, **SETTINGS).fit(X, y)
+    assert len(trained.weights_) == len(state) - 1
+
+
 @pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 def test_an_engine_that_would_train_the_row_of_padding_refuses_unless_the_table_is_frozen():
     with pytest.raises(UnsupportedOperatorError, match=r"\(Gather\) cannot be.* row 2 of its table \(padding_idx\)"):

@@ -16,6 +16,7 @@ from .builder import GraphBuilder
 from .edits import copy_initializer, replace_value
 from .names import names_of
 from .queries import int_attribute
+from .torch_folded import separate_folded
 from .torch_program import TorchProgram, scope_of
 from .traced_modules import TracedModules, separate_identities
 from .weights import array_of
@@ -30,6 +31,7 @@ def restore_parameters(graph: ir.Graph) -> None:
     program = TorchProgram(graph)
     if program.kinds:
         _separate_parameters(graph, program)
+        separate_folded(graph, program)
         _share_copies(graph, program)
         _restore_biases(graph, program)
     _share_tables(graph)

@@ -230,10 +230,19 @@ class TorchProgram:
         read = self._read[call.name]
         if any(self.targets.get(name) not in read for name in call.names if name in self._parameters):
             return None
-        folded = [name for name in call.names if name not in self.kinds and name not in self._computed]
-        within = f"{scope_of(node)}." if scope_of(node) else ""
-        plausible = any(target.startswith(within) for target in self._unseen)
-        return "folded" if folded and plausible else "constant"
+        is_plausible = bool(self.folded_names(node) and self.unseen_within(scope_of(node)))
+        return "folded" if is_plausible else "constant"
+
+    def folded_names(self, node: ir.Node) -> list[str]:
+        """Return the names of what a node's call read that the exporter computed in advance."""
+        call = call_of(node)
+        names = [] if call is None else call.names
+        return [name for name in names if name not in self.kinds and name not in self._computed]
+
+    def unseen_within(self, module: str) -> list[str]:
+        """Return the parameters of a module, by their names, that no node's call reads."""
+        within = f"{module}." if module else ""
+        return [target for target in self._unseen if target.startswith(within)]
 
     def reads_constant(self, node: ir.Node, index: int) -> bool:
         """Whether what a node reads at a position is neither a parameter nor may come from one."""

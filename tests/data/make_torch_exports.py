@@ -107,6 +107,31 @@ class Grouped(nn.Module):
         return self.head(torch.tanh(self.last(self.groups(self.first(x)).transpose(1, 2))).mean(1))
 
 
+class Scaled(nn.Module):
+    """A layer whose factor is computed from a parameter in advance: ``1 + weight``, or one that is reshaped."""
+
+    def __init__(self, begin: float) -> None:
+        super().__init__()
+        self.weight, self.begin = nn.Parameter(torch.zeros(4)), begin
+
+    def forward(self, x):
+        return torch.tanh(x) * (self.begin + self.weight)
+
+
+class Folded(nn.Module):
+    """Factors that begin equal: of two layers, of one that is called twice, and two of one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.one, self.twice, self.inner = Scaled(0.5), Scaled(0.5), nn.Linear(4, 4)
+        self.left, self.right = (nn.Parameter(torch.full((4,), 0.25)) for _ in range(2))
+
+    def forward(self, x):
+        rows = self.twice(self.inner(self.twice(self.one(self.first(x)))))
+        return self.head(torch.sin(rows * self.left.view(1, 4)) * self.right.view(1, 4))
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
@@ -145,7 +170,7 @@ def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.n
 def main() -> None:
     modules = {
         "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
-        "grouped": Grouped,
+        "grouped": Grouped, "folded": Folded,
     }  # fmt: skip
     for name, module in modules.items():
         torch.manual_seed(3)
