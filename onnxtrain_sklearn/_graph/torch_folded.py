@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 def separate_folded(graph: ir.Graph, program: TorchProgram) -> None:
     """Give each folded result an initializer of its own, in place; what cannot be told apart stays one."""
-    folded = [v for v in graph.initializers.values() if program.status(v) == "folded" and _is_float(v)]
+    folded = [v for v in graph.initializers.values() if program.status(v) == "folded" and _holds_floats(v)]
     uses = {value: list(_known_uses(value, program)) for value in folded}
     ambiguous = _ambiguous_modules((key for found in uses.values() for key, _ in found), program)
     for value, found in uses.items():
@@ -33,10 +33,10 @@ def separate_folded(graph: ir.Graph, program: TorchProgram) -> None:
         for (module, name), use in found:
             readers.setdefault((module, "" if module in ambiguous else name), []).append(use)
         for (module, name), own in list(readers.items())[1:] if _may_be_merged(value) else ():
-            _read_copy(graph, value, f"{module}/{name or value.name}" if module else name, own)
+            _let_read_copy(graph, value, f"{module}/{name or value.name}" if module else name, own)
 
 
-def _is_float(value: ir.Value) -> bool:
+def _holds_floats(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
@@ -51,12 +51,12 @@ def _may_be_merged(value: ir.Value) -> bool:
 def _known_uses(value: ir.Value, program: TorchProgram) -> Iterator[tuple[Key, Use]]:
     """Return the readers that name one folded result of a module that has a parameter nobody reads."""
     for node, index in value.uses():
-        module, names = module_of(node), program.folded_names(node)
+        module, names = called_module(node), program.folded_names(node)
         if len(names) == 1 and program.unseen_within(module) and not _may_be_literal(node, value):
             yield (module, names[0]), (node, index)
 
 
-def module_of(node: ir.Node) -> str:
+def called_module(node: ir.Node) -> str:
     """Return the path of the module that made the call; the marks of its second and later calls are left out."""
     return ".".join(part.partition("@")[0] for part in scope_of(node).split("."))
 
@@ -73,16 +73,20 @@ def _ambiguous_modules(keys: Iterable[Key], program: TorchProgram) -> set[str]:
     names: dict[str, set[str]] = {}
     for module, name in keys:
         names.setdefault(module, set()).add(name)
-    return {module for module, own in names.items() if len(own) not in _counts(program.unseen_within(module), module)}
+    return {
+        module
+        for module, own in names.items()
+        if len(own) not in _numbers_of_parameters(program.unseen_within(module), module)
+    }
 
 
-def _counts(parameters: list[str], module: str) -> set[int]:
+def _numbers_of_parameters(parameters: list[str], module: str) -> set[int]:
     """Return the numbers of parameters: with those of inner modules, and without them."""
     depth = module.count(".") + 1 if module else 0
     return {len(parameters), sum(name.count(".") == depth for name in parameters)}
 
 
-def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: list[Use]) -> None:
+def _let_read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: list[Use]) -> None:
     own = copy_initializer(graph, value, names_of(graph).free(name))
     for node, index in readers:
         node.replace_input_with(index, own)
