@@ -8,7 +8,7 @@ node holds the call that it was made for, with the names of what that call read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -130,6 +130,18 @@ def scope_of(node: ir.Node) -> str:
     return scopes[-2] if len(scopes) > 1 else ""
 
 
+def _copies_parameters(graph: ir.Graph, kinds: Mapping[str, str]) -> bool:
+    """Whether a program reads constants and none of its parameters: Keras copies its variables at each call.
+
+    The record tells nothing then: the constants are the weights.
+    """
+    if "CONSTANT_TENSOR" not in kinds.values() or "PARAMETER" not in kinds.values():
+        return False
+    calls = (call_of(node) for node in graph.all_nodes())
+    read = {name for call in calls if call is not None for name in call.names}
+    return not any(kind == "PARAMETER" and name in read for name, kind in kinds.items())
+
+
 class TorchProgram:
     """The program that a graph was exported from.
 
@@ -154,20 +166,9 @@ class TorchProgram:
             signed = [(v.metadata_props[ORIGINAL], v.metadata_props[KIND], v.name or "") for v in stored]
         self.kinds = {name: kind for name, kind, _ in signed}
         self.targets = {name: target for name, _, target in signed if target}
-        if self._copies_parameters():
+        if _copies_parameters(graph, self.kinds):
             self.kinds, self.targets = {}, {}
         self._names = {target: name for name, target in self.targets.items()}
-
-    def _copies_parameters(self) -> bool:
-        """Whether the program reads constants and none of its parameters: Keras copies its variables at each call.
-
-        The record tells nothing then: the constants are the weights.
-        """
-        if "CONSTANT_TENSOR" not in self.kinds.values() or "PARAMETER" not in self.kinds.values():
-            return False
-        calls = (call_of(node) for node in self._graph.all_nodes())
-        read = {name for call in calls if call is not None for name in call.names}
-        return not any(kind == "PARAMETER" and name in read for name, kind in self.kinds.items())
 
     @cached_property
     def _parameters(self) -> set[str]:
