@@ -2,7 +2,7 @@
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
 #   make quick           some cases of every test, without proofs of gradients and slow tests, in a minute and a half
 #   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
-#   make test-all        what make test runs, and the further cases of every matrix
+#   make test-all        what make test runs, the further cases of every matrix, and slow tests
 #   make prove OP=Resize the gradients of one operator against central differences, in all their forms
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
@@ -20,8 +20,8 @@
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
 # current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
 # it is the default. OLDEST=1 sets up the oldest version of each dependency that pyproject.toml admits. PYTEST_ARGS=...
-# are handed to pytest. make test AND=training_runtime adds the further cases with that mark, make test LINT= leaves ruff
-# and mypy out.
+# are handed to pytest. make quick AND=training_runtime adds all tests with that mark, make test LINT= leaves ruff and mypy
+# out.
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -63,10 +63,10 @@ demo: $(STAMP)
 	$(BIN)/python -m onnxtrain_sklearn demo
 
 quick: $(STAMP)
-	$(PYTEST) --quick
+	$(PYTEST) --quick $(if $(AND),--and $(AND))
 
 test: $(STAMP) $(LINT)
-	$(PYTEST) -m "not exhaustive$(if $(AND), or $(AND))"
+	$(PYTEST) -m "not exhaustive and not slow"
 
 test-all: $(STAMP) $(LINT)
 	$(PYTEST)

@@ -17,6 +17,7 @@ from tests.helpers import selection
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--operator", metavar="NAME", help="only the proofs of the gradients of one operator")
     parser.addoption("--quick", action="store_true", help="a few cases of each test; no proofs, nothing slow")
+    parser.addoption("--and", dest="also", metavar="MARK", help="beside --quick: all tests that have this mark")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if operator := config.getoption("--operator"):
         take(config, items, selection.of_operator(items, operator))
     if config.getoption("--quick"):
-        take(config, items, selection.of_quick_run(items))
+        take(config, items, selection.of_quick_run(items, config.getoption("also")))
 
 
 def take(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:
@@ -50,8 +51,9 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
     """Make no cases of what a quick run leaves out."""
+    quick_alone = collector.config.getoption("--quick") and not collector.config.getoption("also")
     marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
-    return [] if collector.config.getoption("--quick") and marks & selection.NOT_QUICK else None
+    return [] if quick_alone and marks & selection.NOT_QUICK else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -138,6 +138,7 @@ DIFFERENTIATED = {key: value for key, value in DIFFERENTIATED.items() if HAS_TEM
 """A pattern of parameters, and how many there are for two classes."""
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.thinned(by=lambda name, target, engine: {target, engine})
 @pytest.mark.parametrize("engine", available_engines())
@@ -173,6 +174,7 @@ def loss_of(model, rows, y):
 
 
 class TestCalibration:
+    @pytest.mark.slow
     def test_trained_probabilities_stay_probabilities(self):
         model = given(MODELS["isotonic"], THREE)
         tuned = OrtGradientClassifier(model, max_iter=30, learning_rate_init=0.3, random_state=0, trainable=["*.y_*"])

@@ -57,6 +57,7 @@ def test_demo_prints_the_table_and_the_comparison(demo):
     assert result.stdout.count("predictions are equal to predict's") == len(DATA)
 
 
+@pytest.mark.slow
 def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0

@@ -224,6 +224,7 @@ def test_few_rows_are_enough(n):
     assert np.isfinite(tuned.predict(X[TEST])).all()
 
 
+@pytest.mark.slow
 def test_rows_of_weight_zero_have_no_effect():
     weights = np.random.RandomState(0).rand(70) + 0.5
     weights[40:] = 0
@@ -265,6 +266,7 @@ def test_an_exported_file_is_fine_tuned_as_the_model_is():
     assert tuned.score(X[TEST], y[TEST]) > 0.3
 
 
+@pytest.mark.slow
 def test_a_search_over_settings_and_copies_work():
     search = GridSearchCV(
         OrtGradientRegressor(ridge(), random_state=0), {"finetune__anchor": ["auto", 0.1], "finetune__cv": [3]}, cv=2

@@ -57,6 +57,7 @@ def pair(request):
     return model, to_onnx(model, X_old[:1], options=options), estimator, X, y
 
 
+@pytest.mark.slow
 def test_a_file_learns_as_much_as_the_model_that_it_was_written_from(pair):
     model, file, estimator, X, y = pair
     by_model, by_file = (

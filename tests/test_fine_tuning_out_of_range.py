@@ -138,6 +138,7 @@ def test_old_rows_are_searched_from_the_damped_weights():
     assert {"old", "damped", "damped, shifted", "old rows"} <= set(found.fine_tuning_["candidate"])
 
 
+@pytest.mark.slow
 def test_validation_rows_choose_among_the_damped_candidates_too():
     found = OrtGradientClassifier(fitted(NETWORK), random_state=0)
     found.fit(X[NEW], LABEL[NEW], X_val=X[TEST], y_val=LABEL[TEST])

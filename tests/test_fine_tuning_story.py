@@ -84,6 +84,7 @@ def mean_of_story(models):
     return float(np.mean([story(seed).score(models(seed)) for seed in SEEDS]))
 
 
+@pytest.mark.slow
 def test_fine_tuning_beats_the_old_model_and_a_new_one():
     old = mean_of_story(lambda seed: story(seed).old)
     anew = mean_of_story(lambda seed: clone(PIPELINE).fit(story(seed).X_few, story(seed).y_few))

@@ -72,6 +72,7 @@ def test_the_weight_of_the_old_rows_is_chosen_by_cross_validation():
     assert losses["old rows", 3.0] < losses["zero", np.inf]
 
 
+@pytest.mark.slow
 def test_old_rows_of_weight_zero_have_no_effect():
     weights = np.ones(250)
     weights[100:] = 0
@@ -80,6 +81,7 @@ def test_old_rows_of_weight_zero_have_no_effect():
     assert_allclose(some.predict(X[TEST]), kept.predict(X[TEST]), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_old_rows_help_where_new_ones_are_few():
     """The new rows vary in fewer directions than there are columns: only old rows tell about the others."""
     y = Y + 40 * X[:, 2]

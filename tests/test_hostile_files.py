@@ -111,6 +111,7 @@ def test_what_a_child_process_tells(program, alive, monkeypatch):
     assert loading.survives_loading(b"") is alive
 
 
+@pytest.mark.slow
 def test_graphs_that_are_right_need_no_child_process(monkeypatch):
     asked = []
     monkeypatch.setattr(loading, "survives_loading", lambda model: not asked.append(model))

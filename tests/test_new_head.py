@@ -48,6 +48,7 @@ def weights_before(model):
     return OrtGradientClassifier(model, **still).fit(X[LOW][:60], Y[LOW][:60]).weights_
 
 
+@pytest.mark.slow
 @each_engine
 def test_a_model_learns_classes_that_it_has_never_seen(network, engine):
     tuned = classifier(network, engine=engine).fit(X[NEW], LABELS[NEW])
@@ -60,6 +61,7 @@ def test_a_model_learns_classes_that_it_has_never_seen(network, engine):
     assert_allclose(probabilities, tuned.predict_proba(X[TEST]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_file_gets_the_same_head_as_the_model(network):
     file = to_onnx(network, X[:1], options={"zipmap": False})
     by_file, by_model = (classifier(model).fit(X[NEW], LABELS[NEW]) for model in (file, network))
@@ -76,6 +78,7 @@ def test_a_head_alone_leaves_the_other_weights_as_they_are(network):
     assert set(tuned.fine_tuning_["candidate"]) == {"head only"}
 
 
+@pytest.mark.slow
 def test_scalers_keep_their_numbers(network):
     before, after = weights_before(network), classifier(network).fit(X[NEW], LABELS[NEW]).weights_
     assert_array_equal(after["standardscaler.mean"], before["standardscaler.mean"])
@@ -107,6 +110,7 @@ def inner_tensors(graph):
     return [name for node in graph.graph.node for name in node.output]
 
 
+@pytest.mark.slow
 def test_the_head_stands_on_the_tensor_that_output_names():
     graph = MLP((12, 6)).build(n_features=64, n_outputs=6, random_state=0)
     first = next(name for node in graph.graph.node if node.op_type == "Relu" for name in node.output)
@@ -126,6 +130,7 @@ def test_maps_of_images_are_flattened():
     assert tuned.score(X[TEST].reshape(-1, 1, 8, 8) / 16, LABELS[TEST]) > 0.6
 
 
+@pytest.mark.slow
 def test_a_classifier_becomes_a_regressor(network):
     y = X @ np.linspace(-1, 1, 64)
     tuner = FineTuner(new_head=True, cv=3)
@@ -133,6 +138,7 @@ def test_a_classifier_becomes_a_regressor(network):
     assert tuned.score(X[TEST], y[TEST]) > 0.3
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_head(network):
     tuned = classifier(network).fit(X[NEW], LABELS[NEW])
     copy = pickle.loads(pickle.dumps(tuned))
@@ -142,6 +148,7 @@ def test_training_goes_on_from_the_head(network):
     assert 0 < np.abs(copy.weights_["head.weight"] - tuned.weights_["head.weight"]).max() < 0.1
 
 
+@pytest.mark.slow
 def test_the_head_alone_stays_unless_tuning_all_weights_is_better(network):
     record = classifier(network).fit(X[NEW], LABELS[NEW]).fine_tuning_
     assert list(dict.fromkeys(record["candidate"])) == ["head only", "new head"]

@@ -287,6 +287,7 @@ def test_a_setting_changed_between_two_fits_takes_effect():
     assert equal(warm_one.weights_, cold_one.weights_)
 
 
+@pytest.mark.slow
 @each_engine
 def test_fits_in_several_threads_share_sessions_but_no_buffer(engine):
     makers = [regressor(engine=engine, random_state=seed, max_iter=20) for seed in range(8)]

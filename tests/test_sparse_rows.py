@@ -157,6 +157,7 @@ class TestFit:
         trained = found[0].to_sklearn(SPARSE)
         assert_allclose(trained.predict_proba(SPARSE), found[1].predict_proba(DENSE), rtol=0, atol=1e-5)
 
+    @pytest.mark.slow
     def test_fine_tuning(self):
         fitted = Ridge().fit(SPARSE, TARGETS[:, 0])
         found = [OrtGradientRegressor(fitted, random_state=0).fit(X, TARGETS[:, 1]) for X in (SPARSE, DENSE)]

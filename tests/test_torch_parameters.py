@@ -93,6 +93,7 @@ def test_constants_and_buffers_are_not_trained():
         assert_array_equal(found[name], given[name])
 
 
+@pytest.mark.slow
 def test_patterns_select_by_the_names_of_modules():
     trained = trained_on("fresh_dynamo", trainable="body.layers.1.*", max_iter=1)
     names = {name for name in trained.weights_ if name.startswith("body.layers.1.")}
@@ -108,6 +109,7 @@ def test_patterns_select_by_the_names_of_modules():
     )
 
 
+@pytest.mark.slow
 def test_files_of_trained_networks_keep_the_names():
     trained = trained_on("fresh_classic", max_iter=1)
     again = OrtGradientRegressor(trained.to_onnx(), **SETTINGS).fit(*archive_of("fresh")[:2])

@@ -1,15 +1,15 @@
 """Which tests a run takes: every subject once, all of them, or those of one operator.
 
 A case of a matrix covers the values of its parameters, each for itself. `make test` runs as few cases as cover all that
-the matrix does; the others become ``exhaustive``, and `make test-all` runs these too. A matrix marked
-``thinned(by=...)`` says what a case covers: ``by`` takes its parameters and returns, say, an operator and a form.
-So nothing that is covered is ever left out, and a case that is added needs no mark.
+the matrix does; the others become ``exhaustive``. `make test-all` runs these too, and tests marked ``slow``. A matrix
+marked ``thinned(by=...)`` says what a case covers: ``by`` takes its parameters and returns, say, an operator and a
+form. So nothing that is covered is ever left out, and a case that is added needs no mark.
 
 A test marked ``proof(operators=...)`` compares gradients with central differences; the function returns the operators
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
 
 ``--quick`` leaves out proofs, what is exhaustive and tests marked ``slow``, and takes a few cases of each test that are
-left, spread evenly over its matrix.
+left, spread evenly over its matrix. ``--quick --and training_runtime`` adds every test with that mark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MARKERS = (
     "thinned(by): a matrix of cases; by(**parameters) returns what a case covers, and each is covered once by the "
     "cases that are not exhaustive",
     "training_runtime: a case of the engine that needs onnxruntime-training",
-    "slow: a test of seconds, as of other processes or many trainings, which `make quick` leaves out",
+    "slow: a test of seconds, as of other processes or many trainings, which `make test-all` alone runs",
     "proof(operators): a comparison of gradients with central differences, which `make quick` leaves out; "
     "operators(**parameters) returns those that a case proves",
 )
@@ -109,13 +109,17 @@ def of(function: Callable[..., Iterable[Hashable]], item: Any) -> Iterable[Hasha
     return [found] if isinstance(found, str) else found
 
 
-def of_quick_run(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return what `make quick` runs: a few cases of each test, and neither proofs nor what is slow or exhaustive."""
+def of_quick_run(items: Iterable[pytest.Item], also: str | None = None) -> list[pytest.Item]:
+    """Return what `make quick` runs: a few cases of each test, and neither proofs nor what is slow or exhaustive.
+
+    What is marked ``also`` is added, whatever else it is.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return [item for cases in tests.values() for item in spread(cases, QUICK_CASES)]
+    chosen = {item for cases in tests.values() for item in spread(cases, QUICK_CASES)}
+    return [item for item in items if item in chosen or (also and item.get_closest_marker(also))]
 
 
 def spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
