@@ -43,6 +43,8 @@ ROOMS = (
     {"_training", "_given", "classic"},
     {"_estimators"},
     {"_recipes"},
+    {"_displays"},
+    {"displays"},
     {"_command_line"},
     {"__main__"},
 )
@@ -80,6 +82,8 @@ PROTOBUF = {
     "_estimators.results": {"ModelProto"},  # to_onnx returns one
     "_estimators.classifier": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
+    "_displays.graph": {"ModelProto"},  # draws what users give
+    "_command_line.deployed": {"ModelProto"},  # writes files
     "_recipes.fitted_graph": {"ModelProto", "load_model_from_string"},  # to_onnx returns one, pickles hold its bytes
     "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
     "classic.ortgradient": {"ModelProto"},

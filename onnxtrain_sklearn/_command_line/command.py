@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .console import Console
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The arguments cannot be meant so: a file, a column or a setting that is not there. The exit status is 2."""
 
 
@@ -28,12 +28,15 @@ class Outcome:
         False: the exit status is 1.
     """
 
-    record: Mapping[str, object]
+    record: Record
     text: str
     succeeded: bool = True
 
 
-Run: TypeAlias = Callable[[argparse.Namespace, Console], Outcome]
+Record: TypeAlias = "Mapping[str, Any]"
+"""What a command found, as JSON has it."""
+
+RunCommand: TypeAlias = Callable[[argparse.Namespace, Console], Outcome]
 
 
 @dataclass(frozen=True)
@@ -46,5 +49,5 @@ class Command:
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Run
+    run: RunCommand
     notes: str = ""

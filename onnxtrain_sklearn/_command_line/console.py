@@ -41,7 +41,7 @@ class Console:
     def show(self, record: Mapping[str, object], text: str) -> None:
         """Print a result."""
         if self.as_json:
-            print(json.dumps(plain(record), indent=2, allow_nan=False, ensure_ascii=False))
+            print(json.dumps(as_json_value(record), indent=2, allow_nan=False, ensure_ascii=False))
         elif text:
             print(text)
 
@@ -64,6 +64,8 @@ class Console:
                 print(f"warning: {text}", file=sys.stderr, flush=True)
 
         with warnings.catch_warnings():
+            if not sys.warnoptions:  # python -W decides otherwise
+                warnings.simplefilter("always")
             warnings.showwarning = show
             yield
 
@@ -77,14 +79,14 @@ def sentence(error: object) -> str:
     return text
 
 
-def plain(value: object) -> object:
+def as_json_value(value: object) -> object:
     """Return ``value`` as JSON has it: numbers that are not finite, and NaN, are null."""
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
+        return as_json_value(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): as_json_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [as_json_value(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)

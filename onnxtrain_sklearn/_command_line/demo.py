@@ -71,10 +71,10 @@ def _demo(options: argparse.Namespace, console: Console) -> Outcome:
     console.say("\n".join(["", *_format_table(results), ""]))
     equal = [_export(result, options.output / f"{result.name}.onnx", console) for result in results]
     _draw(results, options.output / "loss_curves.png", console)
-    return Outcome({"results": [_record(result) for result in results]}, "", all(equal))
+    return Outcome({"results": [_demo_record(result) for result in results]}, "", all(equal))
 
 
-def _record(result: Result) -> dict[str, object]:
+def _demo_record(result: Result) -> dict[str, object]:
     searches = {"ours": result.ours, "sklearn": result.theirs}
     scores = {name: search.score(result.split.X_test, result.split.y_test) for name, search in searches.items()}
     seconds = {name: _seconds(search) for name, search in searches.items()}

@@ -16,15 +16,17 @@ from .._runtime import distributions
 from .command import Command, UsageError
 from .console import Console, sentence
 from .demo import DEMO
+from .predict import PREDICT
+from .train import TRAIN
 
-COMMANDS: tuple[Command, ...] = (DEMO,)
+COMMANDS: tuple[Command, ...] = (TRAIN, PREDICT, DEMO)
 """Every command, in the order of the help."""
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line with ``arguments``, by default the process's own, and return its exit status."""
+    """RunCommand the command line with ``arguments``, by default the process's own, and return its exit status."""
     options = build_parser().parse_args(arguments)
     command, console = options.command, Console(options.json, options.quiet)
     try:
@@ -66,11 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=versions())
     commands = parser.add_subparsers(title="commands", required=True)
     for command in COMMANDS:
-        _add(commands, command)
+        _add_command(commands, command)
     return parser
 
 
-def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+def _add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
     form = argparse.RawDescriptionHelpFormatter
     described = f"{command.summary[0].upper()}{command.summary[1:]}."
     one = commands.add_parser(

@@ -1,0 +1,240 @@
+"""ONNX files of trained models: the whole pipeline as one graph, what it says of its table, and how it is fed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import onnx
+
+from .._fitted import skl2onnx_bridge
+from .._graph.files import read
+from .._graph.survival import require_survivable
+from .._runtime import devices, sessions
+from .._support.typing import Estimator, MatrixLike
+from ..exceptions import nearest
+from .command import UsageError
+from .tables import MISSING_TEXT, as_numbers_and_text, is_number, text_columns
+from .training import Trained
+
+if TYPE_CHECKING:
+    import pandas
+
+TABLE_KEY = "onnxtrain_sklearn.table"
+"""The metadata entry of a written file that describes its table, as JSON."""
+
+ROWS = 8192
+"""Rows that are predicted at a time."""
+
+OPSET = 18
+_ELEMENT_TYPES: dict[str, type] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": object,
+}
+
+
+def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
+    """Return the ONNX model of a trained estimator, its preprocessing included.
+
+    Raises
+    ------
+    Exception
+        skl2onnx cannot convert the pipeline.
+    """
+    if trained.predictor is trained.net:
+        return trained.net.to_onnx()
+    texts = set(text_columns(sample))
+    kinds = skl2onnx_bridge.types()
+    number, text = kinds.FloatTensorType, kinds.StringTensorType
+    types = [(name, (text if name in texts else number)([None, 1])) for name in sample.columns]
+    if not texts:
+        types = [("X", number([None, len(sample.columns)]))]
+    options = {id(trained.net): {"zipmap": False}} if hasattr(trained.net, "classes_") else {}
+    return skl2onnx_bridge.package().to_onnx(
+        trained.predictor, initial_types=types, options=options, target_opset=OPSET
+    )
+
+
+def describe_table(model: onnx.ModelProto, trained: Trained, target: str) -> None:
+    """Write into the metadata of an ONNX model what its table is, in place."""
+    classes = getattr(trained.net, "classes_", None)
+    told = {
+        "columns": trained.columns,
+        "target": target,
+        "classes": None if classes is None else np.asarray(classes).tolist(),
+        "missing_text": trained.missing_text,
+    }
+    others = [entry for entry in model.metadata_props if entry.key != TABLE_KEY]
+    del model.metadata_props[:]
+    model.metadata_props.extend(others)
+    model.metadata_props.add(key=TABLE_KEY, value=json.dumps(told))
+
+
+Output: TypeAlias = "np.ndarray | list[dict[Any, float]]"
+"""What a model computes: an array, or of some classifiers a dictionary of scores for each row."""
+
+
+class NodeArg(Protocol):
+    """Name, type and shape of an input of a session."""
+
+    name: str
+    type: str
+    shape: Sequence[int | str | None] | None
+
+
+@dataclass(frozen=True)
+class Runner:
+    """An ONNX file in a session.
+
+    Attributes
+    ----------
+    session : onnxruntime.InferenceSession
+    table : mapping
+        What the file says of its table; empty for a file of another origin.
+    """
+
+    session: Any
+    table: Mapping[str, Any]
+
+    @property
+    def inputs(self) -> list[NodeArg]:
+        """Name, type and shape of each input."""
+        return list(self.session.get_inputs())
+
+    def run(self, frame: pandas.DataFrame) -> dict[str, Output]:
+        """Return the outputs for the rows of a table, by name."""
+        names, feeds = [output.name for output in self.session.get_outputs()], self.feeds(frame)
+        size = self._rows_at_once(len(frame))
+        parts = [
+            sessions.run_session(self.session, names, {name: array[i : i + size] for name, array in feeds.items()})
+            for i in range(0, len(frame), size)
+        ]
+        return {name: _rows_joined([part[i] for part in parts]) for i, name in enumerate(names)}
+
+    def _rows_at_once(self, rows: int) -> int:
+        fixed = {one.shape[0] for one in self.inputs if one.shape and isinstance(one.shape[0], int)}
+        size = min(fixed, default=ROWS)
+        if fixed and rows % size:
+            raise ValueError(
+                f"The model takes {size} rows at a time, and the table has {rows}: export it for any number."
+            )
+        return size
+
+    def feeds(self, frame: pandas.DataFrame) -> dict[str, np.ndarray]:
+        """Return the rows as the model's inputs: a column for each, or all columns as one matrix."""
+        columns = self.table.get("columns")
+        if columns is not None:
+            if missing := [name for name in columns if name not in frame.columns]:
+                raise UsageError(
+                    f"The table lacks the column {missing[0]!r}.{nearest(missing[0], list(frame.columns))}"
+                )
+            frame = frame[columns]
+        if len(self.inputs) == 1 and not _is_column(self.inputs[0], frame):
+            return {self.inputs[0].name: _matrix(self.inputs[0], frame)}
+        return {one.name: self._column(one, frame) for one in self.inputs}
+
+    def _column(self, one: NodeArg, frame: pandas.DataFrame) -> np.ndarray:
+        if one.name not in frame.columns:
+            hint = nearest(one.name, list(frame.columns))
+            raise UsageError(f"The model's input {one.name!r} is no column of the table.{hint}")
+        array = _typed_column(one, frame[one.name], str(self.table.get("missing_text", MISSING_TEXT)))
+        return array if len(one.shape or ()) == 1 else array.reshape(-1, 1)
+
+
+def runner_of(path: Path, table: Mapping[str, object] | None = None) -> Runner:
+    """Return a session for an ONNX file; ``table`` says what its table is, in place of the file.
+
+    The file may come from anywhere: its size is limited, and a graph that would end the process is refused.
+    """
+    if not path.is_file():
+        raise UsageError(f"There is no file {str(path)!r}.")
+    model = read(path)
+    require_survivable(model)
+    content, threads = model.SerializeToString(), devices.available_threads()
+    session = sessions.create_session(content, devices.resolve_device(), threads=threads)
+    own = session.get_modelmeta().custom_metadata_map.get(TABLE_KEY, "{}")
+    return Runner(session, json.loads(own) if table is None else table)
+
+
+def _is_column(one: NodeArg, frame: pandas.DataFrame) -> bool:
+    """Whether an input is one column of the table, by its name and shape."""
+    return one.name in frame.columns and list(one.shape or ())[1:] in ([], [1])
+
+
+def _typed_column(one: NodeArg, series: pandas.Series, missing_text: str) -> np.ndarray:
+    wanted = _ELEMENT_TYPES.get(one.type)
+    if wanted is None:
+        raise ValueError(f"The model's input {one.name!r} is a {one.type}, which no column of a table can be.")
+    if wanted is object:
+        gone = series.isna().to_numpy()
+        texts = [missing_text if none else str(value) for value, none in zip(series.tolist(), gone, strict=True)]
+        return np.array([*texts, None], object)[:-1]
+    if not is_number(series):
+        raise ValueError(f"The model's input {one.name!r} takes numbers, and the column holds text.")
+    if np.dtype(wanted).kind not in "f" and series.isna().any():
+        raise ValueError(f"The model's input {one.name!r} takes integers, and the column has missing values.")
+    return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan), wanted)
+
+
+def _matrix(one: NodeArg, frame: pandas.DataFrame) -> np.ndarray:
+    """Return all columns as one array in the shape of an input."""
+    if texts := text_columns(frame):
+        raise ValueError(
+            f"The model takes a matrix of numbers, and column {texts[0]!r} holds text: leave it out by --drop."
+        )
+    wanted, row = _ELEMENT_TYPES.get(one.type, np.float32), list(one.shape or [None, None])[1:]
+    known = [size for size in row if isinstance(size, int)]
+    if len(known) == len(row) and int(np.prod(known)) != len(frame.columns):
+        raise UsageError(
+            f"The model's input {one.name!r} takes {int(np.prod(known))} columns, the table has {len(frame.columns)}: "
+            f"leave some out by --drop, or name those that it takes by --columns."
+        )
+    array = as_numbers_and_text(frame).to_numpy() if wanted is np.float32 else frame.to_numpy()
+    array = np.ascontiguousarray(array, wanted)
+    return array.reshape(len(frame), *known) if len(known) == len(row) else array
+
+
+def _rows_joined(parts: Sequence[Output]) -> Output:
+    if isinstance(parts[0], list):  # dictionaries of scores
+        return [row for part in parts for row in part if isinstance(row, dict)]
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
+def output_columns(outputs: Mapping[str, Output], classes: Sequence[object] | None) -> dict[str, np.ndarray]:
+    """Return the outputs of a model as columns: one a name, or several with the class or the number behind it."""
+    columns: dict[str, np.ndarray] = {}
+    for name, values in outputs.items():
+        if isinstance(values, list):
+            columns |= {f"{name}_{key}": np.array([row[key] for row in values]) for key in values[0]}
+            continue
+        flat = values.reshape(len(values), -1)
+        if flat.shape[1] == 1:
+            columns[name] = flat[:, 0]
+            continue
+        labels = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
+        columns |= {f"{name}_{label}": flat[:, i] for i, label in enumerate(labels)}
+    return columns
+
+
+def prediction_difference(estimator: Estimator, X: MatrixLike, outputs: Mapping[str, Output]) -> float:
+    """Return how far predictions are apart: the largest relative difference, of labels the share that differs."""
+    expected = np.asarray(estimator.predict(X))
+    got = np.asarray(next(iter(outputs.values()))).reshape(expected.shape)
+    if expected.dtype.kind != "f":
+        return float(np.mean(got.astype(str) != expected.astype(str)))
+    return float(np.max(np.abs(got - expected)) / max(1e-12, float(np.max(np.abs(expected)))))
+
+
+def save(model: onnx.ModelProto, path: Path) -> int:
+    """Write a model, and return the size of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_bytes(model.SerializeToString())

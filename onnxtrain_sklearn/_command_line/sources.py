@@ -1,0 +1,97 @@
+"""What ``--model`` names: a builder, a recipe for raw tables, a file with a fitted model, or an ONNX file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from .._recipes.base import BaseRecipe
+from .._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
+from .._recipes.tabm import TabMClassifier, TabMRegressor
+from ..exceptions import nearest
+from ..models import MODELS
+from .command import UsageError
+
+Kind: TypeAlias = Literal["builder", "recipe", "fitted", "graph"]
+
+RECIPES: dict[str, dict[str, type[BaseRecipe]]] = {
+    "realmlp": {"classification": RealMLPClassifier, "regression": RealMLPRegressor},
+    "tabm": {"classification": TabMClassifier, "regression": TabMRegressor},
+}
+"""Names that stand for estimators with a preprocessing of their own, by task."""
+
+BUILDERS = {name: builder for name, builder in MODELS.items() if name not in RECIPES and name != "convnet"}
+"""The builders for tables, by name."""
+
+PICKLES = (".joblib", ".pkl", ".pickle")
+SECURITY = (
+    "security:\n"
+    "  A joblib or pickle file can run any code when it is loaded: name only files that you trust. skops files are\n"
+    "  data; a type that skops does not know is refused unless --trust names it. ONNX files hold no code."
+)
+OWN_TYPES = "onnxtrain_sklearn."
+
+
+@dataclass(frozen=True)
+class ModelOption:
+    """What is trained: ``model`` is the name of a recipe, a builder, a fitted estimator, or the path of a graph."""
+
+    kind: Kind
+    model: Any
+    text: str
+
+
+def source_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
+    """Return what ``--model`` names.
+
+    Raises
+    ------
+    UsageError
+        It is neither a name nor a file, or a file of another kind.
+    """
+    if name in RECIPES:
+        return ModelOption("recipe", name, name)
+    if name in BUILDERS:
+        return ModelOption("builder", BUILDERS[name](), name)
+    path = Path(name)
+    if not path.is_file():
+        names = [*BUILDERS, *RECIPES]
+        looks_like_path = path.suffix or os.sep in name
+        what = "There is no file" if looks_like_path else "Unknown model"
+        raise UsageError(f"{what} {name!r}.{'' if looks_like_path else nearest(name, names)}")
+    if path.suffix in (*PICKLES, ".skops"):
+        loaded = _unpickled(path) if path.suffix in PICKLES else _from_skops(path, trust)
+        if not hasattr(loaded, "predict"):
+            raise UsageError(f"{name!r} holds a {type(loaded).__name__}, which is no fitted estimator.")
+        return ModelOption("fitted", loaded, f"{path.name} ({type(loaded).__name__})")
+    return ModelOption("graph", str(path), path.name)
+
+
+def _unpickled(path: Path) -> Any:
+    import joblib
+
+    try:
+        return joblib.load(path)
+    except Exception as error:  # whatever the code in it raises
+        raise ValueError(f"{str(path)!r} cannot be loaded by joblib: {type(error).__name__}: {error}") from error
+
+
+def _from_skops(path: Path, trust: Sequence[str]) -> Any:
+    try:
+        import skops.io
+    except ImportError as error:
+        raise ImportError("skops files are read by skops: pip install skops.") from error
+    try:
+        unknown = skops.io.get_untrusted_types(file=path)
+    except Exception as error:  # no zip file, or no schema in it
+        raise ValueError(f"{str(path)!r} cannot be read by skops: {type(error).__name__}: {error}") from error
+    refused = [name for name in unknown if name not in trust and not name.startswith(OWN_TYPES)]
+    if refused:
+        raise UsageError(
+            f"{str(path)!r} holds types that skops does not know: {', '.join(refused)}. If you know what they do, "
+            f"add: --trust {' '.join(refused)}"
+        )
+    return skops.io.load(path, trusted=unknown)

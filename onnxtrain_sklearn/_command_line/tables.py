@@ -1,0 +1,167 @@
+"""Tables in files: CSV and Parquet, their columns as numbers and text, and the column of the target."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from .._data.rounding import warn_of_rounding
+from ..exceptions import nearest
+from .command import UsageError
+
+if TYPE_CHECKING:
+    import pandas
+
+TableTask: TypeAlias = Literal["classification", "regression"]
+
+MOST_CLASSES = 20
+"""Different integers in the target up to which they are taken for classes."""
+
+PARQUET = (".parquet", ".pq")
+MISSING_TEXT = ""
+"""What stands for missing text, in training and in the files that are written."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The column to predict: its values, whether they are classes, and why."""
+
+    name: str
+    values: np.ndarray
+    task: TableTask
+    reason: str
+
+
+def table_arguments(parser: argparse.ArgumentParser, data: str) -> None:
+    """Add the arguments that say which file is read, and how."""
+    parser.add_argument("data", type=Path, metavar="DATA", help=data)
+    parser.add_argument("--separator", metavar="CHAR", help="of a CSV file; default: a comma, of .tsv files a tab")
+    parser.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
+
+
+def read_table_file(path: Path, separator: str | None = None) -> Any:
+    """Return a file as a data frame; the ending of its name says what it is."""
+    pandas = _pandas()
+    if not path.is_file():
+        raise UsageError(f"There is no file {str(path)!r}.")
+    if path.suffix.lower() in PARQUET:
+        frame = _read_parquet(pandas, path)
+    else:
+        default = "\t" if ".tsv" in path.suffixes else ","
+        try:
+            frame = pandas.read_csv(path, sep=separator or default, low_memory=False)
+        except (ValueError, OSError) as error:  # what pandas raises for files that are none, empty or cut off
+            raise ValueError(f"{str(path)!r} cannot be read as a CSV file: {error}") from error
+    frame.columns = [str(name) for name in frame.columns]
+    return _checked_table(frame, path)
+
+
+def _pandas() -> ModuleType:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("Tables are read by pandas: pip install 'onnxtrain-sklearn[cli]'.") from error
+    return cast("ModuleType", pandas)
+
+
+def _read_parquet(pandas: ModuleType, path: Path) -> Any:
+    try:
+        return pandas.read_parquet(path)
+    except ImportError as error:
+        raise ImportError("Parquet files are read by pyarrow: pip install 'onnxtrain-sklearn[cli]'.") from error
+    except Exception as error:  # pyarrow has a class of its own for each defect
+        raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+
+
+def _checked_table(frame: pandas.DataFrame, path: Path) -> Any:
+    if not len(frame):
+        raise ValueError(f"{str(path)!r} has no rows below its header.")
+    if twice := [name for name in frame.columns if list(frame.columns).count(name) > 1]:
+        raise ValueError(f"{str(path)!r} has several columns named {twice[0]!r}.")
+    if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
+        raise UsageError(
+            f"{str(path)!r} has one column, {frame.columns[0]!r}: name what stands between its columns, "
+            f"such as --separator ';'."
+        )
+    return frame
+
+
+def require_columns(frame: pandas.DataFrame, names: Sequence[str], what: str) -> None:
+    """Raise UsageError if the table lacks one of the columns."""
+    for name in names:
+        if name not in frame.columns:
+            raise UsageError(f"{what} {name!r} is no column of the table.{nearest(name, list(frame.columns))}")
+
+
+def without_columns(frame: pandas.DataFrame, names: Sequence[str]) -> Any:
+    """Return the table without some columns."""
+    require_columns(frame, names, "--drop")
+    return frame.drop(columns=list(names))
+
+
+def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Target:
+    """Return the target column as classes or numbers; ``task`` None: as its values tell."""
+    require_columns(frame, [name], "--target")
+    series = frame[name]
+    if missing := int(series.isna().sum()):
+        raise ValueError(f"The target {name!r} is missing in {missing} of {len(series)} rows: remove these rows.")
+    found, reason = _task_of(series) if task is None else (task, "as --task says")
+    if found == "regression" and series.dtype.kind not in "iufb":
+        raise UsageError(f"The target {name!r} holds text ({series.iloc[0]!r}), which is no number to regress on.")
+    values = series.to_numpy(np.float64) if found == "regression" else _as_labels(series)
+    return Target(name, values, found, reason)
+
+
+def _task_of(series: pandas.Series) -> tuple[TableTask, str]:
+    different = series.nunique()
+    if series.dtype.kind not in "iuf":
+        return "classification", "it holds text or truth values"
+    if series.dtype.kind in "iu" and different <= MOST_CLASSES:
+        return "classification", f"it holds {different} different integers"
+    return (
+        "regression",
+        "it holds fractions" if series.dtype.kind == "f" else f"it holds {different} different integers",
+    )
+
+
+def _as_labels(series: pandas.Series) -> np.ndarray:
+    """Return labels that ONNX has: integers or strings."""
+    values = series.to_numpy()
+    if series.dtype.kind in "iuf" and (np.asarray(values, np.float64) == np.rint(values.astype(np.float64))).all():
+        return np.asarray(values, np.int64)
+    return np.array([str(value) for value in values])
+
+
+def is_number(series: pandas.Series) -> bool:
+    """Whether a column holds numbers or truth values, missing ones among them."""
+    return getattr(series.dtype, "kind", "O") in "iufb"
+
+
+def as_numbers_and_text(frame: pandas.DataFrame) -> Any:
+    """Return the table with float32 columns and columns of strings, in which missing text is empty."""
+    columns = {name: _as_number_or_text(name, frame[name]) for name in frame.columns}
+    return _pandas().DataFrame(columns, index=frame.index)
+
+
+def _as_number_or_text(name: str, series: pandas.Series) -> np.ndarray:
+    kind = getattr(series.dtype, "kind", "O")
+    if kind in "mMc":
+        raise ValueError(f"Column {name!r} holds times or complex numbers: make numbers of it, or --drop {name!r}.")
+    if is_number(series):
+        if kind in "iu":
+            warn_of_rounding(series.dropna().to_numpy(), np.dtype(np.float32), f"Column {name!r}")
+        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan), np.float32)
+    missing = series.isna().to_numpy()
+    texts = [MISSING_TEXT if gone else str(value) for value, gone in zip(series.tolist(), missing, strict=True)]
+    return np.array([*texts, None], object)[:-1]
+
+
+def text_columns(frame: pandas.DataFrame) -> list[str]:
+    """Return the names of the columns that hold text."""
+    return [name for name in frame.columns if not is_number(frame[name])]
