@@ -83,7 +83,7 @@ Output: TypeAlias = "np.ndarray | list[dict[Any, float]]"
 """What a model computes: an array, or of some classifiers a dictionary of scores for each row."""
 
 
-class NodeArg(Protocol):
+class InputSpec(Protocol):
     """Name, type and shape of an input of a session."""
 
     name: str
@@ -106,7 +106,7 @@ class Runner:
     table: Mapping[str, Any]
 
     @property
-    def inputs(self) -> list[NodeArg]:
+    def inputs(self) -> list[InputSpec]:
         """Name, type and shape of each input."""
         return list(self.session.get_inputs())
 
@@ -142,7 +142,7 @@ class Runner:
             return {self.inputs[0].name: _matrix(self.inputs[0], frame)}
         return {one.name: self._column(one, frame) for one in self.inputs}
 
-    def _column(self, one: NodeArg, frame: pandas.DataFrame) -> np.ndarray:
+    def _column(self, one: InputSpec, frame: pandas.DataFrame) -> np.ndarray:
         if one.name not in frame.columns:
             hint = nearest(one.name, list(frame.columns))
             raise UsageError(f"The model's input {one.name!r} is no column of the table.{hint}")
@@ -165,12 +165,12 @@ def runner_of(path: Path, table: Mapping[str, object] | None = None) -> Runner:
     return Runner(session, json.loads(own) if table is None else table)
 
 
-def _is_column(one: NodeArg, frame: pandas.DataFrame) -> bool:
+def _is_column(one: InputSpec, frame: pandas.DataFrame) -> bool:
     """Whether an input is one column of the table, by its name and shape."""
     return one.name in frame.columns and list(one.shape or ())[1:] in ([], [1])
 
 
-def _typed_column(one: NodeArg, series: pandas.Series, missing_text: str) -> np.ndarray:
+def _typed_column(one: InputSpec, series: pandas.Series, missing_text: str) -> np.ndarray:
     wanted = _ELEMENT_TYPES.get(one.type)
     if wanted is None:
         raise ValueError(f"The model's input {one.name!r} is a {one.type}, which no column of a table can be.")
@@ -185,7 +185,7 @@ def _typed_column(one: NodeArg, series: pandas.Series, missing_text: str) -> np.
     return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan), wanted)
 
 
-def _matrix(one: NodeArg, frame: pandas.DataFrame) -> np.ndarray:
+def _matrix(one: InputSpec, frame: pandas.DataFrame) -> np.ndarray:
     """Return all columns as one array in the shape of an input."""
     if texts := text_columns(frame):
         raise ValueError(

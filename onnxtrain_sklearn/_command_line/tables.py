@@ -114,7 +114,7 @@ def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Tar
     found, reason = _task_of(series) if task is None else (task, "as --task says")
     if found == "regression" and series.dtype.kind not in "iufb":
         raise UsageError(f"The target {name!r} holds text ({series.iloc[0]!r}), which is no number to regress on.")
-    values = series.to_numpy(np.float64) if found == "regression" else _as_labels(series)
+    values = series.to_numpy(np.float64) if found == "regression" else _onnx_labels(series)
     return Target(name, values, found, reason)
 
 
@@ -130,7 +130,7 @@ def _task_of(series: pandas.Series) -> tuple[TableTask, str]:
     )
 
 
-def _as_labels(series: pandas.Series) -> np.ndarray:
+def _onnx_labels(series: pandas.Series) -> np.ndarray:
     """Return labels that ONNX has: integers or strings."""
     values = series.to_numpy()
     if series.dtype.kind in "iuf" and (np.asarray(values, np.float64) == np.rint(values.astype(np.float64))).all():

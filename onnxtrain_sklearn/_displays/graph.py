@@ -198,7 +198,7 @@ def _layout(graph: ir.Graph, trained: frozenset[str]) -> tuple[list[Box], list[t
     edges: list[tuple[int, int, str]] = []
 
     def add(kind: str, title: str, lines: tuple[str, ...], marked: bool, reads: list[ir.Value]) -> None:
-        sources = [(makers[v.name or ""], _sizes(v)) for v in reads if v.name in makers]
+        sources = [(makers[v.name or ""], _joined_sizes(v)) for v in reads if v.name in makers]
         edges.extend((i, len(boxes), shape) for i, shape in sources)
         layers.append(1 + max((layers[i] for i, _ in sources), default=-1))
         boxes.append((kind, title, lines, marked))
@@ -210,7 +210,7 @@ def _layout(graph: ir.Graph, trained: frozenset[str]) -> tuple[list[Box], list[t
         if node.op_type == "Constant":
             continue
         held = [x for x in node.inputs if x is not None and x.name in graph.initializers]
-        lines = tuple(f"{x.name} {_sizes(x)}" for x in held)
+        lines = tuple(f"{x.name} {_joined_sizes(x)}" for x in held)
         add(
             "operator",
             node.op_type,
@@ -229,7 +229,7 @@ def _layout(graph: ir.Graph, trained: frozenset[str]) -> tuple[list[Box], list[t
     return placed, edges
 
 
-def _sizes(value: ir.Value) -> str:
+def _joined_sizes(value: ir.Value) -> str:
     held = value.const_value
     sizes = held.shape if held is not None else value.shape
     if sizes is None:
@@ -239,7 +239,7 @@ def _sizes(value: ir.Value) -> str:
 
 def _typed_shape(value: ir.Value) -> str:
     kind = "?" if value.dtype is None else value.dtype.name.lower()
-    return f"{kind} {_sizes(value)}"
+    return f"{kind} {_joined_sizes(value)}"
 
 
 def _label(box: Box) -> str:

@@ -109,7 +109,7 @@ class WeightsDisplay:
         self.ax_.hlines(places, least, largest, color="gray", linewidth=1)
         self.boxes_ = list(self.ax_.barh(places, third - first, left=first, height=0.6, color=colors))
         self.ax_.plot(middle, places, "k|", markersize=9)
-        self.ax_.set_yticks(places, [f"{name} {_shape_text(array)}" for name, array in self.weights.items()])
+        self.ax_.set_yticks(places, [f"{name} {_told_shape(array)}" for name, array in self.weights.items()])
         self.ax_.invert_yaxis()
         self.ax_.set_xlabel("weight")
         if self.estimator_name is not None:
@@ -122,5 +122,5 @@ def _quantiles(array: np.ndarray) -> np.ndarray:
     return np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]) if numbers.size else np.zeros(5)
 
 
-def _shape_text(array: np.ndarray) -> str:
+def _told_shape(array: np.ndarray) -> str:
     return "x".join(map(str, array.shape)) or "scalar"
