@@ -41,6 +41,7 @@ ROOMS = (
     },
     {"models", "optimizers", "schedules", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
+    {"_export"},
     {"_estimators"},
     {"_recipes"},
     {"_displays"},
@@ -74,6 +75,9 @@ PROTOBUF = {
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     **{f"_models.{path.stem}": {"ModelProto"} for path in (FOLDER / "_models").glob("*.py")},  # they return one
+    "_export.step_graph": {"load_model_from_string"},  # programs are bytes
+    "_export.compact": {"ModelProto"},
+    "_export.manifest": {"ModelProto"},
     "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one

@@ -26,6 +26,7 @@ from ..losses import Loss
 from ..optimizers import SGD, Adam, AdamW, resolve_optimizer
 from .head_choice import loss_of
 from .run import Run
+from .training_files import TrainingFiles
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +35,7 @@ SLOTS = ("first_moment", "second_moment")
 """The names of Adam's vectors in this package, in the order of onnxruntime-training."""
 
 
-class DeviceTraining:
+class DeviceTraining(TrainingFiles):
     """An estimator whose training can continue on a device."""
 
     _run: Run

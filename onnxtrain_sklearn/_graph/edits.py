@@ -122,6 +122,13 @@ def replace_input(graph: ir.Graph, old: ir.Value, new: ir.Value, value: ir.Value
     old.replace_all_uses_with(value, replace_graph_outputs=True)
 
 
+def replace_inputs(graph: ir.Graph, values: Mapping[str, ir.Value]) -> None:
+    """Let what reads these inputs, by name, read the values that the graph computes; remove the inputs."""
+    for old in [value for value in graph.inputs if value.name in values]:
+        old.replace_all_uses_with(values[old.name or ""], replace_graph_outputs=True)
+        graph.inputs.remove(old)
+
+
 def read_as_input(graph: ir.Graph, value: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
     """Let the nodes that read ``value`` read a new input of its name, type and shape, or of ``shape``; return that.
 

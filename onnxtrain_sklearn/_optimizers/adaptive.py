@@ -63,6 +63,11 @@ class Adam(Optimizer):
         rate = float(learning_rate) * root / (1.0 - float(self.beta_1) ** t)
         return {"learning_rate": rate, "epsilon": float(self.epsilon) * root}
 
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
+        root = op.Sqrt(op.Sub(1.0, op.Pow(float(self.beta_2), t)))
+        rate = op.Div(op.Mul(learning_rate, root), op.Sub(1.0, op.Pow(float(self.beta_1), t)))
+        return {"learning_rate": rate, "epsilon": op.Mul(root, float(self.epsilon))}
+
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         step, moments = self._step(op, with_penalty(op, gradients, parameters, self, coefficients), state, coefficients)
         return op.Sub(parameters, step), moments
@@ -108,6 +113,10 @@ class AdamW(Adam):
 
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
         return super().coefficients(learning_rate, t) | {"decay": float(learning_rate) * float(self.weight_decay)}
+
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
+        decay = op.Mul(learning_rate, float(self.weight_decay))
+        return super().emit_coefficients(op, learning_rate, t) | {"decay": decay}
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         step, moments = self._step(op, gradients, state, coefficients)
@@ -237,6 +246,10 @@ class Adagrad(Optimizer):
 
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
         return {"learning_rate": float(learning_rate) / (1.0 + (t - 1) * float(self.lr_decay))}
+
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
+        slower = op.Add(op.Mul(op.Sub(t, 1.0), float(self.lr_decay)), 1.0)
+        return {"learning_rate": op.Div(learning_rate, slower)}
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         g = with_penalty(op, gradients, parameters, self, coefficients)

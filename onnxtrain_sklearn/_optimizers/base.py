@@ -34,6 +34,20 @@ class Optimizer(BaseOptimizer, ABC):
         """Return the scalars of step ``t`` (the first step is 1); floats take the parameters' type, ints are int64."""
         return {"learning_rate": float(learning_rate)}
 
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
+        """Emit the scalars of :meth:`coefficients` in float64, for training graphs that run without Python.
+
+        An optimizer that overrides :meth:`coefficients` overrides this method too.
+
+        Parameters
+        ----------
+        op : GraphBuilder
+            Its constants are float64.
+        learning_rate, t : scalar values of float64
+            The learning rate and the number of the step, from 1.
+        """
+        return {"learning_rate": learning_rate}
+
     @abstractmethod
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         """Emit one step; return the new parameters and the new state.

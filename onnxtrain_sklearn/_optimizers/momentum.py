@@ -68,6 +68,12 @@ class SGD(Optimizer):
             return super().coefficients(learning_rate, t)
         return {"learning_rate": float(learning_rate), "weight": 1.0 if t == 1 else 1.0 - float(self.dampening)}
 
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
+        found = super().emit_coefficients(op, learning_rate, t)
+        if self.momentum and self.dampening:
+            found["weight"] = op.Where(op.Equal(t, 1.0), 1.0, 1.0 - float(self.dampening))
+        return found
+
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:
         g, mu = with_penalty(op, gradients, parameters, self, coefficients), float(self.momentum)
         if not mu:

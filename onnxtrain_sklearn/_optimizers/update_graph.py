@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import onnx_ir as ir
 from onnx_ir import Value
 
-from .._graph.builder import GraphBuilder, new_graph
+from .._graph.builder import GraphBuilder, Operand, new_graph
 from .._graph.edits import append_output
 from ..exceptions import ModelError
 from .scheduled_decay import ScheduledDecay
@@ -119,14 +119,19 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
     """
     gradients, max_norm = ir.val("gradients", dtype, ("P",)), ir.val("max_norm", dtype, ())
     op = new_graph([gradients, max_norm], ir.DataType.DOUBLE, "clip")
-    norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=ir.DataType.DOUBLE), keepdims=False))
-    ratio = op.Div(op.Cast(max_norm, to=ir.DataType.DOUBLE), op.Add(norm, 1e-6))
-    scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
-    clipped = op.Mul(gradients, op.Cast(scale, to=dtype))
+    clipped, norm = emit_clipped(op, gradients, op.Cast(max_norm, to=ir.DataType.DOUBLE), dtype)
     _check_in_place("clip_graph", gradients, clipped)
     append_output(op.graph, clipped, "new_gradients", gradients)
     append_output(op.graph, op.Cast(norm, to=dtype), "norm", max_norm)
     return ir.Model(op.graph, ir_version=8)
+
+
+def emit_clipped(op: GraphBuilder, gradients: Value, max_norm: Operand, dtype: ir.DataType) -> tuple[Value, Value]:
+    """Emit the clipped gradients, of type ``dtype``, and their norm in float64, the type of the constants of ``op``."""
+    norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=ir.DataType.DOUBLE), keepdims=False))
+    ratio = op.Div(max_norm, op.Add(norm, 1e-6))
+    scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
+    return op.Mul(gradients, op.Cast(scale, to=dtype)), norm
 
 
 def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:

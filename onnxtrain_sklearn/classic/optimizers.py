@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from ..graph import GraphBuilder
@@ -45,6 +46,10 @@ class OrtAdamW(AdamW):
 
     def coefficients(self, learning_rate: float, t: int) -> dict[str, float]:
         return {**super().coefficients(learning_rate, t), "epsilon": float(self.epsilon)}
+
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: ir.Value, t: ir.Value) -> dict[str, ir.Value]:
+        epsilon = op.constant(np.float64(self.epsilon))
+        return {**super().emit_coefficients(op, learning_rate, t), "epsilon": epsilon}
 
     def update(
         self,

@@ -1,0 +1,106 @@
+"""What the training graphs of an estimator are made from: its run and its current parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import clone
+
+from .._export.manifest import component_fact, json_value
+from .._export.source import ExportSource
+from .._support.typing import MatrixLike
+from .._training.base_step import StepParts
+from .._training.loss_graph import StepSettings, TrainedPositions
+from ..exceptions import ModelError, instead_of
+from ..optimizers import resolve_optimizer
+from ..schedules import Constant, resolve_schedule
+from .examples import FitRows
+from .factors import factors_of
+from .head_choice import loss_of
+from .run import Run
+from .settings import batch_limit, check_estimator_parameters
+
+FACTS = ("learning_rate_init", "shuffle", "max_iter", "random_state")
+"""Parameters of the estimator that the graphs do not hold and a loop may want."""
+
+
+def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSource:
+    """Return the source of training graphs that go on as ``partial_fit`` would."""
+    check_estimator_parameters(estimator)
+    _require_same_loop(estimator, run)
+    optimizer = resolve_optimizer(estimator.optimizer)
+    settings = StepSettings(
+        loss=loss_of(estimator, run.fitted, run.source),
+        task=run.head.task,
+        link=run.head.link,
+        n_outputs=run.head.n_outputs,
+        groups=run.head.groups,
+        optimizer=optimizer,
+        alpha=float(estimator.alpha),
+        l1_ratio=float(estimator.l1_ratio),
+        max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
+        engine="portable",
+        device=run.device,
+        session_options=None,
+        seed=run.seed,
+        factors=factors_of(estimator, run.source, optimizer),
+        ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
+        positions=_trained_positions(run),
+        checkpoint_activations=bool(estimator.checkpoint_activations),
+    )
+    parameters = run.parameters
+    if parameters.averages != (settings.ema_decay is not None):
+        parameters = parameters.with_averages(settings.ema_decay is not None)
+    rows = batch_limit(estimator.batch_size, optimizer) if batch_size is None else _checked_batch(batch_size)
+    facts = {
+        "generator": "onnxtrain-sklearn",
+        "estimator": type(estimator).__name__,
+        "learning_rate": component_fact(resolve_schedule(estimator.learning_rate)),
+        "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
+    }
+    return ExportSource(StepParts(run.model, settings, parameters, run.frozen, run.state, rows), run.head, facts)
+
+
+def _checked_batch(batch_size: object) -> int:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be an int of at least 1, or None, {instead_of(batch_size)}.")
+    return int(batch_size)
+
+
+def _require_same_loop(estimator: Any, run: Run) -> None:
+    """Raise where a setting changes the loop in a way that the graphs do not have."""
+    for name in ("weight_decay_schedule", "dropout_schedule"):
+        if not isinstance(resolve_schedule(getattr(estimator, name), name), Constant):
+            raise ModelError(f"Training graphs have no {name}: the loop gives learning rates alone. Set it 'constant'.")
+    if estimator.accumulate != 1:
+        raise ModelError(
+            f"Training graphs take a step for each minibatch, but accumulate={estimator.accumulate}: set it 1, and "
+            f"give export_training a larger batch_size."
+        )
+    if run.deployed.inputs != run.source.inputs:
+        raise ModelError(
+            "Training graphs take numbers, and this model encodes columns of a table. Fit the estimator on the encoded "
+            "columns, in a pipeline after the encoder."
+        )
+
+
+def _trained_positions(run: Run) -> TrainedPositions | None:
+    if run.head.positions is None:
+        return None
+    settings = getattr(run.step, "settings", None)
+    if settings is None:
+        raise ModelError(
+            "The number of labels in a row is not known after loading a pickle. Call partial_fit on some rows first."
+        )
+    found: TrainedPositions | None = settings.positions
+    return found
+
+
+def untrained_run(estimator: Any, X: MatrixLike, y: ArrayLike) -> Run:
+    """Return the run that a fit of a copy of ``estimator`` would begin from."""
+    twin = clone(estimator)
+    run, _ = twin._prepare(FitRows((X, y, None), (None, None, None), (None, None, None)).call(None, resume=False))
+    prepared: Run = run
+    return prepared

@@ -1,0 +1,123 @@
+"""Loads what was trained elsewhere into a run: weights by name, or the vectors of training graphs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from .._export.folder import read_folder
+from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP
+from .._export.tensor_files import tensors_of
+from .._optimizers.lbfgs import BaseOptimizer
+from .._runtime.adapter_files import read_adapter
+from .._training.parameters import FlatParameters
+from .._training.step import OptimizerState
+from ..exceptions import ModelError, instead_of, nearest
+from ..optimizers import Optimizer
+from .run import Run
+
+StateArrays = Mapping[str, np.ndarray]
+StateSource = str | os.PathLike[str] | StateArrays
+
+
+def read_arrays(source: object, run: Run) -> dict[str, np.ndarray]:
+    """Return the arrays of a mapping, a folder of training graphs, a file of safetensors, or an adapter file."""
+    if isinstance(source, Mapping):
+        return {str(name): np.asarray(array) for name, array in source.items()}
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"The state must be a path or a dict of arrays by name, {instead_of(source)}.")
+    path = Path(source)
+    if path.is_dir():
+        return dict(read_folder(path).state)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file or folder {path}.")
+    if path.suffix == ".onnx_adapter":
+        return _unscaled(read_adapter(path), run)
+    return tensors_of(path.read_bytes(), str(path))
+
+
+def _unscaled(arrays: dict[str, np.ndarray], run: Run) -> dict[str, np.ndarray]:
+    """Return the arrays of an adapter file without the scale in the factors."""
+    for one in run.source.low_rank:
+        last = one.factors[1]
+        if last in arrays:
+            arrays[last] = (arrays[last].astype(np.float64) / one.scale).astype(arrays[last].dtype)
+    return arrays
+
+
+def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None:
+    """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the run unchanged."""
+    slots = optimizer.state() if isinstance(optimizer, Optimizer) else {}
+    if not arrays:
+        raise ModelError("The state is empty: give the trained arrays by name.")
+    vectors = PARAMETERS in arrays and PARAMETERS not in run.trained_weights()
+    parameters, frozen, state = _of_vectors(run, arrays, slots) if vectors else _of_names(run, arrays)
+    changed = {"parameters": parameters, "frozen": frozen, "state": state, "step": None, "predictors": {}}
+    run.history.last_finite = None
+    vars(run).update(changed)
+
+
+def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
+    """Return the parameters with the values of arrays by name; the optimizer starts anew."""
+    current = run.trained_weights()
+    for name, array in arrays.items():
+        if name not in current:
+            raise ModelError(f"The state holds {name!r}, which the graph lacks.{nearest(name, current)}")
+        _require_fitting_array(name, array, current[name].shape)
+    if missing := [name for name in run.parameters.names if name not in arrays]:
+        raise ModelError(f"The state lacks {missing[0]!r}, which is trained: it belongs to another model.")
+    parameters = run.parameters.with_averages(run.parameters.averages)
+    frozen = dict(run.frozen)
+    for name, array in arrays.items():
+        if name in parameters.views():
+            parameters.view(name)[...] = array
+        else:
+            frozen[name] = array.astype(frozen[name].dtype)
+    parameters = parameters.with_averages(parameters.averages)  # the average begins from these weights
+    return parameters, frozen, OptimizerState(draws=run.state.draws)
+
+
+def _of_vectors(
+    run: Run, arrays: StateArrays, slots: Collection[str]
+) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
+    """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
+    old, size = run.parameters, run.parameters.vector.shape
+    known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.n_statistics,), STEP: ()}
+    moments = {name: array for name, array in arrays.items() if name not in known}
+    for name, array in arrays.items():
+        _require_fitting_array(name, array, known.get(name, size))
+    if moments.keys() != set(slots) and (moments or int(arrays.get(STEP, np.array(0)))):
+        raise ModelError(
+            f"The state holds the vectors {sorted(moments)} of an optimizer, and that of the estimator has "
+            f"{sorted(slots)}: set the optimizer that the state was trained with, or leave its vectors and "
+            f"the step out."
+        )
+    if old.n_statistics and STATISTICS not in arrays:
+        raise ModelError(f"The state lacks {STATISTICS!r}, the running statistics of the graph.")
+    parameters = old.with_averages(AVERAGE in arrays)
+    parameters.vector[...] = arrays[PARAMETERS]
+    if old.n_statistics:
+        parameters.buffer[size[0] :][: old.n_statistics] = arrays[STATISTICS]
+    if parameters.average is not None:
+        parameters.average[...] = arrays[AVERAGE]
+    typed = {name: array.astype(old.vector.dtype) for name, array in moments.items()}
+    t = int(arrays[STEP]) if STEP in arrays else 0
+    averaged = run.state.averaged + t - run.state.t if AVERAGE in arrays else 0
+    state = replace(run.state, t=t, slots=typed, averaged=max(0, averaged))
+    return parameters, run.frozen, state
+
+
+def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if array.dtype.kind not in "fiu":
+        raise ModelError(f"The state holds {name!r} of type {array.dtype}; weights are numbers.")
+    if array.shape != shape:
+        raise ModelError(
+            f"The state holds {name!r} of shape {list(array.shape)}, and the estimator has {list(shape)}: it belongs "
+            f"to another model."
+        )
+    if not np.isfinite(array).all():
+        raise ModelError(f"The state holds {name!r} with values that are NaN or infinite: that training diverged.")

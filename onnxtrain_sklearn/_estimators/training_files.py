@@ -1,0 +1,125 @@
+"""Training graphs of an estimator as files, and the state that was trained with them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
+
+from .._export.folder import TRAINING_FORMS, training_folder, write_folder
+from .._optimizers.lbfgs import BaseOptimizer
+from .._support.refusal import refusing
+from .._support.typing import MatrixLike
+from ..optimizers import resolve_optimizer
+from .export_source import export_source, untrained_run
+from .loaded_state import load_arrays, read_arrays
+from .run import Run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TrainingFiles:
+    """An estimator whose training can go on in any onnxruntime."""
+
+    _run: Run
+    optimizer: str | BaseOptimizer
+
+    def export_training(
+        self,
+        folder: str | os.PathLike[str],
+        X: MatrixLike | None = None,
+        y: ArrayLike | None = None,
+        *,
+        batch_size: int | None = None,
+        form: str = "both",
+    ) -> None:
+        """Write a folder of graphs that train this model in any onnxruntime, in any language.
+
+        The folder holds ``step.onnx``, a step on a minibatch, ``epoch.onnx``, a loop over the minibatches of an epoch,
+        ``predict.onnx``, whose weights are inputs, ``state.safetensors`` with the weights and the optimizer's state,
+        and ``manifest.json``, which says what the inputs and outputs are. The graphs consist of ONNX's own operators.
+        Training goes on as by :meth:`partial_fit`; :meth:`load_state` brings the result back.
+
+        Parameters
+        ----------
+        folder : str or path
+            The folder to write. One that holds an earlier export is replaced as a whole.
+        X, y : data as for :meth:`fit`, default=None
+            Of an estimator that is not fitted: some rows, for the shapes of the graph and the classes. It is exported
+            as it is before training, and stays as it is.
+        batch_size : int, default=None
+            Rows of a minibatch; None: those of the estimator.
+        form : {"both", "step", "epoch"}, default="both"
+            The training graphs to write.
+
+        Raises
+        ------
+        ModelError
+            A setting has no place in the graphs: L-BFGS, ``accumulate``, schedules of weight decay and of dropout, or a
+            model that encodes texts.
+        FileExistsError
+            The folder holds other files.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), max_iter=5, tol=1, random_state=0).fit(X, y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     classifier.export_training(f"{folder}/iris", batch_size=32)
+        ...     sorted(os.listdir(f"{folder}/iris"))
+        ['epoch.onnx', 'manifest.json', 'predict.onnx', 'state.safetensors', 'step.onnx']
+        """
+        if form not in TRAINING_FORMS:
+            raise ValueError(f"form must be one of {', '.join(map(repr, TRAINING_FORMS))}, got {form!r}.")
+        if X is None or y is None:
+            check_is_fitted(self)
+            run = self._run
+        else:
+            run = untrained_run(self, X, y)
+        with refusing("The training graphs cannot be made"):
+            content = training_folder(export_source(self, run, batch_size), form)
+        write_folder(content, folder)
+
+    def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
+        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
+
+        Parameters
+        ----------
+        state : str, path or dict of str to ndarray
+            A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
+            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
+            the training graphs.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelError
+            A name, a shape or a number does not fit; the estimator is unchanged.
+
+        Notes
+        -----
+        Arrays by the names of the graph hold no state of the optimizer: it starts anew. With the vectors of training
+        graphs :meth:`partial_fit` goes on exactly.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> one, other = (OrtGradientClassifier(MLP((8,)), max_iter=5, tol=1, random_state=i).fit(X, y) for i in (0, 1))
+        >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
+        True
+        """
+        check_is_fitted(self)
+        load_arrays(self._run, read_arrays(state, self._run), resolve_optimizer(self.optimizer))
+        return self

@@ -1,0 +1,1 @@
+"""Training graphs as files that any onnxruntime trains."""

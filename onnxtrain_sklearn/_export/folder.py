@@ -1,0 +1,179 @@
+"""A folder of training graphs: written as a whole, and checked when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..exceptions import ModelError
+from .compact import compact_proto
+from .epoch_graph import epoch_graph
+from .manifest import (
+    FORMAT,
+    MANIFEST,
+    STATE_FILE,
+    VERSION,
+    GraphEntry,
+    epoch_entry,
+    manifest_of,
+    predict_entry,
+    step_entry,
+)
+from .predict_graph import predict_graph
+from .source import ExportSource
+from .step_graph import StepGraph, step_graph
+from .tensor_files import tensor_bytes, tensors_of
+
+TRAINING_FORMS = {"step": ("step",), "epoch": ("epoch",), "both": ("step", "epoch")}
+"""The training graphs of a folder by the parameter ``form``."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingFolder:
+    """The content of a folder: the manifest, the graphs as bytes by name, and the state."""
+
+    manifest: Mapping[str, Any]
+    graphs: Mapping[str, bytes]
+    state: Mapping[str, np.ndarray]
+
+
+def training_folder(source: ExportSource, form: str) -> TrainingFolder:
+    """Return the content of a folder with the training graphs of ``form``."""
+    step = step_graph(source)
+    entries = _entries(source, step, form)
+    graphs = {name: entry.proto.SerializeToString() for name, entry in entries.items()}
+    state = {one.name: np.array(one.value) for one in step.state}
+    files = {f"{name}.onnx": content for name, content in graphs.items()} | {STATE_FILE: state_bytes(state)}
+    facts = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in files.items()}
+    return TrainingFolder(manifest_of(source, step, entries, facts), graphs, state)
+
+
+def _entries(source: ExportSource, step: StepGraph, form: str) -> dict[str, GraphEntry]:
+    predict, found = predict_graph(source, step), {}
+    if "epoch" in TRAINING_FORMS[form]:
+        epoch = epoch_graph(step)  # first, as what follows shortens the names of the step
+        found["epoch"] = epoch_entry(epoch, compact_proto(epoch.model, "epoch"))
+    if "step" in TRAINING_FORMS[form]:
+        found["step"] = step_entry(step, compact_proto(step.model, "step"))
+    return found | {"predict": predict_entry(predict, compact_proto(predict.model, "predict"))}
+
+
+def state_bytes(state: Mapping[str, np.ndarray]) -> bytes:
+    """Return the file that holds a state."""
+    return tensor_bytes(state, {"format": FORMAT, "version": str(VERSION)})
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
+    """Write a folder as a whole: an error leaves what was there as it is."""
+    target = Path(path)
+    _require_replaceable(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        for name, graph in content.graphs.items():
+            (new / f"{name}.onnx").write_bytes(graph)
+        (new / STATE_FILE).write_bytes(state_bytes(content.state))
+        text = json.dumps(content.manifest, indent=2, ensure_ascii=False, allow_nan=False)
+        (new / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        new.chmod(0o755)
+        _put_in_place(new, target)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def _require_replaceable(target: Path) -> None:
+    """Raise unless the path is free, or is a folder that holds an earlier export alone."""
+    if not target.exists():
+        return
+    known = {MANIFEST, STATE_FILE, "step.onnx", "epoch.onnx", "predict.onnx"}
+    if not target.is_dir() or {entry.name for entry in target.iterdir()} - known:
+        raise FileExistsError(
+            f"{target} exists and is not a folder of training graphs alone, so it is not replaced: name a new folder."
+        )
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    if not target.exists():
+        new.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    target.replace(old)  # an empty folder may be replaced
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:
+    """Return the content of a folder; raise ModelError where a file is missing, changed, or of another version."""
+    folder = Path(path)
+    manifest = _read_manifest(folder)
+    files = {name: _read_file(folder, name, fact["sha256"]) for name, fact in manifest["files"].items()}
+    graphs = {name: files[graph["file"]] for name, graph in manifest["graphs"].items()}
+    what = str(folder / manifest["state"]["file"])
+    state = tensors_of(files[manifest["state"]["file"]], what)
+    require_state(manifest, state, what)
+    return TrainingFolder(manifest, graphs, state)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ModelError(f"{folder} holds no {MANIFEST}: it is not a folder of training graphs (export_training).")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}. Export the folder again.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ModelError(f"{file} is not the manifest of training graphs: its 'format' must be {FORMAT!r}.")
+    if manifest.get("version") != VERSION:
+        raise ModelError(
+            f"{file} is of version {manifest.get('version')!r}, and this package reads version {VERSION}. Install the "
+            f"version of onnxtrain-sklearn that wrote it ({manifest.get('generator')}), or export it again."
+        )
+    if missing := [key for key in ("files", "graphs", "state", "batch_size", "target") if key not in manifest]:
+        raise ModelError(f"{file} lacks {missing[0]!r}. Export the folder again.")
+    return manifest
+
+
+def _read_file(folder: Path, name: str, digest: str) -> bytes:
+    if Path(name).name != name:
+        raise ModelError(f"{folder / MANIFEST} names the file {name!r}, which is not in the folder itself.")
+    if not (folder / name).is_file():
+        raise ModelError(f"{folder} lacks {name}, which its {MANIFEST} names: copy the whole folder.")
+    content = (folder / name).read_bytes()
+    if _sha256(content) != digest:
+        raise ModelError(
+            f"{folder / name} has changed: its SHA-256 is {_sha256(content)}, and {MANIFEST} says {digest}. Export the "
+            f"folder again; a state that was trained elsewhere belongs into a file of its own, for load_state(file)."
+        )
+    return content
+
+
+def require_state(manifest: Mapping[str, Any], state: Mapping[str, np.ndarray], what: str) -> None:
+    """Raise unless ``state`` has the tensors that the manifest declares."""
+    for fact in manifest["state"]["tensors"]:
+        name, shape = fact["name"], list(fact["shape"])
+        if name not in state:
+            raise ModelError(f"{what} lacks {name!r}, a tensor of the state of these training graphs.")
+        if list(state[name].shape) != shape:
+            raise ModelError(
+                f"{what} holds {name!r} of shape {list(state[name].shape)}, and the training graphs have {shape}: it "
+                f"belongs to another model."
+            )

@@ -1,0 +1,64 @@
+"""What an export is made from, and the vectors that a training graph reads and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._inference.head import Head
+from .._training.base_step import StepParts
+from .._training.parameters import FlatParameters
+
+PARAMETERS, STATISTICS, AVERAGE, STEP = "parameters", "statistics", "averaged_parameters", "step"
+"""Names of the tensors of the state that are not the optimizer's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExportSource:
+    """A model in training.
+
+    Attributes
+    ----------
+    parts : StepParts
+        The graph, the settings of the step, the parameters, the frozen weights and the optimizer's state.
+    head : Head
+        What follows the scores.
+    facts : mapping of str to object
+        Plain values for the manifest that the graphs do not need: the estimator, the learning rate.
+    """
+
+    parts: StepParts
+    head: Head
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class StateTensor:
+    """A tensor that a step reads as ``name`` and returns anew as ``output``.
+
+    Attributes
+    ----------
+    name, output, role : str
+        The role is "parameters", "statistics", "averaged_parameters", "optimizer" or "step".
+    value : ndarray
+        The current value.
+    members : tuple of (str, tuple of int)
+        The arrays, by name and shape, that lie in it one after the other; empty for the number of steps.
+    initial : float or int
+        The value before the first step, of optimizer state.
+    """
+
+    name: str
+    output: str
+    role: str
+    value: np.ndarray
+    members: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    initial: float = 0.0
+
+
+def members_of(parameters: FlatParameters, names: Sequence[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return names and shapes of the parameters or statistics, in the order of their vector."""
+    return tuple((name, parameters.view(name).shape) for name in names)

@@ -1,0 +1,220 @@
+"""A whole training step as one graph of plain ONNX operators: loss, gradients, update.
+
+The parameters are one vector, and so is each vector of the optimizer's state: the graph cuts the parameters out of
+their vector, and joins the gradients to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .._data.target_scale import TargetScale
+from .._graph.builder import GraphBuilder
+from .._graph.edits import append_output, replace_inputs
+from .._graph.own_tensors import from_proto
+from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type
+from .._training.programs import PassSource, pass_program
+from ..exceptions import ModelError
+from ..optimizers import Optimizer
+from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
+from .update_nodes import StepScalars, emit_average, emit_clipping, emit_penalty, emit_update
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """The graph of a step and the names of its inputs and outputs.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+    data : tuple of str
+        The inputs of the given graph.
+    target, weight, rate, loss : str
+    random : tuple of str
+        Inputs for uniform random numbers of [0, 1).
+    state : tuple of StateTensor
+    batch : int
+        Rows of a minibatch.
+    """
+
+    model: ir.Model
+    data: tuple[str, ...]
+    target: str
+    weight: str
+    rate: str
+    loss: str
+    random: tuple[str, ...]
+    state: tuple[StateTensor, ...]
+    batch: int
+
+
+def step_graph(source: ExportSource) -> StepGraph:
+    """Return the graph of a training step."""
+    return _Emission(source).run()
+
+
+class _Emission:
+    """The emission of one step graph."""
+
+    def __init__(self, source: ExportSource) -> None:
+        parts = source.parts
+        self._source, self._parts, self._settings, self._layout = source, parts, parts.settings, parts.parameters
+        settings = replace(parts.settings, engine="portable")
+        program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, parts.batch))
+        self._model = from_proto(onnx.load_model_from_string(program.graph))
+        self._random = tuple(value.name or "" for value in program.random)
+        self._graph, self._kind = self._model.graph, ir_type(parts.parameters.vector.dtype)
+        self._op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")
+        self._outputs = {value.name or "": value for value in self._graph.outputs}
+        self._graph.outputs.clear()
+        self._state: list[StateTensor] = []
+
+    def run(self) -> StepGraph:
+        """Emit everything after the gradient; return the graph."""
+        op, layout = self._op, self._layout
+        old = self._old_state()
+        replace_inputs(self._graph, self._given_parameters(old))
+        gradients = _joined_vector(op, [self._outputs[f"{name}_grad"] for name in layout.names])
+        loss, gradients = self._with_penalty(old[PARAMETERS], gradients)
+        if self._settings.max_grad_norm is not None:
+            gradients = emit_clipping(op, gradients, float(self._settings.max_grad_norm), self._kind)
+        rate = self._input("learning_rate", self._kind, ())
+        double = GraphBuilder(self._graph, dtype=ir.DataType.DOUBLE, prefix="scalar")
+        new_step = op.Add(old[STEP], 1)
+        t = double.Cast(new_step, to=ir.DataType.DOUBLE)
+        scalars = StepScalars(double.Cast(rate, to=ir.DataType.DOUBLE), t)
+        vectors = {one.name: old[one.name] for one in self._state if one.role in (PARAMETERS, "optimizer")}
+        new = emit_update(op, self._settings, layout, vectors, gradients, scalars) | {STEP: new_step}
+        if STATISTICS in old:
+            moved = self._parts.model.running_statistics
+            new[STATISTICS] = _joined_vector(op, [self._outputs[moved[name]] for name in layout.running_statistics])
+        if AVERAGE in old:
+            new[AVERAGE] = self._average(old[AVERAGE], new[PARAMETERS], t)
+        target, weight = self._target(), self._renamed(WEIGHT, "sample_weight")
+        return self._finished(loss, old, new, (target, weight, rate.name or ""))
+
+    def _average(self, average: ir.Value, parameters: ir.Value, t: ir.Value) -> ir.Value:
+        decay, state = self._settings.ema_decay, self._parts.state
+        assert decay is not None
+        double = GraphBuilder(self._graph, dtype=ir.DataType.DOUBLE, prefix="average")
+        averaged = double.Sub(t, float(state.t - state.averaged)) if state.t != state.averaged else t
+        return emit_average(self._op, average, parameters, float(decay), averaged)
+
+    def _old_state(self) -> dict[str, ir.Value]:
+        """Add the inputs for the state, and record what they hold."""
+        found = {}
+        for one in state_tensors(self._source):
+            shape = () if one.role == STEP else one.value.shape
+            value = self._input(one.name, ir_type(one.value.dtype), shape)
+            name = value.name or ""
+            self._state.append(replace(one, name=name, output=self._op.taken.free(f"new_{name}")))
+            found[one.name] = value
+        return found
+
+    def _given_parameters(self, old: dict[str, ir.Value]) -> dict[str, ir.Value]:
+        """Return the values that take the places of the inputs for parameters and statistics."""
+        layout, op = self._layout, self._op
+        values = dict(cut_members(op, old[PARAMETERS], members_of(layout, layout.names)))
+        if STATISTICS in old:
+            values |= cut_members(op, old[STATISTICS], members_of(layout, layout.running_statistics))
+        return values
+
+    def _with_penalty(self, parameters: ir.Value, gradients: ir.Value) -> tuple[ir.Value, ir.Value]:
+        op, loss, size = self._op, self._outputs[LOSS], self._layout.penalized.stop
+        if not (self._settings.alpha and size):
+            return loss, gradients
+        weight = op.ReduceSum(next(v for v in self._graph.inputs if v.name == WEIGHT), keepdims=False)
+        value, slope = emit_penalty(op, self._settings, parameters, size, weight)
+        return op.Add(loss, value), op.Add(gradients, slope)
+
+    def _target(self) -> str:
+        """Return the name of the input for targets in their own units."""
+        scale = self._source.head.target_scale
+        if scale is None:
+            return self._renamed(TARGET, "y")
+        scaled = next(v for v in self._graph.inputs if v.name == TARGET)
+        given = self._input("y", ir.DataType.DOUBLE, _fixed_shape(scaled))
+        replace_inputs(self._graph, {TARGET: _emit_scaled(self._op, given, scale)})
+        return given.name or ""
+
+    def _input(self, stem: str, kind: ir.DataType, shape: Sequence[int]) -> ir.Value:
+        value = ir.val(self._op.taken.free(stem), kind, tuple(shape))
+        self._graph.inputs.append(value)
+        return value
+
+    def _renamed(self, name: str, stem: str) -> str:
+        value = next(v for v in self._graph.inputs if v.name == name)
+        value.name = self._op.taken.free(stem)
+        return value.name
+
+    def _finished(
+        self, loss: ir.Value, old: dict[str, ir.Value], new: dict[str, ir.Value], names: tuple[str, str, str]
+    ) -> StepGraph:
+        loss = self._op.Identity(loss)
+        append_output(self._graph, loss, self._op.taken.free("loss"), self._outputs[LOSS])
+        written: set[ir.Value] = set()
+        for one, key in zip(self._state, old, strict=True):
+            value = new[key] if new[key].producer() and new[key] not in written else self._op.Identity(new[key])
+            written.add(value)
+            append_output(self._graph, value, one.output, old[key])
+        random = tuple(self._renamed(name, name.rpartition("/")[2]) for name in self._random)
+        self._graph.sort()
+        data = tuple(spec.name for spec in self._parts.model.inputs)
+        return StepGraph(self._model, data, *names, loss.name or "", random, tuple(self._state), self._parts.batch)
+
+
+def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
+    """Yield what a step changes: the number of steps taken, and vectors."""
+    parts, layout, settings = source.parts, source.parts.parameters, source.parts.settings
+    optimizer = settings.optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise ModelError(
+            f"{type(optimizer).__name__} takes no steps of minibatches, so it has no training graph. Set another "
+            f"optimizer, such as 'adamw'."
+        )
+    names = members_of(layout, layout.names)
+    yield StateTensor(PARAMETERS, "", PARAMETERS, layout.vector, names)
+    if layout.running_statistics:
+        moved = layout.buffer[len(layout.vector) :][: layout.n_statistics]
+        yield StateTensor(STATISTICS, "", STATISTICS, moved, members_of(layout, layout.running_statistics))
+    if layout.average is not None and settings.ema_decay is not None:
+        yield StateTensor(AVERAGE, "", AVERAGE, layout.average, names)
+    slots = {name: np.full_like(layout.vector, value) for name, value in optimizer.state().items()}
+    fits = {name: slot.shape for name, slot in parts.state.slots.items()} == {n: s.shape for n, s in slots.items()}
+    current = parts.state.slots if fits else slots
+    for name, initial in optimizer.state().items():
+        if name in (PARAMETERS, STATISTICS, AVERAGE, STEP):
+            raise ModelError(f"{type(optimizer).__name__}.state has a vector {name!r}, a name of the training graph's.")
+        yield StateTensor(name, "", "optimizer", current[name], names, initial)
+    yield StateTensor(STEP, "", STEP, np.array(parts.state.t if fits else 0, np.int64))
+
+
+def cut_members(
+    op: GraphBuilder, vector: ir.Value, members: Sequence[tuple[str, tuple[int, ...]]]
+) -> Iterator[tuple[str, ir.Value]]:
+    """Yield the arrays that lie in a vector, by name."""
+    sizes = [math.prod(shape) for _, shape in members]
+    pieces = op.emit("Split", vector, split=sizes, outputs=len(sizes), axis=0) if len(sizes) > 1 else [vector]
+    for (name, shape), piece in zip(members, pieces, strict=True):
+        yield name, piece if len(shape) == 1 else op.Reshape(piece, list(shape))
+
+
+def _joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
+    flat = [op.Reshape(value, [-1]) for value in values]
+    return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
+
+
+def _emit_scaled(op: GraphBuilder, y: ir.Value, scale: TargetScale) -> ir.Value:
+    """Emit the targets as they are trained on, computed in float64 as on the host."""
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="target")
+    return op.Cast(double.Div(double.Sub(y, scale.center), scale.scale), to=op.dtype)
+
+
+def _fixed_shape(value: ir.Value) -> list[int]:
+    return [int(str(d)) for d in value.shape or ()]

@@ -1,0 +1,119 @@
+"""What a training graph computes after the gradient: penalty, clipping, update, average of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder
+from .._graph.loss_terms import penalty_factors, weighted_penalty
+from .._optimizers.update_graph import emit_clipped, update_graph
+from .._training.loss_graph import StepSettings
+from .._training.parameters import FlatParameters
+from .._training.segments import Segment, require_elementwise, segments, with_decay_factor
+from ..exceptions import ModelError
+from ..optimizers import Optimizer
+
+Vectors = Mapping[str, ir.Value]
+
+
+@dataclass(frozen=True)
+class StepScalars:
+    """The learning rate and the number of the step, both in float64."""
+
+    learning_rate: ir.Value
+    t: ir.Value
+
+
+def emit_penalty(
+    op: GraphBuilder, settings: StepSettings, parameters: ir.Value, size: int, weight: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Emit the penalty on the first ``size`` parameters, divided by the weight of the rows, and its gradient."""
+    squares, absolutes = penalty_factors(settings.alpha, settings.l1_ratio)
+    penalized = op.Slice(parameters, starts=[0], ends=[size], axes=[0])
+    strength = op.Where(op.Greater(weight, 0.0), op.Div(1.0, op.Max(weight, float(np.finfo(np.float32).tiny))), 0.0)
+    value = weighted_penalty(op, penalized, squares, absolutes if settings.l1_ratio else None)
+    slope = op.Mul(penalized, 2.0 * squares)
+    if settings.l1_ratio:
+        slope = op.Add(slope, op.Mul(op.Sign(penalized), absolutes))
+    rest = op.Mul(op.Slice(parameters, starts=[size], ends=[2**31 - 1], axes=[0]), 0.0)
+    return op.Mul(value, strength), op.Concat(op.Mul(slope, strength), rest, axis=0)
+
+
+def emit_clipping(op: GraphBuilder, gradients: ir.Value, limit: float, dtype: ir.DataType) -> ir.Value:
+    """Emit the gradients with their norm limited."""
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="clip")
+    return emit_clipped(double, gradients, limit, dtype)[0]
+
+
+def emit_update(
+    op: GraphBuilder,
+    settings: StepSettings,
+    layout: FlatParameters,
+    vectors: Vectors,
+    gradients: ir.Value,
+    scalars: StepScalars,
+) -> dict[str, ir.Value]:
+    """Emit the new vectors, of the parameters and the optimizer's state, by the names of ``vectors``."""
+    optimizer = settings.optimizer
+    assert isinstance(optimizer, Optimizer)
+    found = segments(layout, settings.factors)
+    if len(found) > 1:
+        require_elementwise(optimizer, elementwise=update_graph(optimizer, op.dtype).elementwise)
+    parts = [_emit_segment(op, optimizer, one, vectors, gradients, scalars, alone=len(found) == 1) for one in found]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: op.Concat(*(part[name] for part in parts), axis=0) for name in vectors}
+
+
+def _emit_segment(
+    op: GraphBuilder,
+    optimizer: Optimizer,
+    one: Segment,
+    vectors: Vectors,
+    gradients: ir.Value,
+    scalars: StepScalars,
+    *,
+    alone: bool,
+) -> dict[str, ir.Value]:
+    """Emit the update of a part of the vectors whose parameters have the same factors."""
+
+    def cut(vector: ir.Value) -> ir.Value:
+        return vector if alone else op.Slice(vector, starts=[one.part.start], ends=[one.part.stop], axes=[0])
+
+    own = with_decay_factor(optimizer, one.factors.decay)
+    rate = scalars.learning_rate
+    if one.factors.rate != 1:
+        double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="rate")
+        rate = double.Mul(rate, float(one.factors.rate))
+    coefficients = _coefficient_values(op, own, StepScalars(rate, scalars.t))
+    state = {name: cut(vectors[name]) for name in own.state()}
+    parameters, new = own.update(op, cut(vectors["parameters"]), cut(gradients), state, coefficients)
+    return {"parameters": parameters, **new}
+
+
+def _coefficient_values(op: GraphBuilder, optimizer: Optimizer, scalars: StepScalars) -> dict[str, ir.Value]:
+    """Emit the scalars of the step, in the type of the parameters."""
+    owners = [
+        next(c for c in type(optimizer).__mro__ if name in vars(c)) for name in ("emit_coefficients", "coefficients")
+    ]
+    if not issubclass(*owners):
+        raise ModelError(
+            f"{type(optimizer).__name__} overrides coefficients, which only Python can run. Override emit_coefficients "
+            f"too, so that training graphs compute the same scalars."
+        )
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="scalar")
+    found = optimizer.emit_coefficients(double, scalars.learning_rate, scalars.t)
+    return {name: op.Cast(value, to=op.dtype) for name, value in found.items()}
+
+
+def emit_average(
+    op: GraphBuilder, average: ir.Value, parameters: ir.Value, decay: float, averaged: ir.Value
+) -> ir.Value:
+    """Emit the moving average after so many steps, ``averaged`` in float64."""
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="average")
+    weight = double.Div(1.0 - decay, double.Sub(1.0, double.Pow(decay, averaged)))
+    return op.Add(average, op.Mul(op.Sub(parameters, average), op.Cast(weight, to=op.dtype)))

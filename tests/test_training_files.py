@@ -1,0 +1,145 @@
+"""Exported training graphs go on exactly as the estimator does, in plain onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Adagrad, AdamW, OrtGradientClassifier, OrtGradientRegressor, RMSprop
+from onnxtrain_sklearn.classic.optimizers import OrtAdamW
+from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.losses import LOSSES
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
+from tests.helpers.training import quietly
+from tests.helpers.training_graphs import SETTINGS, Folder, goes_on
+
+ROWS = 40  # the last of three minibatches is padded
+
+
+def rows(task: str, n: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 5)).astype(np.float32)
+    score = X @ rng.normal(size=5)
+    if task == "regression":
+        return X, np.exp(0.3 * score)
+    return X, (score > 0).astype(int) if task == "binary" else np.digitize(score, [-1, 1])
+
+
+def classifier(**parameters) -> OrtGradientClassifier:
+    return OrtGradientClassifier(MLP((8,)), **SETTINGS | parameters)
+
+
+def regressor(**parameters) -> OrtGradientRegressor:
+    return OrtGradientRegressor(MLP((8,)), **SETTINGS | parameters)
+
+
+STEPS = [kind() for kind in OPTIMIZERS.values() if issubclass(kind, Optimizer)] + [
+    SGD(momentum=0.9, dampening=0.5, weight_decay=0.01),
+    SGD(momentum=0.9, nesterov=True),
+    Adagrad(lr_decay=0.1, initial_accumulator_value=0.5),
+    RMSprop(momentum=0.5, centered=True),
+    OrtAdamW(weight_decay=0.01),
+]
+
+
+@pytest.mark.parametrize("optimizer", STEPS, ids=repr)
+def test_optimizers_go_on(optimizer, tmp_path):
+    goes_on(classifier(optimizer=optimizer, learning_rate_init=0.003), *rows("multiclass"), tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", STEPS, ids=repr)
+def test_coefficients_in_the_graph_are_those_of_python(optimizer, tmp_path):
+    """Also after many steps, where a wrong formula of a bias correction would differ most from the first ones."""
+    model = classifier(optimizer=optimizer).partial_fit(*rows("multiclass"), classes=[0, 1, 2])
+    for t in (1, 7, 5000):
+        model._run.state.t = t
+        twin = clone(model)
+        twin.__setstate__(model.__getstate__())
+        goes_on_from(twin, tmp_path)
+
+
+def goes_on_from(model, tmp_path) -> None:
+    X, y = rows("multiclass", 16)
+    model.export_training(tmp_path / "folder", form="step")
+    folder = Folder(tmp_path / "folder")
+    folder.steps({"X": X, "y": y})
+    model.partial_fit(X, y)
+    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    assert folder.state["step"] == model._run.state.t
+
+
+@pytest.mark.parametrize(
+    ("loss", "task"),
+    [(name, task) for name, kind in LOSSES.items() for task in sorted(kind.tasks) if task != "multilabel"],
+)
+def test_losses_go_on(loss, task, tmp_path):
+    make = regressor if task == "regression" else classifier
+    goes_on(make(loss=loss, learning_rate_init=0.001), *rows(task), tmp_path, tolerance=2e-6)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"alpha": 0.1, "l1_ratio": 0.3},
+        {"max_grad_norm": 0.1},
+        {"ema_decay": 0.8},
+        {"learning_rate_factors": {"layers.0.*": 0.1}, "weight_decay_factors": {"*bias": 0.0}},
+        {"optimizer": SGD(), "alpha": 0.1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_settings_go_on(parameters, weighted, tmp_path):
+    X, y = rows("multiclass")
+    weights = np.linspace(0.5, 2, len(X)).astype(np.float32) if weighted else None
+    goes_on(classifier(**parameters), X, y, tmp_path, weights)
+
+
+@pytest.mark.parametrize("form", ["step", "epoch"])
+def test_form(form, tmp_path):
+    classifier().partial_fit(*rows("binary"), classes=[0, 1]).export_training(tmp_path / "one", form=form)
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {
+        f"{form}.onnx", "predict.onnx", "state.safetensors", "manifest.json"
+    }  # fmt: skip
+
+
+def test_size_of_a_step(tmp_path):
+    X, y = rows("multiclass")
+    quietly(classifier(max_grad_norm=1.0).fit, X, y).export_training(tmp_path / "folder")
+    assert (tmp_path / "folder" / "step.onnx").stat().st_size < 10_000
+
+
+def test_a_model_that_is_not_fitted_is_exported_untrained(tmp_path):
+    X, y = rows("multiclass")
+    model = classifier(max_iter=1)
+    model.export_training(tmp_path / "folder", X, y, batch_size=8)
+    assert not hasattr(model, "classes_")
+    folder = Folder(tmp_path / "folder")
+    assert folder.manifest["batch_size"] == 8
+    assert folder.state["step"] == 0
+    folder.steps({"X": X, "y": y})
+    quietly(model.set_params(batch_size=8).fit, X, y)
+    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+
+
+class Sharper(AdamW):
+    def coefficients(self, learning_rate, t):
+        return {**super().coefficients(learning_rate, t), "epsilon": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
+        ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
+        ({"accumulate": 2}, "accumulate=2: set it 1"),
+        ({"weight_decay_schedule": "cosine"}, "Training graphs have no weight_decay_schedule"),
+    ],
+    ids=str,
+)
+def test_refused(parameters, message, tmp_path):
+    model = quietly(classifier(**parameters).fit, *rows("binary"))
+    with pytest.raises(ModelError, match=message):
+        model.export_training(tmp_path / "folder")
+    assert not list(tmp_path.iterdir())
