@@ -1,5 +1,6 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
+from ._support import onnx_ir_without_sympy  # noqa: F401  # isort: skip  # before the others import onnx-ir
 from . import graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier

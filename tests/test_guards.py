@@ -396,9 +396,12 @@ def test_import_without_onnxruntime_names_the_extras():
     assert "onnxtrain-sklearn[portable]" in result.stderr
 
 
+OPTIONAL = ("skl2onnx", "matplotlib", "torch", "onnxscript", "IPython")
+
+
 @pytest.mark.slow
 def test_import_loads_nothing_that_a_first_fit_does_not_need():
-    heavy = ("skl2onnx", "matplotlib", "torch", "onnxscript", "onnx.reference", "IPython")
+    heavy = (*OPTIONAL, "onnx.reference", "sklearn.compose", "sklearn.ensemble", "sklearn.metrics", "sympy")
     program = f"import sys, {PACKAGE}; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

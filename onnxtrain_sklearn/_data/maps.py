@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.metrics import r2_score
 
 from .validation_scores import r_squared
 
@@ -13,6 +12,8 @@ def r2_of_maps(y: np.ndarray, predicted: np.ndarray, sample_weight: ArrayLike | 
     """Return R² of all elements: one less the sum of their squared errors by that of the mean row."""
     if y.shape != predicted.shape:
         raise ValueError(f"y has shape {y.shape}, but the predictions have {predicted.shape}.")
+    from sklearn.metrics import r2_score  # needs a fifth of scikit-learn
+
     true, found = (array.reshape(len(array), -1) for array in (y, predicted))
     return float(r2_score(true, found, sample_weight=sample_weight, multioutput="variance_weighted"))
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from sklearn.model_selection import train_test_split
 
 from ..exceptions import ModelError
 from .targets import Targets
@@ -54,6 +53,8 @@ def split_rows(
         )
     if stratify is not None:
         _require_rows_of_each_class(stratify, targets, fraction, held_out)
+    from sklearn.model_selection import train_test_split  # needs a fifth of scikit-learn
+
     trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
     return trained, held
 

@@ -6,7 +6,6 @@ Training scores checked arrays after each epoch, and the checks take longer than
 from __future__ import annotations
 
 import numpy as np
-from sklearn.metrics import r2_score
 
 
 def accuracy(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:
@@ -18,6 +17,8 @@ def accuracy(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | Non
 def r_squared(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:
     """Return the mean of R² over the columns, each 1 or 0 where its target is constant."""
     if len(truth) < 2:
+        from sklearn.metrics import r2_score  # needs a fifth of scikit-learn
+
         return float(r2_score(truth, predicted, sample_weight=weights))
     true, found = (array.reshape(len(array), -1).astype(np.float64) for array in (truth, predicted))
     factors = 1.0 if weights is None else weights.astype(np.float64)[:, np.newaxis]

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
 from .._data.targets import Classes, Targets
-from .._fitted.model import is_estimator, takes_nan
-from .._support.typing import MatrixLike
+from .._fitted.model import is_estimator
+from .._support.typing import Estimator, MatrixLike
 from .._training.loop import Trainer
 from .attempt import Attempt
 from .availability import is_on
@@ -113,7 +113,7 @@ class BaseOrtGradient(Copied, Attempt, Results, Parameters, BaseEstimator, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = is_estimator(self.model) and takes_nan(self.model)
+        tags.input_tags.allow_nan = is_estimator(self.model) and _takes_nan(self.model)
         return tags
 
     @abstractmethod
@@ -130,3 +130,9 @@ class BaseOrtGradient(Copied, Attempt, Results, Parameters, BaseEstimator, ABC):
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
         run, trainer = prepared(self, call)
         return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
+
+
+def _takes_nan(model: Estimator) -> bool:
+    from .._fitted.steps import takes_nan  # needs much of scikit-learn
+
+    return takes_nan(model)

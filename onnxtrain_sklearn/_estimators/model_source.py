@@ -10,7 +10,7 @@ from sklearn.base import is_classifier
 
 from .._fitted.model import FittedModel, is_estimator
 from .._fitted.tables import holds_text
-from .._given.ml_files import fitted_file, is_fitted_graph
+from .._given.ml_files import is_fitted_graph
 from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
 from .._graph.files import without_program
@@ -65,6 +65,8 @@ def source_of(
     whole = dequantized(widened(load(model)))
     whole = in_training_mode(whole) if training_mode else whole
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
+        from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
+
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
     whole, widths = join_outputs(whole) if joined and output is None else (whole, ())

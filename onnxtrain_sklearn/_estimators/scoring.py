@@ -9,7 +9,6 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import check_scoring, get_scorer_names
 
 from .._fitted import sklearn_private
 from .._support.typing import MatrixLike
@@ -59,6 +58,8 @@ def scorer_of(
 
 
 def _scorer(estimator: Any) -> Callable[..., float]:
+    from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
+
     scoring, names = estimator.scoring, get_scorer_names()
     if not callable(scoring) and scoring not in names:
         raise ValueError(

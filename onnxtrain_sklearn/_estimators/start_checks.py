@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._data.rounding import warn_of_rounding
 from .._data.target_scale import require_in_range
-from .._fitted.equivalence import require_equal, sample_rows
+from .._fitted.sample import sample_rows
 from .._given.ml_files import FittedFile
 from .._given.ml_start import started
 from .examples import Examples
@@ -21,6 +21,8 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     if isinstance(fitted, FittedFile):
         run.fitted = started(fitted, examples.columns, run.predictions)
         return
+    from .._fitted.equivalence import require_equal  # needs much of scikit-learn
+
     X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     what = "It is refused, as training would begin from another model: its ONNX form"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .._fitted.equivalence import require_equal, sample_rows
-from .._fitted.write_back import write_back
+from .._fitted.sample import sample_rows
 from .._given.ml_files import FittedFile
 from .._support.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
@@ -30,6 +29,9 @@ def trained_estimator(estimator: Any, run: Run, X: MatrixLike | None) -> Any:
             "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give "
             "some rows, to_sklearn(X)."
         )
+    from .._fitted.equivalence import require_equal  # both need much of scikit-learn
+    from .._fitted.write_back import write_back
+
     rows = run.sample if X is None else sample_rows(X)
     result = write_back(cast("Estimator", estimator.model), run.fitted.origins, run.source.weights(), run.weights())
     found = predictions_on(estimator, run, rows)

@@ -31,8 +31,9 @@ from .converters.context import ConversionRecord
 from .converters.registry import CONVERTERS
 from .corrections import repair
 from .record import record_of
+from .steps import unwrapped
 from .table_graph import name_inputs
-from .traversal import unwrapped, walk
+from .traversal import walk
 
 
 def converted(

@@ -22,7 +22,7 @@ from . import skl2onnx_bridge
 from .converters.context import Source
 from .converters.registry import CONVERTERS, converter_of
 from .record import record_of
-from .traversal import unwrapped
+from .steps import unwrapped
 
 CONVERTED_OPSET = 18
 

@@ -13,19 +13,8 @@ import numpy as np
 
 from .._support.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
-from . import sklearn_private
 from .record import ModelRecord, Threshold, record_of
-from .traversal import last_step, unwrapped
-
-CHECKED_ROWS = 256
-"""Number of rows on which predictions are compared."""
-
-
-def sample_rows(X: MatrixLike) -> Any:
-    """Return rows spread over the data, indexed as scikit-learn does."""
-    rows: Any = X
-    n = rows.shape[0] if hasattr(rows, "shape") else len(rows)
-    return sklearn_private._safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, CHECKED_ROWS)).astype(int)))
+from .steps import last_step, unwrapped
 
 
 def require_equal(

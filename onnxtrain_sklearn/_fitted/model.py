@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-from sklearn.compose import ColumnTransformer
-from sklearn.pipeline import FeatureUnion
-from sklearn.utils import get_tags
 
 from .._support.typing import Estimator
-from .traversal import first_step
 
 if TYPE_CHECKING:
     from ..losses import Loss
@@ -97,14 +93,3 @@ def listed(classes: ArrayLike | list[np.ndarray] | None) -> Any:
 def is_estimator(model: object) -> TypeGuard[Estimator]:
     """Whether ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
-
-
-def takes_nan(model: Estimator) -> bool:
-    """Whether a scikit-learn model takes missing values, in some columns at least."""
-    first = first_step(model)
-    if isinstance(first, FeatureUnion):
-        return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
-    if isinstance(first, ColumnTransformer):  # each has columns of its own
-        parts = getattr(first, "transformers_", first.transformers)
-        return any(takes_nan(part) for _, part, _ in parts if is_estimator(part))
-    return bool(get_tags(first).input_tags.allow_nan)

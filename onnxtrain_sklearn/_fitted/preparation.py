@@ -34,7 +34,8 @@ from .record import ModelRecord, record_of
 from .refusals import refuse_untrainable, without_gradient
 from .scores import as_probabilities, expose_scores, prune
 from .table_graph import in_parts
-from .tables import Table, table_of
+from .table_of_model import table_of
+from .tables import Table
 from .tracers import Tracer
 from .traversal import follow
 

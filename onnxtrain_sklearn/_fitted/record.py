@@ -21,7 +21,7 @@ from sklearn.svm import SVC, NuSVC
 
 from .._support.typing import Estimator
 from . import sklearn_private
-from .traversal import last_step
+from .steps import last_step
 
 EstimatorTask: TypeAlias = Literal["regression", "classification", "outlier_detection", "clustering", "none"]
 

@@ -1,29 +1,19 @@
 """Tables with text: the columns that a fitted model takes, and conversion of data to these columns.
 
-The first step that takes a column tells its kind: an encoder by its categories, an imputer by its statistics, a
-vectorizer by its class. Missing text becomes the string that skl2onnx uses for it, "nan" or "None". A column in which
-that string may also be a value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's
-``predict``.
+Missing text becomes the string that skl2onnx uses for it, "nan" or "None". A column in which that string may also be a
+value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's ``predict``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.compose import ColumnTransformer
-from sklearn.ensemble import VotingRegressor
-from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
-from sklearn.utils import check_array, get_tags
+from sklearn.utils import check_array
 
-from .._support.typing import Estimator, MatrixLike
-from ..exceptions import ModelError
-from .traversal import unwrapped, walk
+from .._support.typing import MatrixLike
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,8 @@ class TableColumn:
         """Return the values of a column as text, validated; shape (n_samples, 1)."""
         where, listed = f"column {self.name!r} of X", values.tolist()
         written = {value: str(value) for value in set(listed)}
-        absent = {text for value, text in written.items() if _is_missing(value)}
-        given = {value for value in written if not _is_missing(value)}
+        absent = {text for value, text in written.items() if is_missing(value)}
+        given = {value for value in written if not is_missing(value)}
         if not listed:
             raise ValueError(f"There is no text in {where}: it has no rows, and at least one is required.")
         if odd := {type(value).__name__ for value in given if not isinstance(value, str)}:
@@ -80,7 +70,7 @@ class TableColumn:
             raise ValueError(f"Found unknown categories {sorted(unknown)} in column {self.name!r} of X.")
 
 
-def _is_missing(value: object) -> bool:
+def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float | np.floating) and bool(np.isnan(value)))
 
 
@@ -157,195 +147,3 @@ def _text_documents(X: MatrixLike) -> np.ndarray:
     if isinstance(X, str) or values.ndim != 1:
         raise ValueError(f"The fitted model takes a sequence of texts, got {type(X).__name__} of {values.ndim} axes.")
     return values
-
-
-def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
-    """Return the table of a model that takes text; None for a model that takes a numeric matrix.
-
-    ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
-    """
-    users = list(_first_steps(estimator, None))
-    _refuse_text_within(users)
-    if any(user.columns is None and user.steps and _is_vectorizer(user.steps[0]) for user in users):
-        return Table((TableColumn("text", "text", gaps=False),), documents=True)
-    _refuse_hidden_text(estimator, users)
-    n_columns = getattr(estimator, "n_features_in_", 0)
-    names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(n_columns)])
-    columns = tuple(_agreed_column(str(name), i, users) for i, name in enumerate(names))
-    kinds = {column.kind for column in columns}
-    return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
-
-
-@dataclass(frozen=True)
-class _FirstSteps:
-    """Steps that take some columns of the data first; None: all columns. They may be within an ensemble.
-
-    ``later_steps`` take their outputs, together with those of other steps.
-    """
-
-    steps: tuple[Estimator, ...]
-    columns: tuple[int, ...] | None
-    ensemble: Any = None
-    later_steps: tuple[Estimator, ...] = ()
-
-    @property
-    def allows_missing(self) -> bool:
-        """Whether missing values are allowed: every step allows them, up to one that imputes."""
-        for step in (*self.steps, *self.later_steps):
-            if not get_tags(step).input_tags.allow_nan:
-                return False
-            if _imputes(step):
-                return True
-        return True
-
-    def before(self, later: tuple[Estimator, ...]) -> _FirstSteps:
-        """Return the same followed by further steps."""
-        return replace(self, later_steps=(*self.later_steps, *later))
-
-    def place(self, column: int) -> int | None:
-        """Return the position of a column of the data among the columns of the step."""
-        if self.columns is None:
-            return column
-        return self.columns.index(column) if column in self.columns else None
-
-
-def _first_steps(
-    estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
-) -> Iterator[_FirstSteps]:
-    """Yield the steps that take columns of the data first, with the steps that follow them."""
-    estimator = unwrapped(estimator)
-    if isinstance(estimator, Pipeline):
-        steps = (*(step for _, step in estimator.steps if not _is_passthrough(step)), *later)
-        yield from _first_steps(steps[0], columns, steps[1:]) if steps else [_FirstSteps((), columns)]
-    elif isinstance(estimator, ColumnTransformer):
-        for name, part, _ in estimator.transformers_:
-            taken = estimator._transformer_to_input_indices[name]
-            inner = _first_steps(part, tuple(i if columns is None else columns[i] for i in taken))
-            yield from (user.before(later) for user in inner)
-    elif isinstance(estimator, FeatureUnion):
-        for _, part in estimator.transformer_list:
-            yield from (user.before(later) for user in _first_steps(part, columns))
-    elif isinstance(estimator, str) and estimator == "drop":
-        return
-    elif parts := _inner_estimators(estimator):
-        for part in parts:
-            yield from (replace(user.before(later), ensemble=estimator) for user in _first_steps(part, columns))
-    else:
-        yield _FirstSteps(() if _is_passthrough(estimator) else (estimator, *later), columns)
-
-
-def _is_passthrough(step: object) -> bool:
-    return step is None or isinstance(step, str) or (isinstance(step, FunctionTransformer) and step.func is None)
-
-
-def _inner_estimators(estimator: Estimator) -> list[Any]:
-    """Return the pipelines and column transformers within an ensemble that get the same columns."""
-    found: dict[tuple[Any, ...], Any] = {}
-    for path, part in walk(estimator):
-        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
-        if not path or not same or not isinstance(part, Pipeline | ColumnTransformer):
-            continue
-        if not str(path[0]).startswith("_") and not any(path[: len(outer)] == outer for outer in found):
-            found[path] = part
-    return list(found.values())
-
-
-def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps]) -> TableColumn:
-    """Return a column by all steps that take it."""
-    places = [(user, user.place(index)) for user in users]
-    taken = [(user.steps, place) for user, place in places if place is not None]
-    if not taken:
-        return TableColumn(name, "unused")
-    if not any(steps and _is_text(steps[0], place) for steps, place in taken):
-        column = TableColumn(name, "number", all(user.allows_missing for user, place in places if place is not None))
-    else:
-        column = TableColumn(name, "text")
-    for steps, place in taken:
-        column = _with_rules(column, steps, place) if steps else column
-    if unsure := column.literal & column.missing:
-        raise ModelError(
-            f"The text {min(unsure)!r} and missing text are two categories of column {name!r}, and the same in ONNX. "
-            f"Write it otherwise, and fit the model on that."
-        )
-    return column
-
-
-def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> TableColumn:
-    """Add what one step tells: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
-    literal: frozenset[Any] = frozenset()
-    for step in steps[: 2 if _imputes(steps[0]) else 1]:
-        values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
-        absent = frozenset(str(value) for value in values if _is_missing(value))
-        literal |= {value for value in values if not _is_missing(value)}
-        column = replace(
-            column,
-            literal=column.literal | literal,
-            missing=column.missing | absent,
-            gaps=column.gaps and not _is_vectorizer(step) and not (absent and _encodes_as_nan(step)),
-        )
-        if _refuses_unknown(step):
-            known = literal | column.missing if column.kind == "text" else literal
-            column = replace(column, known=known if column.known is None else column.known & known)
-    return column
-
-
-def _is_text(step: Estimator | None, place: int) -> bool:
-    return _is_vectorizer(step) or any(isinstance(value, str) for value in _fitted_values(step, place))
-
-
-def _is_vectorizer(step: object) -> bool:
-    return isinstance(step, CountVectorizer | HashingVectorizer)
-
-
-def _imputes(step: Estimator) -> bool:
-    return type(step).__module__.startswith("sklearn.impute.")
-
-
-def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
-    """Return the categories of one column of a fitted step."""
-    if isinstance(step, SimpleImputer):
-        return [step.statistics_[place]]
-    categories = getattr(step, "categories_", ())
-    return np.asarray(categories[place]).tolist() if place < len(categories) else []
-
-
-def _encodes_as_nan(step: Estimator) -> bool:
-    return isinstance(step, OrdinalEncoder) and bool(np.isnan(step.encoded_missing_value))
-
-
-def _refuses_unknown(step: Estimator) -> bool:
-    """Whether a step refuses unknown text, in scikit-learn or in the graph."""
-    if isinstance(step, OrdinalEncoder):
-        return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
-    if isinstance(step, OneHotEncoder):
-        unknown = step.handle_unknown
-        return bool(unknown == "error" or (unknown != "ignore" and step._infrequent_enabled))
-    return False
-
-
-def _refuse_text_within(users: Sequence[_FirstSteps]) -> None:
-    """Refuse encoders of text within ensembles that give their members numeric matrices."""
-    for user in users:
-        ensemble, first = user.ensemble, user.steps[0] if user.steps else None
-        if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
-            continue
-        if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
-            name = type(ensemble).__name__
-            raise ModelError(
-                f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
-                f"before the {name}, in a pipeline that ends in it."
-            )
-
-
-def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> None:
-    """Refuse encoders of text that follow other steps, whose effect on the text has no ONNX form."""
-    first = {id(step) for user in users for step in user.steps}
-    for _, part in walk(estimator):
-        categories = getattr(part, "categories_", ())
-        if id(part) not in first and any(
-            isinstance(v, str) for i in range(len(categories)) for v in _fitted_values(part, i)
-        ):
-            raise ModelError(
-                f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
-                f"ColumnTransformer that begins the pipeline, after an imputer at most."
-            )

@@ -1,21 +1,14 @@
-"""Traversal of fitted scikit-learn estimators: nested estimators, the first and the last step."""
+"""Traversal of fitted scikit-learn estimators: nested estimators, and the objects at paths from a model."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
-from sklearn.pipeline import Pipeline
-from sklearn.semi_supervised import SelfTrainingClassifier
 
 from .._support.typing import Estimator
-from . import sklearn_private
 
 Path: TypeAlias = "tuple[str | int, ...]"
 """Attributes and positions from a model to a nested object."""
@@ -80,38 +73,3 @@ def _assign_in_tuple(owner: Estimator, path: Path, value: object) -> None:
     items = list(follow(owner, path[:-1]))
     items[int(path[-1])] = value
     setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
-
-
-def last_step(estimator: Estimator) -> Any:
-    """Return the last estimator of a pipeline."""
-    estimator = unwrapped(estimator)
-    while hasattr(estimator, "steps"):
-        estimator = unwrapped(estimator.steps[-1][1])
-    return estimator
-
-
-def first_step(estimator: Estimator) -> Any:
-    """Return the first estimator of a pipeline, also within a TransformedTargetRegressor."""
-    estimator = unwrapped(estimator)
-    if hasattr(estimator, "steps"):
-        return first_step(estimator.steps[0][1])
-    return first_step(estimator.regressor_) if isinstance(estimator, TransformedTargetRegressor) else estimator
-
-
-def unwrapped(estimator: Estimator) -> Any:
-    """Return the estimator within searches, thresholds, self-training and FrozenEstimators, also in pipelines.
-
-    skl2onnx does not support all of them, and ignores thresholds.
-    """
-    if isinstance(estimator, FrozenEstimator):
-        return unwrapped(estimator.estimator)
-    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV | SelfTrainingClassifier):
-        return unwrapped(estimator.estimator_)
-    if isinstance(estimator, sklearn_private.BaseSearchCV) and hasattr(estimator, "best_estimator_"):
-        return unwrapped(estimator.best_estimator_)
-    if isinstance(estimator, Pipeline):
-        steps = [(name, unwrapped(step)) for name, step in estimator.steps]
-        if any(new is not old for (_, new), (_, old) in zip(steps, estimator.steps, strict=True)):
-            estimator = copy.copy(estimator)
-            estimator.steps = steps
-    return estimator

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from .._data.columns import Column
-from .._fitted.equivalence import sample_rows
 from .._fitted.model import FittedModel
+from .._fitted.sample import sample_rows
 from .._graph.trainable import TrainableModel
 from ..exceptions import ModelError
 from .ml_files import FittedFile, outputs_of_file
