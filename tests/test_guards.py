@@ -94,11 +94,11 @@ PROTOBUF = {
     "classic.artifacts": {"ModelProto", "save"},
     "classic.training_session": {"ModelProto", "load_model_from_string"},
     "classic.training_graphs": {"ModelProto", "save"},
-    "classic.block_loss": {"ModelProto", "TensorProto", "ValueInfoProto", "helper"},
     **{  # users' blocks add nodes of protobuf to a ModelProto
         f"classic.onnxblock.{name}": {"ModelProto", "TensorProto", "ValueInfoProto", "helper", *more}
         for name, more in {
             "accessor": (),
+            "block_loss": (),
             "blocks": ("checker", "numpy_helper", "shape_inference"),
             "checkpoint": ("numpy_helper",),
             "forward": (),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
 
+from ..._graph.links import Link, Task
 from ...exceptions import ModelError, nearest
 from .accessor import current_accessor
+from .block_loss import BlockLoss
 
 _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
 """Additional operator domains, and the imported version of each."""
@@ -69,7 +70,7 @@ class Block(ABC):
         """Return a copy of the model with inferred shapes."""
         return onnx.shape_inference.infer_shapes(self.base)
 
-    def as_loss(self, widths: tuple[int, ...] = ()) -> Any:
+    def as_loss(self, widths: tuple[int, ...] = ()) -> BlockLoss:
         """Return this block as a loss of an estimator, which calls this for its parameter ``loss``.
 
         Parameters
@@ -77,8 +78,11 @@ class Block(ABC):
         widths : tuple of int
             Columns of each output of the graph, if it has several.
         """
-        block_loss = import_module("onnxtrain_sklearn.classic.block_loss")  # late: it imports this module
-        return block_loss.BlockLoss(self, widths)
+        return BlockLoss(self, widths)
+
+    def loss_link(self, task: Task) -> Link:
+        """Return the link of the outputs where this block is the loss of an estimator."""
+        return "identity"
 
 
 def emit(

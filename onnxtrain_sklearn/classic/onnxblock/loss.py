@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
+from ..._graph.links import Link, Task
 from . import blocks
 from .accessor import current_accessor
 
@@ -70,6 +71,9 @@ class CrossEntropyLoss(blocks.Block):
         self._weight, self._reduction = weight, blocks.require_reduction(reduction)
         self._ignore_index = ignore_index
 
+    def loss_link(self, task: Task) -> Link:
+        return "softmax" if task == "multiclass" else "identity"
+
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Return the name of the loss of ``scores_input_name``, an output of the graph."""
         if not blocks.has_value(labels_name):
@@ -111,6 +115,9 @@ class BCEWithLogitsLoss(blocks.Block):
         self._reduce = blocks.reducing(reduction)
         self._sigmoid, self._log, self._neg = blocks.Sigmoid(), blocks.Log(), blocks.Neg()
         self._sub, self._add, self._mul = blocks.Sub(), blocks.Add(), blocks.Mul()
+
+    def loss_link(self, task: Task) -> Link:
+        return "identity" if task == "regression" else "sigmoid"
 
     def build(self, loss_input_name: str, target_name: str = "target") -> Any:
         """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""

@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx.helper
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
-from .._graph.links import Link, Task
-from .._runtime import devices, sessions
-from ..exceptions import ModelError
-from ..losses import Loss
-from .onnxblock.accessor import IR_VERSION, ModelAccessor, entered
-from .onnxblock.blocks import Block
-from .onnxblock.loss import BCEWithLogitsLoss, CrossEntropyLoss
+from ..._graph.builder import GraphBuilder
+from ..._graph.links import Link, Task
+from ..._runtime import devices, sessions
+from ...exceptions import ModelError
+from ...losses import Loss
+from .accessor import IR_VERSION, ModelAccessor, entered
 
 _ROWS = 5
 """Number of rows of the trial of a block."""
+
+
+class LossBlock(Protocol):
+    """A block of ``onnxblock`` that computes a loss."""
+
+    def __call__(self, *outputs: str) -> Any:
+        """Add the loss of these outputs to the model; return its name, or a tuple that begins with it."""
+
+    def loss_link(self, task: Task) -> Link:
+        """Return the link of the outputs."""
 
 
 class BlockLoss(Loss):
@@ -39,14 +48,12 @@ class BlockLoss(Loss):
         Columns of each output, if the scores are several concatenated outputs; empty: one output.
     """
 
-    def __init__(self, block: Block, widths: tuple[int, ...] = ()) -> None:
+    def __init__(self, block: LossBlock, widths: tuple[int, ...] = ()) -> None:
         self.block = block
         self.widths = widths
 
     def link(self, task: Task) -> Link:
-        if isinstance(self.block, CrossEntropyLoss) and task == "multiclass":
-            return "softmax"
-        return "sigmoid" if isinstance(self.block, BCEWithLogitsLoss) and task != "regression" else "identity"
+        return self.block.loss_link(task)
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         shape = op.shape(scores)
