@@ -81,6 +81,7 @@ MODELS: dict[str, Maker] = {
     "RealMLP TD-S": ours("RealMLP", "td-s"),
     "TabM": ours("TabM"),
     "TabM-mini": ours("TabM", mini=True),
+    "TabM-mini PWL": ours("TabM", 8, mini=True, embedding="piecewise_linear"),
     "RealMLP (pytabkit)": original("RealMLP_TD"),
     "RealMLP TD-S (pytabkit)": original("RealMLP_TD_S"),
     "TabM (pytabkit)": original("TabM_D"),

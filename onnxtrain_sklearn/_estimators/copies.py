@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from sklearn.base import BaseEstimator, clone
@@ -12,6 +11,7 @@ from .._fitted.model import is_estimator
 from .._gradient.engine import available_engines
 from .._graph.files import without_program
 from .._runtime import devices, distributions
+from .._support.declared import defaults_of
 from ..exceptions import warn
 from .stored import plain, restored
 
@@ -52,8 +52,7 @@ class Copied(BaseEstimator):
 
         Parameters that are newer than a pickle get their defaults.
         """
-        given = inspect.signature(type(self)).parameters.items()
-        super().__setstate__({name: p.default for name, p in given if p.default is not p.empty} | state)
+        super().__setstate__(defaults_of(type(self)) | state)
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._inference.predictor import Predictor
 from .._runtime import sessions
 from .._runtime.devices import Device
+from .._support.declared import defaults_of
 from .._support.typing import MatrixLike
 from .preprocessing import Preprocessing
 from .raw_table import read_table
@@ -61,6 +62,10 @@ class FittedGraph(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {**state, "_predictors": {}} if "_predictors" in state else state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; parameters that are newer than a pickle get their defaults."""
+        super().__setstate__(defaults_of(type(self)) | state)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_graph")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from numbers import Real
 
 from .._estimators import parameters
+from .._models.realmlp import RealMLP
 from .._models.tabm import TabM
 from .._support.declared import Parameter, switch
 from .._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
@@ -39,6 +40,10 @@ REALMLP: Mapping[str, Parameter] = {
 Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
 simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
     "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
+    "embedding": Parameter("str, Embedding or None", """
+Embedding of the numeric columns. "auto": that of the variant, "periodic" for "td" and none for "td-s";
+"piecewise_linear": better where the effect of a number has steps or edges, as that of a place has.""",
+        RealMLP.valid["embedding"]),
     "learning_rate_init": Parameter('float or "auto"', """
 Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
     "max_iter": Parameter("int", "Epochs.", (COUNT,)),

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
+from .._models.embeddings import Embedding
 from .._models.realmlp import RealMLP
 from .._support.declared import documented
 from .._support.typing import ClassWeight
@@ -58,7 +59,8 @@ def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[
 
 
 def _realmlp(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
-    return RealMLP(recipe.variant, recipe.hidden_layer_sizes, categories=preprocessing.code_columns or None)
+    embedding, categories = recipe.embedding, preprocessing.code_columns or None
+    return RealMLP(recipe.variant, recipe.hidden_layer_sizes, embedding=embedding, categories=categories)
 
 
 ABOUT_REALMLP = {
@@ -120,6 +122,7 @@ class RealMLPClassifier(ClassifierRecipe):
         variant: str = "td",
         *,
         hidden_layer_sizes: int | Sequence[int] = (256, 256, 256),
+        embedding: str | Embedding | None = "auto",
         learning_rate_init: float | str = "auto",
         max_iter: int = 256,
         batch_size: int = 256,
@@ -178,6 +181,7 @@ class RealMLPRegressor(RegressorRecipe):
         variant: str = "td",
         *,
         hidden_layer_sizes: int | Sequence[int] = (256, 256, 256),
+        embedding: str | Embedding | None = "auto",
         learning_rate_init: float | str = "auto",
         max_iter: int = 256,
         batch_size: int = 256,
