@@ -7,6 +7,7 @@ from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.earlier_modules import know_earlier_modules
 from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
+from ._export.training import load_training
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
 from ._optimizers.lbfgs import LBFGS
@@ -49,6 +50,7 @@ __all__ = [
     "clear_cache",
     "gradient_graph",
     "graph",
+    "load_training",
     "losses",
     "model_limits",
     "schedules",

@@ -78,6 +78,16 @@ PROTOBUF = {
     "_export.step_graph": {"load_model_from_string"},  # programs are bytes
     "_export.compact": {"ModelProto"},
     "_export.manifest": {"ModelProto"},
+    "_export.training_info": {  # training_info is not in onnx_ir
+        "GraphProto",
+        "ModelProto",
+        "TensorProto",
+        "ValueInfoProto",
+        "helper",
+        "load_model_from_string",
+        "numpy_helper",
+    },
+    "_estimators.training_files": {"ModelProto"},  # to_training_onnx returns one
     "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one
@@ -135,6 +145,7 @@ PUBLIC = {
     "schedules",
     "gradient_graph",
     "graph",
+    "load_training",
     "ModelLimits",
     "model_limits",
     "clear_cache",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._export.folder import TRAINING_FORMS, training_folder, write_folder
+from .._export.training_info import training_model
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
@@ -26,6 +29,7 @@ class TrainingFiles:
     """An estimator whose training can go on in any onnxruntime."""
 
     _run: Run
+    to_onnx: Callable[[], onnx.ModelProto]
     optimizer: str | BaseOptimizer
 
     def export_training(
@@ -86,6 +90,38 @@ class TrainingFiles:
         with refusing("The training graphs cannot be made"):
             content = training_folder(export_source(self, run, batch_size), form)
         write_folder(content, folder)
+
+    def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
+        """Return the graph of ``to_onnx()`` with a training step in ``training_info``, ONNX's own form.
+
+        The step (``algorithm``) reads the weights of the inference graph by their names; its own initializers are the
+        optimizer's state, which ``initialization`` sets back, and ``update_binding`` says which output replaces which
+        initializer. Runtimes that only predict ignore it. :func:`load_training` goes on training the file.
+
+        Parameters
+        ----------
+        batch_size : int, default=None
+            Rows of a minibatch; None: those of the estimator.
+
+        Raises
+        ------
+        ModelError
+            A setting has no place in the graphs, as for :meth:`export_training`, or the step needs more than operators
+            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import SGD, MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), optimizer=SGD(), max_iter=5, tol=1, random_state=0).fit(X, y)
+        >>> info = classifier.to_training_onnx().training_info[0]
+        >>> sorted(binding.key for binding in info.update_binding)
+        ['layers.0.bias', 'layers.0.weight', 'layers.1.bias', 'layers.1.weight', 'step']
+        """
+        check_is_fitted(self)
+        with refusing("The training step cannot be made"):
+            return training_model(export_source(self, self._run, batch_size), self.to_onnx())
 
     def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
         """Load weights that were trained elsewhere, and the optimizer's state where it is there too.

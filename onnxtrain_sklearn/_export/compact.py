@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -11,11 +11,14 @@ from .._graph.names import Names
 from .._graph.protobuf import to_proto
 
 
-def compact_proto(model: ir.Model, name: str) -> onnx.ModelProto:
-    """Return ``model`` as protobuf, without the names and the types of values inside it; the model is changed."""
+def compact_proto(model: ir.Model, name: str, taken: Collection[str] = ()) -> onnx.ModelProto:
+    """Return ``model`` as protobuf, without the names and the types of values inside it; the model is changed.
+
+    New names are other ones than those that are ``taken``.
+    """
     graphs = list(model.graphs())
     kept = {*model.graph.inputs, *model.graph.outputs}
-    names = Names(value.name or "" for value in kept)
+    names = Names([*taken, *(value.name or "" for value in kept)])
     for value in (value for graph in graphs for value in _inner_values(graph) if value not in kept):
         if value.name:  # an omitted output has none
             value.name = names.numbered("v")

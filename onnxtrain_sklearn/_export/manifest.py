@@ -62,6 +62,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the manifest, as values of JSON; ``entries`` are the graphs by name, ``files`` hashes by file."""
     settings, head = source.parts.settings, source.head
+    epoch = entries.get("epoch")
+    order = next((name for name, role in epoch.inputs.items() if role == "order"), "") if epoch is not None else ""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -74,6 +76,8 @@ def manifest_of(
         "penalty": {"alpha": settings.alpha, "l1_ratio": settings.l1_ratio},
         "max_grad_norm": settings.max_grad_norm,
         "ema_decay": settings.ema_decay,
+        "inputs": {"sample_weight": step.weight, "learning_rate": step.rate, **({"order": order} if order else {})},
+        "loss_output": step.loss,
         "batch_size": step.batch,
         "padding": not source.parts.parameters.running_statistics,
         "random": {"inputs": list(step.random), "seed": settings.seed, "draws": source.parts.state.draws},

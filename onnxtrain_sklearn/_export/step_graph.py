@@ -80,7 +80,7 @@ class _Emission:
         op, layout = self._op, self._layout
         old = self._old_state()
         replace_inputs(self._graph, self._given_parameters(old))
-        gradients = _joined_vector(op, [self._outputs[f"{name}_grad"] for name in layout.names])
+        gradients = joined_vector(op, [self._outputs[f"{name}_grad"] for name in layout.names])
         loss, gradients = self._with_penalty(old[PARAMETERS], gradients)
         if self._settings.max_grad_norm is not None:
             gradients = emit_clipping(op, gradients, float(self._settings.max_grad_norm), self._kind)
@@ -93,7 +93,7 @@ class _Emission:
         new = emit_update(op, self._settings, layout, vectors, gradients, scalars) | {STEP: new_step}
         if STATISTICS in old:
             moved = self._parts.model.running_statistics
-            new[STATISTICS] = _joined_vector(op, [self._outputs[moved[name]] for name in layout.running_statistics])
+            new[STATISTICS] = joined_vector(op, [self._outputs[moved[name]] for name in layout.running_statistics])
         if AVERAGE in old:
             new[AVERAGE] = self._average(old[AVERAGE], new[PARAMETERS], t)
         target, weight = self._target(), self._renamed(WEIGHT, "sample_weight")
@@ -205,7 +205,8 @@ def cut_members(
         yield name, piece if len(shape) == 1 else op.Reshape(piece, list(shape))
 
 
-def _joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
+def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
+    """Return the vector in which these arrays lie one after the other."""
     flat = [op.Reshape(value, [-1]) for value in values]
     return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
 

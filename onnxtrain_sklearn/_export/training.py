@@ -1,0 +1,227 @@
+"""Goes on training exported graphs in Python, as a loop in any other language does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+
+from .._data.targets import class_targets, regression_targets
+from .._runtime import devices, sessions
+from .._training.dropout import UniformNumbers
+from ..exceptions import ModelError, instead_of
+from .folder import TrainingFolder, read_folder, state_bytes
+from .training_info import read_training_model
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Training:
+    """Training graphs that :func:`load_training` has read.
+
+    Attributes
+    ----------
+    manifest : dict
+        What the graphs are: loss, optimizer, classes, inputs and outputs.
+    state : dict of str to ndarray
+        Weights, optimizer state and number of steps, as ``load_state`` of an estimator takes them.
+    loss_curve_ : list of float
+        Mean loss of each pass.
+    """
+
+    def __init__(self, content: TrainingFolder, shuffle: bool, random_state: int | None) -> None:
+        self.manifest, self.state = dict(content.manifest), dict(content.state)
+        self.loss_curve_: list[float] = []
+        self._graphs, self._sessions = content.graphs, dict[str, sessions.InferenceSession]()
+        self._rng = np.random.default_rng(random_state) if shuffle else None
+        self._draws = int(self.manifest["random"]["draws"])
+
+    def partial_fit(
+        self,
+        X: ArrayLike | Mapping[str, ArrayLike],
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        learning_rate: float | None = None,
+    ) -> Self:
+        """Train for one pass over the rows.
+
+        Parameters
+        ----------
+        X : array-like, or dict of str to array-like
+            Rows of the graph's input, or of each of several inputs by name.
+        y : array-like
+            Labels or numbers, as the estimator takes them.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Weight of each row in the mean loss.
+        learning_rate : float, default=None
+            Of all steps; None: the initial one of the estimator.
+
+        Returns
+        -------
+        self
+        """
+        data = self._rows(X) | self._target(y)
+        sizes = {name: len(rows) for name, rows in data.items()}
+        n_rows = next(iter(sizes.values()))
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"X and y have different numbers of rows: {sizes}.")
+        weights = np.ones(n_rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
+        if weights.shape != (n_rows,):
+            raise ValueError(f"sample_weight must have the shape ({n_rows},), got {weights.shape}.")
+        rate = self.manifest["hyperparameters"]["learning_rate_init"] if learning_rate is None else learning_rate
+        total = 0.0
+        for rows in self._minibatches(n_rows):
+            total += float(weights[rows].sum()) * self._step(data, weights, rows, float(rate))
+        self.loss_curve_.append(total / float(weights.sum()))
+        return self
+
+    def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
+        """Return labels, or predicted numbers."""
+        return np.asarray(self._predictions(X)[0])
+
+    def predict_proba(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
+        """Return what the graph gives beside the labels: probabilities, or scores of a loss without them."""
+        outputs = self._predictions(X)
+        if len(outputs) < 2:
+            raise AttributeError("predict_proba: these graphs predict numbers, which have no probabilities.")
+        return outputs[1]
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file of safetensors, for ``load_state`` of an estimator."""
+        Path(path).write_bytes(state_bytes(self.state))
+
+    def _session(self, graph: str) -> sessions.InferenceSession:
+        if graph not in self._sessions:
+            if graph not in self._graphs:
+                raise ModelError(f"There is no {graph}.onnx: export with form='both' or {graph!r} to train in Python.")
+            self._sessions[graph] = sessions.create_session(self._graphs[graph], devices.resolve_device())
+        return self._sessions[graph]
+
+    def _step(self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rate: float) -> float:
+        """Train on a minibatch, filled up with rows of weight zero; return its loss."""
+        session, batch = self._session("step"), int(self.manifest["batch_size"])
+        padded = np.concatenate([rows, np.full(batch - len(rows), rows[0])])
+        own = np.concatenate([weights[rows], np.zeros(batch - len(rows))])
+        feeds: dict[str, np.ndarray] = {name: array[padded] for name, array in data.items()}
+        kinds = {value.name: _NUMPY_TYPES[value.type] for value in session.get_inputs()}
+        roles = self.manifest["inputs"]
+        feeds[roles["sample_weight"]] = own.astype(kinds[roles["sample_weight"]])
+        feeds[roles["learning_rate"]] = np.array(rate, kinds[roles["learning_rate"]])
+        outputs = {one["output"]: one["name"] for one in self.manifest["state"]["tensors"]}
+        names = [self.manifest["loss_output"], *outputs]
+        results = sessions.run_session(session, names, feeds | self._random(session) | self.state)
+        self.state = dict(zip(outputs.values(), results[1:], strict=True))
+        return float(results[0])
+
+    def _random(self, session: sessions.InferenceSession) -> dict[str, np.ndarray]:
+        """Return the random numbers of the next step, those that the estimator would draw."""
+        known = self.manifest["random"]
+        if not known["inputs"]:
+            return {}
+        shapes = {value.name: value.shape for value in session.get_inputs()}
+        inputs = [ir.val(name, ir.DataType.FLOAT, shapes[name]) for name in known["inputs"]]
+        numbers = UniformNumbers(inputs, known["seed"])
+        numbers.draw(self._draws)
+        self._draws += 1
+        return numbers.buffers
+
+    def _minibatches(self, n_rows: int) -> Iterator[np.ndarray]:
+        batch = int(self.manifest["batch_size"])
+        order = np.arange(n_rows) if self._rng is None else self._rng.permutation(n_rows)
+        if not self.manifest["padding"] and n_rows % batch:
+            raise ValueError(
+                f"Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of "
+                f"{batch} rows, got {n_rows}."
+            )
+        return (order[start : start + batch] for start in range(0, n_rows, batch))
+
+    def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> list[Any]:
+        session = self._session("predict")
+        wanted = {value.name for value in session.get_inputs()}
+        state = {name: array for name, array in self.state.items() if name in wanted}
+        outputs = [value.name for value in session.get_outputs()]
+        return sessions.run_session(session, outputs, self._rows(X) | state)
+
+    def _rows(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+        """Return the rows of each input, in its type and shape."""
+        facts = {value.name: value for value in self._session("predict").get_inputs() if value.name not in self.state}
+        given: Mapping[str, Any] = X if isinstance(X, Mapping) else {next(iter(facts)): X}
+        if given.keys() != facts.keys():
+            raise ValueError(f"The graph has the inputs {sorted(facts)}: give a dict of arrays, got {sorted(given)}.")
+        found = {}
+        for name, fact in facts.items():
+            array = np.asarray(given[name], _NUMPY_TYPES[fact.type])
+            found[name] = array.reshape(len(array), *fact.shape[1:])
+        return found
+
+    def _target(self, y: ArrayLike) -> dict[str, np.ndarray]:
+        """Return the target as the graph takes it."""
+        known, task, classes = self.manifest["target"], self.manifest["task"], self.manifest["classes"]
+        fact = next(value for value in self._session("step").get_inputs() if value.name == known["input"])
+        kind, width = _NUMPY_TYPES[fact.type], fact.shape[1:]
+        if "position" in known["kind"]:
+            values = np.asarray(y)
+        elif task == "regression":
+            values = regression_targets(y, allow_nd=True).values
+        else:
+            labels = [np.array(own) for own in classes] if task == "multioutput" else np.array(classes)
+            values = class_targets(y, labels).values
+        return {known["input"]: np.ascontiguousarray(values.reshape(len(values), *width), kind)}
+
+
+_NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
+
+
+def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_state: int | None = None) -> Training:
+    """Read training graphs, to go on training them.
+
+    Parameters
+    ----------
+    path : str or path
+        A folder of ``export_training``, or a file of a model of ``to_training_onnx``.
+    shuffle : bool, default=True
+        Whether each pass takes the rows in another order.
+    random_state : int, default=None
+        Seed of that order.
+
+    Returns
+    -------
+    Training
+        It trains by :meth:`~Training.partial_fit` and predicts; its ``state`` is what ``load_state`` of an estimator
+        takes.
+
+    Raises
+    ------
+    ModelError
+        The folder or the file is not whole, or of another version.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier, load_training
+    >>> X, y = load_iris(return_X_y=True)
+    >>> classifier = OrtGradientClassifier(MLP((8,)), batch_size=32, learning_rate_init=0.01, random_state=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     classifier.export_training(f"{folder}/iris", X, y)
+    ...     training = load_training(f"{folder}/iris", random_state=0)
+    >>> for _ in range(30):
+    ...     training = training.partial_fit(X, y)
+    >>> bool((training.predict(X) == y).mean() > 0.9)
+    True
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a folder or a file of training graphs, {instead_of(path)}.")
+    if Path(path).is_dir():
+        return Training(read_folder(path), shuffle, random_state)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file or folder {os.fspath(path)}.")
+    manifest, graphs, state = read_training_model(Path(path).read_bytes(), os.fspath(path))
+    return Training(TrainingFolder(manifest, graphs, state), shuffle, random_state)

@@ -1,0 +1,208 @@
+"""Training graphs in ONNX's own form: an inference graph with ``training_info``, which holds a training step.
+
+A step runs the nodes of both graphs as one graph. The algorithm reads rows of data and weights by their names in the
+inference graph; its own initializers are the optimizer's state. Bindings say which initializers the outputs replace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx_ir as ir
+
+from .._graph.builder import GraphBuilder, new_graph
+from .._graph.edits import append_output, replace_inputs
+from .._graph.protobuf import to_proto
+from ..exceptions import ModelError
+from .compact import compact_proto
+from .manifest import FORMAT, VERSION, manifest_of
+from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, StateTensor
+from .step_graph import StepGraph, cut_members, joined_vector, step_graph
+
+KEY = "onnxtrain_sklearn.training"
+"""Key of the manifest in the metadata of the model."""
+
+
+def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``inference`` with the training step in ``training_info``."""
+    graph = inference.graph
+    kind = ir.DataType.from_numpy(source.parts.parameters.vector.dtype)
+    held = {tensor.name for tensor in graph.initializer if tensor.data_type == kind}
+    step = _with_named_weights(source, step_graph(source), held)
+    taken = {
+        *held,
+        *(v.name for v in graph.input),
+        *(name for node in graph.node for name in (node.name, *node.output)),
+    }
+    _require_names_apart(step, taken)
+    manifest = manifest_of(source, step, {}, {})
+    algorithm = compact_proto(step.model, "training", taken)
+    result = onnx.ModelProto()
+    result.CopyFrom(inference)
+    result.ir_version = max(result.ir_version, algorithm.ir_version, 7)
+    _require_one_opset(result, algorithm)
+    info = result.training_info.add()
+    info.algorithm.CopyFrom(algorithm.graph)
+    _move_state(info.algorithm, step, held, {*step.data})
+    _add_bindings(info.update_binding, {one.name: one.output for one in step.state})
+    own = [one for one in step.state if one.name not in held]
+    info.initialization.CopyFrom(to_proto(_initial_values(own)).graph)
+    _add_bindings(
+        info.initialization_binding, {one.name: f"{one.name}/initial" for one in own if one.role != PARAMETERS}
+    )
+    entry = result.metadata_props.add()
+    entry.key, entry.value = KEY, json.dumps(manifest, allow_nan=False)
+    return result
+
+
+def _with_named_weights(source: ExportSource, step: StepGraph, held: set[str]) -> StepGraph:
+    """Return the step with an array for each weight in place of the vectors of those that the inference graph holds."""
+    layout, graph = source.parts.parameters, step.model.graph
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(layout.vector.dtype), prefix="named")
+    predicts = AVERAGE if any(one.role == AVERAGE for one in step.state) else PARAMETERS
+    names = {predicts: layout.names, STATISTICS: layout.running_statistics}
+    state: list[StateTensor] = []
+    for one in step.state:
+        if one.role in names:
+            _require_weights(names[one.role], held)
+            state.extend(_with_arrays(op, one, layout.prediction_views()))
+        else:
+            state.append(one)
+    graph.sort()
+    return StepGraph(
+        step.model, step.data, step.target, step.weight, step.rate, step.loss, step.random, tuple(state), step.batch
+    )
+
+
+def _require_weights(names: tuple[str, ...], held: set[str]) -> None:
+    if missing := [name for name in names if name not in held]:
+        raise ModelError(
+            f"The inference graph does not hold {missing[0]!r} as it is trained (adapters are merged, and weights of "
+            f"other types are trained in float32). Take export_training, which writes the vectors that are trained."
+        )
+
+
+def _with_arrays(op: GraphBuilder, vector: StateTensor, views: Mapping[str, np.ndarray]) -> Iterator[StateTensor]:
+    """Replace a vector by its arrays, among the inputs and the outputs of the graph of ``op``."""
+    graph, names = op.graph, [name for name, _ in vector.members]
+    old = next(value for value in graph.inputs if value.name == vector.name)
+    new = next(value for value in graph.outputs if value.name == vector.output)
+    inputs = {name: ir.val(name, old.dtype, shape) for name, shape in vector.members}
+    graph.inputs.extend(inputs.values())
+    replace_inputs(graph, {vector.name: joined_vector(op, list(inputs.values()))})
+    graph.outputs.remove(new)
+    for name, array in cut_members(op, new, vector.members):
+        result = op.Identity(array)
+        append_output(graph, result, f"{name}/trained", inputs[name])
+    for name in names:
+        yield StateTensor(name, f"{name}/trained", vector.role, views[name], ((name, views[name].shape),))
+
+
+def _require_names_apart(step: StepGraph, taken: set[str]) -> None:
+    """Raise if inputs or outputs of the algorithm have names of values of the inference graph."""
+    shared = {*step.data, *(one.name for one in step.state)}
+    values = [*step.model.graph.inputs, *step.model.graph.outputs]
+    if clash := [v.name for v in values if v.name in taken and v.name not in shared]:
+        raise ModelError(
+            f"The inference graph has a value {clash[0]!r}, as the training step has: rename it, or "
+            f"take export_training."
+        )
+
+
+def _require_one_opset(model: onnx.ModelProto, algorithm: onnx.ModelProto) -> None:
+    """Raise unless the step needs operators of the default domain alone, in the opset of the inference graph."""
+    versions = {one.domain: one.version for one in model.opset_import}
+    for one in algorithm.opset_import:
+        if one.domain or versions.get("") != one.version:
+            raise ModelError(
+                f"The training step uses operators of {one.domain or 'ai.onnx'!r} {one.version}, and the inference "
+                f"graph those of {versions}: training_info takes the default domain in one version. Take "
+                f"export_training."
+            )
+
+
+def _move_state(algorithm: onnx.GraphProto, step: StepGraph, held: set[str], data: set[str]) -> None:
+    """Remove the inputs that the inference graph has, and make the state initializers."""
+    own = {one.name: one.value for one in step.state if one.name not in held}
+    kept = [v for v in algorithm.input if v.name not in data and v.name not in held and v.name not in own]
+    inputs = [type(v).FromString(v.SerializeToString()) for v in kept]
+    del algorithm.input[:]
+    algorithm.input.extend(inputs)
+    algorithm.initializer.extend(onnx.numpy_helper.from_array(np.array(value), name) for name, value in own.items())
+
+
+def _initial_values(state: list[StateTensor]) -> ir.Model:
+    """Return the graph without inputs that gives the optimizer's state before the first step."""
+    op = new_graph([], ir.DataType.FLOAT, "initialization")
+    op = GraphBuilder(op.graph, prefix="initialization", constant_nodes=True)
+    for one in (one for one in state if one.role != PARAMETERS):
+        kind = ir.DataType.from_numpy(one.value.dtype)
+        tensor = ir.tensor(np.array([one.initial], one.value.dtype))
+        value = op.ConstantOfShape(list(one.value.shape), value=tensor)
+        append_output(op.graph, value, f"{one.name}/initial", ir.val("like", kind, one.value.shape))
+    return ir.Model(op.graph, ir_version=8)
+
+
+def _add_bindings(bindings: Any, names: Mapping[str, str]) -> None:
+    for name, output in names.items():
+        binding = bindings.add()
+        binding.key, binding.value = name, output
+
+
+def read_training_model(content: bytes, what: str) -> tuple[dict[str, Any], dict[str, bytes], dict[str, np.ndarray]]:
+    """Return the manifest, the graphs of a step and of predictions, and the state of a model with ``training_info``."""
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:  # protobuf has a class of its own for it
+        raise ModelError(f"{what} is no ONNX model: {error}.") from error
+    texts = {entry.key: entry.value for entry in model.metadata_props}
+    if not model.training_info or KEY not in texts:
+        raise ModelError(f"{what} holds no training step of this package: write it by to_training_onnx().")
+    manifest = json.loads(texts[KEY])
+    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+        raise ModelError(
+            f"The training step in {what} is of version {manifest.get('version')!r}, and this package reads {VERSION}."
+        )
+    info = model.training_info[0]
+    state = {entry.key for entry in info.update_binding}
+    tensors = {t.name: t for t in (*model.graph.initializer, *info.algorithm.initializer) if t.name in state}
+    values = {name: np.array(onnx.numpy_helper.to_array(tensor)) for name, tensor in tensors.items()}
+    graphs = {"step": _combined_graph(model, tensors), "predict": _with_inputs(model, tensors)}
+    return manifest, {name: graph.SerializeToString() for name, graph in graphs.items()}, values
+
+
+def _combined_graph(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """Return the graph of the algorithm behind the inference graph, which has the state as inputs."""
+    result, algorithm = _with_inputs(model, state), model.training_info[0].algorithm
+    graph = result.graph
+    graph.node.extend(algorithm.node)
+    graph.initializer.extend(tensor for tensor in algorithm.initializer if tensor.name not in state)
+    graph.input.extend(algorithm.input)
+    present = {value.name for value in graph.input}
+    graph.input.extend(_declared_input(tensor) for name, tensor in state.items() if name not in present)
+    del graph.output[:]
+    graph.output.extend(algorithm.output)
+    return result
+
+
+def _with_inputs(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """Return the inference graph with its trained weights as inputs."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.training_info[:], result.metadata_props[:]
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in state]
+    trained = [tensor for tensor in model.graph.initializer if tensor.name in state]
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(kept)
+    result.graph.input.extend(_declared_input(tensor) for tensor in trained)
+    return result
+
+
+def _declared_input(tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
