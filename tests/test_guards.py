@@ -156,7 +156,7 @@ PARAMETERS = (
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
     "trainable adapters finetune output output_kind training_mode class_axis ignore_label class_weight "
-    "target_scaling clip_predictions checkpoint_activations tol "
+    "target_scaling clip_predictions checkpoint_activations sparse_updates tol "
     "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
     "device providers provider_options session_options"
 ).split()

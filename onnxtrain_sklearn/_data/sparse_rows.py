@@ -68,6 +68,15 @@ def _write_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) 
     csc_matvecs(n_columns, n_rows, matrix.shape[1], *parts)
 
 
+def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Add each of ``rows``, times its share, to the row of ``out`` at its place; places may repeat."""
+    if csc_matvecs is None:
+        np.add.at(out, places, rows * shares[:, np.newaxis])
+        return
+    ends = np.arange(len(places) + 1, dtype=places.dtype)  # each row is a column with one number
+    csc_matvecs(len(out), len(places), out.shape[1], ends, places, shares, rows.ravel(), out.ravel())
+
+
 class SparseRows:
     """Place for the rows of a minibatch of sparse data."""
 

@@ -107,6 +107,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ignore_label: int | float | str | None = -100,
         class_weight: Mapping[object, float] | str | None = None,
         checkpoint_activations: bool = False,
+        sparse_updates: str = "exact",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool | str = False,

@@ -7,8 +7,9 @@ from typing import Any
 
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import LBFGS, BaseOptimizer
+from .._runtime.devices import Device
 from .._support.rules import FACTORS, check_parameters
-from .._training.loss_graph import Scheduled
+from .._training.loss_graph import EXACT, LAZY, Scheduled
 from .._training.parameters import Trainable, matches
 from .._training.segments import NO_FACTORS, Factors
 from ..exceptions import nearest
@@ -63,13 +64,23 @@ def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
 
 def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
     """Raise if what applies to the steps of minibatches is given to an optimizer that takes none."""
-    given = {"ema_decay": estimator.ema_decay, "accumulate": estimator.accumulate}
-    for name, default in (("ema_decay", None), ("accumulate", 1)):
-        if isinstance(optimizer, LBFGS) and given[name] != default:
+    defaults: Mapping[str, object] = {"ema_decay": None, "accumulate": 1, "sparse_updates": EXACT}
+    for name, default in defaults.items():
+        if isinstance(optimizer, LBFGS) and getattr(estimator, name) != default:
             raise ValueError(
                 f"{name} has no effect with {type(optimizer).__name__}, which takes no minibatch steps. Set it to "
-                f"{default}."
+                f"{default!r}."
             )
+
+
+def sparse_updates_of(estimator: Parameters, device: Device) -> str:
+    """Return what happens to the rows of embeddings that do not occur; devices update all of them."""
+    if estimator.sparse_updates == LAZY and device.memory is not None:
+        raise ValueError(
+            f"sparse_updates={LAZY!r} updates single rows in the host's memory, but training runs on {device.name!r}. "
+            f"Set sparse_updates={EXACT!r}, or device='cpu'."
+        )
+    return estimator.sparse_updates
 
 
 def _parameter_names(source: TrainableModel, trainable: Trainable) -> list[str]:

@@ -26,6 +26,7 @@ from .._support.rules import (
     Range,
 )
 from .._training.history import Epoch
+from .._training.loss_graph import EXACT, LAZY
 from .._training.parameters import Trainable
 from ..adapters import LoRA
 from ..finetuning import FineTuner
@@ -130,6 +131,15 @@ evaluation mode. What the exporter folded into a convolution is gone: a warning,
 Whether the backward pass computes activations again instead of keeping those of the whole graph, which takes less
 memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. The portable
 engine does so. It pays for deep graphs and large minibatches."""),
+    "sparse_updates": Parameter('{"exact", "lazy"}', """
+What a step does with the rows of an embedding that no index of its minibatch names: the rows of a trained matrix that
+only Gather reads, along its first axis. "exact": the optimizer updates them as all other parameters; they are skipped
+where that leaves them as they are, as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and
+``alpha``. "lazy": they stay as they are, and so does the state of the optimizer for them, as with
+``torch.optim.SparseAdam``: weight decay, ``alpha`` and momentum act on the rows that occur alone. That takes less time
+where the matrix is large, and it is another optimizer where rows are rare. A matrix that is read otherwise too, such as
+one that is the output layer as well, has a gradient in all rows, and is updated as usual. On the CPU alone.""",
+        (OneOf((EXACT, LAZY)),)),
     "tol": Parameter("float", """
 Least improvement of the loss (or of the validation score) that counts as one.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
@@ -255,6 +265,7 @@ class Parameters(Declared):
     output_kind: str
     training_mode: bool
     checkpoint_activations: bool
+    sparse_updates: str
     tol: float
     n_iter_no_change: float
     early_stopping: bool | str

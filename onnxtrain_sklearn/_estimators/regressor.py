@@ -98,6 +98,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         target_scaling: str | None = "auto",
         clip_predictions: bool = False,
         checkpoint_activations: bool = False,
+        sparse_updates: str = "exact",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool | str = False,

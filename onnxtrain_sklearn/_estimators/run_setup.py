@@ -19,7 +19,7 @@ from .._training.selection import selected
 from .._training.step import OptimizerState
 from .adaptation import adapted
 from .examples import Examples
-from .factors import factors_of, require_schedulable, require_steps
+from .factors import factors_of, require_schedulable, require_steps, sparse_updates_of
 from .fine_tuning import tuned_names
 from .head_choice import choose_head
 from .plan import Plan
@@ -37,6 +37,7 @@ def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run
     require_steps(estimator, chosen.settings.optimizer)
     again = bool(estimator.checkpoint_activations)
     settings = replace(chosen.settings, factors=factors, scheduled=plan.loop.scheduled, checkpoint_activations=again)
+    settings = replace(settings, sparse_updates=sparse_updates_of(estimator, settings.device))
     trainable = estimator.trainable
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph

@@ -45,4 +45,11 @@ def _settings_key(settings: StepSettings) -> tuple[object, ...]:
     """Return a key that is equal for settings of equal content."""
     objects = content([settings.loss, settings.optimizer, settings.session_options])
     numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
-    return (objects, numbers, (*settings.factors.items(), settings.scheduled), settings.engine, settings.device)
+    return (
+        objects,
+        numbers,
+        (*settings.factors.items(), settings.scheduled),
+        settings.sparse_updates,
+        settings.engine,
+        settings.device,
+    )

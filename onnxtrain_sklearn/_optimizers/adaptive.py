@@ -241,6 +241,10 @@ class Adagrad(Optimizer):
         self.epsilon = epsilon
         self.weight_decay = weight_decay
 
+    @property
+    def moves_without_gradient(self) -> bool:
+        return bool(self.weight_decay) or not self.epsilon  # 0 / 0
+
     def state(self) -> dict[str, float]:
         return {"sum_of_squares": float(self.initial_accumulator_value)}
 

@@ -68,6 +68,14 @@ class Optimizer(BaseOptimizer, ABC):
     elementwise: bool = True
     """Whether element i of the result depends on elements i alone, so that long vectors may be updated in pieces."""
 
+    @property
+    def moves_without_gradient(self) -> bool:
+        """Whether an element may change in a step in which its gradient is zero.
+
+        Where it is False, rows of an embedding that do not occur in a minibatch are not updated, which saves time.
+        """
+        return True
+
     def fused(self) -> Optimizer | None:
         """Return an equal optimizer that uses onnxruntime-training's float32 kernels, where those are faster."""
         return None

@@ -60,6 +60,10 @@ class SGD(Optimizer):
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError(f"SGD(nesterov=True) needs momentum in (0, 1) and dampening == 0, got {self!r}.")
 
+    @property
+    def moves_without_gradient(self) -> bool:
+        return bool(self.momentum or self.weight_decay)
+
     def state(self) -> dict[str, float]:
         return {"momentum": 0.0} if self.momentum else {}
 

@@ -25,6 +25,8 @@ class ScheduledDecay:
         self.optimizer, self.weight_decay = copy.copy(optimizer), float(optimizer.weight_decay)
         self.elementwise: bool = optimizer.elementwise
 
+    moves_without_gradient = True
+
     def state(self) -> dict[str, float]:
         """Return the vectors of the optimizer and their initial values."""
         return dict(self.optimizer.state())

@@ -42,6 +42,9 @@ class UpdateRule(Protocol):
 
     def fused(self) -> UpdateRule | None: ...
 
+    @property
+    def moves_without_gradient(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class UpdateGraph:
@@ -93,10 +96,20 @@ def update_rule(
     optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False, scheduled: bool = False
 ) -> UpdateRule:
     """Return the rule whose step the update graph computes, of :func:`update_graph`'s arguments."""
-    owner = next(c for c in type(optimizer).__mro__ if {"fused", "update", "state", "coefficients"} & vars(c).keys())
-    fused = fused and dtype == ir.DataType.FLOAT and "fused" in vars(owner)  # else a subclass overrides the rule
+    fused = fused and dtype == ir.DataType.FLOAT and _belongs_to_rule(optimizer, "fused")
     rule = (optimizer.fused() if fused else None) or optimizer
     return ScheduledDecay(rule) if scheduled else rule
+
+
+def moves_without_gradient(optimizer: UpdateRule) -> bool:
+    """Whether an element may change in a step in which its gradient is zero."""
+    return not _belongs_to_rule(optimizer, "moves_without_gradient") or optimizer.moves_without_gradient
+
+
+def _belongs_to_rule(optimizer: UpdateRule, name: str) -> bool:
+    """Whether an attribute is that of the class which defines the update: a subclass may override the rule alone."""
+    rule = {"update", "state", "coefficients", name}
+    return name in vars(next(c for c in type(optimizer).__mro__ if rule & vars(c).keys()))
 
 
 def _require_scheduled(author: str, rule: ScheduledDecay, scalars: Named) -> None:

@@ -7,7 +7,8 @@ update. The subclasses decide where the arrays are and when they are bound.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -62,6 +63,9 @@ class BaseStep:
         Puts an array into the memory of the vectors.
     """
 
+    adds_rows: ClassVar[bool] = False
+    """Whether the step adds up the gradients of the rows that the graph reads of large matrices."""
+
     def __init__(self, parts: StepParts, place: ToMemory) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
         self.batch, self.engine = parts.batch, parts.settings.engine
@@ -77,9 +81,8 @@ class BaseStep:
     def _pass_graph(self, batch: int, *, resident: bool = False) -> PassGraph:
         """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
         parts = self._parts
-        graph = pass_graph(
-            PassSource(parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse)
-        )
+        source = PassSource(parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse)
+        graph = pass_graph(replace(source, adds_rows=self.adds_rows))
         self.engine = graph.program.engine
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True

@@ -20,18 +20,23 @@ from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
 from .host_pass import HostPass, host_pass
 from .host_update import HostAccumulation, HostAverage, HostPenalty, HostUpdate, host_updates
-from .loss_graph import Scheduled, StepSettings, as_float32
+from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters
+from .row_gradients import RowGradients, row_gradients
+from .row_update import RowChoice
 from .step import OptimizerState, Rates
 
 
 class HostStep(BaseStep):
     """Train on one minibatch after the other."""
 
+    adds_rows = True
+
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts, np.asarray)
         settings, parameters, bindings = parts.settings, parts.parameters, self._bindings
         self._passes: dict[int, HostPass] = {}
+        self._tables: dict[str, RowGradients] | None = None
         self.buffers(self.batch)
         self._penalty = HostPenalty(bindings, parameters) if self._penalizes else None
         self._clip = None if settings.max_grad_norm is None else bindings.clipping(parameters.gradient)
@@ -41,7 +46,9 @@ class HostStep(BaseStep):
         self._updates: list[HostUpdate] = []
         if isinstance(settings.optimizer, Optimizer):
             segments = self._segment_updates(settings.optimizer)
-            self._updates = host_updates(segments, parameters, parts.state.slots)
+            lazy = settings.sparse_updates == LAZY
+            rows = RowChoice(self._tables or {}, parameters, settings.optimizer, lazy=lazy, penalized=self._penalizes)
+            self._updates = host_updates(segments, parameters, parts.state.slots, rows)
 
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next step reads, for a minibatch of ``rows`` rows.
@@ -52,7 +59,11 @@ class HostStep(BaseStep):
         size = rows if self.parameters.running_statistics else self.batch
         if size not in self._passes:
             self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # one remainder
-            self._passes[size] = host_pass(self._pass_graph(size))
+            graph = self._pass_graph(size)
+            if self._tables is None:
+                rewritten = self._penalizes or self.settings.max_grad_norm is not None or self.settings.accumulate > 1
+                self._tables = row_gradients(self.parameters, graph.program.lookups, rewritten=rewritten)
+            self._passes[size] = host_pass(graph, self._tables)
         self._current = self._passes[size]
         return self._current.buffers
 
@@ -73,6 +84,7 @@ class HostStep(BaseStep):
             group, rates = minibatches[start : start + count], next_rates()
             weights = [batches.weight_of(rows) for rows in group]
             total, loss = sum(weights), 0.0
+            self._begin()
             for i, (rows, weight) in enumerate(zip(group, weights, strict=True)):
                 batches.gather(rows, self.buffers(len(rows)))
                 share = weight / total if total > 0 else 0.0
@@ -94,8 +106,14 @@ class HostStep(BaseStep):
         The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for. Scheduled
         dropout ratios are multiplied by ``dropout``.
         """
+        self._begin()
         loss = self._current.run(self.state, dropout)
         return loss if self._penalty is None else loss + self._penalty.run(weight)
+
+    def _begin(self) -> None:
+        """Begin a step: no row of a matrix has occurred."""
+        for table in (self._tables or {}).values():
+            table.begin()
 
     def _step(self, rates: Rates) -> None:
         """Update the parameters by the gradients."""

@@ -13,6 +13,7 @@ from .._support.typing import DType
 from .loss_graph import PENALTY
 from .numpy_update import NumpyUpdate, numpy_update
 from .parameters import FlatParameters
+from .row_update import RowChoice, RowUpdate, row_update
 from .segments import Factors
 from .step import OptimizerState, Rates
 from .vector_bindings import SegmentUpdate, VectorBindings, bind_update
@@ -72,7 +73,7 @@ class HostUpdate:
 
     coefficients: Callable[[Rates, int], Coefficients]
     scalars: Mapping[str, np.ndarray]
-    bindings: list[Binding | NumpyUpdate]
+    bindings: list[Binding | NumpyUpdate | RowUpdate]
 
     def run(self, rates: Rates, t: int) -> None:
         """Take step ``t``."""
@@ -83,7 +84,7 @@ class HostUpdate:
 
 
 def host_updates(
-    segments: list[SegmentUpdate], parameters: FlatParameters, slots: Mapping[str, np.ndarray]
+    segments: list[SegmentUpdate], parameters: FlatParameters, slots: Mapping[str, np.ndarray], choice: RowChoice
 ) -> list[HostUpdate]:
     """Return the updates of the parameters and the slots, one for all segments of equal factors."""
     updates: dict[Factors, HostUpdate] = {}
@@ -92,7 +93,11 @@ def host_updates(
             updates[one.factors] = HostUpdate(one.coefficients, _scalars(one, parameters.vector.dtype), [])
         update = updates[one.factors]
         vectors = {"parameters": parameters.vector, **{name: slots[name] for name in one.program.slots}}
-        update.bindings.extend(_bound(one, vectors, parameters.gradient, update.scalars))
+        for part, table in choice.parts(one):
+            if table is None:
+                update.bindings.extend(_bound(part, vectors, parameters.gradient, update.scalars))
+            else:
+                update.bindings.append(row_update(part, table, vectors, update.scalars))
     return list(updates.values())
 
 

@@ -39,6 +39,9 @@ PARALLEL_WORK = 4_000_000
 TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
 PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
 
+EXACT, LAZY = "exact", "lazy"
+"""Values of ``sparse_updates``: what happens to the rows of a matrix that no index of a minibatch names."""
+
 
 class Scheduled(NamedTuple):
     """Whether schedules change the weight decay and the dropout."""
@@ -78,6 +81,7 @@ class StepSettings:
     ema_decay: float | None = None
     positions: TrainedPositions | None = None
     checkpoint_activations: bool = False
+    sparse_updates: str = EXACT
 
 
 def training_graph(

@@ -15,7 +15,7 @@ from .._runtime.sessions import InferenceSession
 from .._runtime.shared_sessions import shared_session
 from ..exceptions import warn
 from .dropout import UniformNumbers
-from .loss_graph import PARALLEL_WORK, TARGET, buffer_shape, target_layout
+from .loss_graph import LAZY, PARALLEL_WORK, TARGET, buffer_shape, target_layout
 from .programs import PassProgram, PassSource, pass_program
 
 BACKWARD_IN_ORDER: Mapping[str, object] = {
@@ -77,6 +77,8 @@ def pass_graph(source: PassSource) -> PassGraph:
     program = pass_program(source)
     if settings.checkpoint_activations and not program.segments:
         warn("checkpoint_activations=True has no effect: the graph has too few activations to compute any again.")
+    if settings.sparse_updates == LAZY and not program.lookups:
+        warn("sparse_updates='lazy' has no effect: the graph has no trained matrix whose rows only Gather reads.")
     sparse = {product.input: SparseRows() for product in program.products}
     dense = [spec for spec in source.model.inputs if spec.name not in sparse]
     columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}

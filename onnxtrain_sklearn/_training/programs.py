@@ -18,6 +18,7 @@ from .._gradient.recomputation import recompute_activations
 from .._graph.edits import initializers_to_inputs
 from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.limits import bytes_per_element
+from .._graph.lookups import LARGE, Lookup, put_back_lookups, take_lookups
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims
 from .._graph.structure import structure, values_digest
@@ -27,7 +28,7 @@ from .._support.cache import Cache
 from .._support.content import content, is_plain
 from .dropout import expose_dropout
 from .gathering import gather_rows
-from .loss_graph import LOSS, TARGET, StepSettings, training_graph, work
+from .loss_graph import LAZY, LOSS, TARGET, StepSettings, training_graph, work
 from .parameters import FlatParameters
 from .random_numbers import expose_random
 
@@ -50,6 +51,8 @@ class PassProgram:
         Whether runs do not depend on earlier ones.
     products : sequence of FirstProduct
         The products that are computed outside the graph, which has their gradients in place of those of the matrices.
+    lookups : sequence of Lookup
+        The reads of rows whose gradients the graph has in place of those of the matrices.
     segments : int
         The segments of the forward pass that the backward pass computes again.
     """
@@ -61,6 +64,7 @@ class PassProgram:
     random: Sequence[ir.Value]
     stateless: bool
     products: Sequence[FirstProduct] = ()
+    lookups: Sequence[Lookup] = ()
     segments: int = 0
 
 
@@ -69,6 +73,7 @@ class PassSource:
     """What a pass is compiled from.
 
     ``resident``: the graph gathers the minibatch from all data by itself. Inputs named in ``sparse`` come sparse.
+    ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
     """
 
     model: TrainableModel
@@ -78,6 +83,12 @@ class PassSource:
     batch: int
     resident: bool = False
     sparse: Collection[str] = ()
+    adds_rows: bool = False
+
+    @property
+    def least_lookup(self) -> int:
+        """The elements from which on a matrix is large."""
+        return 1 if self.settings.sparse_updates == LAZY else LARGE
 
 
 LARGEST_FROZEN = 2**24
@@ -99,7 +110,7 @@ def pass_program(source: PassSource) -> PassProgram:
     if is_plain(source.settings.loss):
         return _programs.get(_key(source), lambda: _compiled(source, _emitted(source)))
     emitted = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
-    outside = tuple(map(astuple, emitted.products))
+    outside = (*map(astuple, emitted.products), *map(astuple, emitted.lookups))
     key = ("emitted", structure(emitted.graph, ()), outside, *_key_of_gradient(source))
     return _programs.get(key, lambda: _compiled(source, emitted))
 
@@ -123,17 +134,18 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
         names,
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        source.resident,
+        (source.resident, source.adds_rows, source.least_lookup),
         tuple(source.sparse),
     )
 
 
 class _Emitted(NamedTuple):
-    """The forward graph with the loss, its inputs for random numbers, and the products taken out of it."""
+    """The forward graph with the loss, its inputs for random numbers, and the products and reads taken out of it."""
 
     graph: ir.Model
     random: Sequence[ir.Value]
     products: Sequence[FirstProduct]
+    lookups: Sequence[Lookup]
 
 
 def _emitted(source: PassSource) -> _Emitted:
@@ -141,18 +153,22 @@ def _emitted(source: PassSource) -> _Emitted:
     graph = training_graph(source.model, source.settings, source.frozen, source.batch)
     random = [*expose_random(graph), *expose_dropout(graph, scheduled=source.settings.scheduled.dropout)]
     products = take_first_products(graph, source.sparse)
-    outside = {product.weight for product in products}
+    lookups = take_lookups(graph, source.parameters.names, source.least_lookup) if source.adds_rows else []
+    outside = {product.weight for product in products} | {lookup.weight for lookup in lookups}
     names = (*source.parameters.names, *source.parameters.running_statistics)
     initializers_to_inputs(graph.graph, [name for name in names if name not in outside])
-    return _Emitted(graph, random, products)
+    return _Emitted(graph, random, products, lookups)
 
 
 def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     forward_work, names = work(emitted.graph.graph), source.parameters.names
     outside = {product.weight: product.name for product in emitted.products}
-    wrt = [name for name in names if name not in outside] + [outside[name] for name in names if name in outside]
+    taken = {*outside, *(lookup.weight for lookup in emitted.lookups)}
+    wrt = [name for name in names if name not in taken] + [outside[name] for name in names if name in outside]
+    wrt += [lookup.rows for lookup in emitted.lookups]
     gradient = differentiate(emitted.graph, wrt, LOSS, source.settings.engine)
     model = gradient.model
+    put_back_lookups(model, emitted.lookups)
     again = 0
     if source.settings.checkpoint_activations:
         weights = {*source.parameters.names, *source.parameters.running_statistics}
@@ -167,6 +183,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         tuple(map(_alone, emitted.random)),
         all(node.op_type not in _RANDOM for node in model.graph.all_nodes()),
         emitted.products,
+        emitted.lookups,
         again,
     )
 

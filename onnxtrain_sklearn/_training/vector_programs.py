@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from .._graph.protobuf import to_proto
-from .._optimizers.update_graph import Coefficients, update_graph, update_rule
+from .._optimizers.update_graph import Coefficients, moves_without_gradient, update_graph, update_rule
 from .._support.cache import Cache
 from .._support.content import content, is_plain
 from ..optimizers import Optimizer
@@ -30,7 +30,8 @@ def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords:
 class UpdateProgram:
     """An update graph as bytes; the other attributes are those of :class:`~.._optimizers.update_graph.UpdateGraph`.
 
-    ``formula`` is the same update for NumPy; None if NumPy cannot run it.
+    ``formula`` is the same update for NumPy; None if NumPy cannot run it. ``moves_without_gradient``: whether an
+    element may change in a step in which its gradient is zero.
     """
 
     graph: bytes
@@ -39,6 +40,7 @@ class UpdateProgram:
     elementwise: bool
     scheduled: bool
     formula: Formula | None = None
+    moves_without_gradient: bool = True
 
 
 def update_program(optimizer: Optimizer, kind: ir.DataType, *, fused: bool, scheduled: bool) -> UpdateProgram:
@@ -51,4 +53,5 @@ def update_program(optimizer: Optimizer, kind: ir.DataType, *, fused: bool, sche
     key = ("update", content(optimizer), kind, fused, scheduled)
     graph, elementwise, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
     rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
-    return UpdateProgram(graph, rule.state(), rule.coefficients, elementwise, scheduled, formula)
+    moves = moves_without_gradient(optimizer)
+    return UpdateProgram(graph, rule.state(), rule.coefficients, elementwise, scheduled, formula, moves)

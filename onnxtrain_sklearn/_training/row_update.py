@@ -1,0 +1,118 @@
+"""Updates of some rows of a matrix: those that occur in a minibatch, a block of them at a time.
+
+The rows of the matrix, of its gradient and of the optimizer's vectors are copied to blocks, updated there by the graph
+of the optimizer, and copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .._runtime.binding import Binding
+from ..exceptions import ModelError
+from ..optimizers import Optimizer
+from .numpy_update import BLOCK, NumpyUpdate, numpy_update
+from .parameters import FlatParameters
+from .row_gradients import RowGradients
+from .segments import Segment
+from .vector_bindings import SegmentUpdate, bind_update
+
+
+@dataclass(frozen=True, eq=False)
+class RowUpdate:
+    """The update of the rows of a matrix that occur.
+
+    Attributes
+    ----------
+    table : RowGradients
+    matrices : mapping of str to ndarray of shape (n_rows, n_columns)
+        The parameters and the optimizer's vectors, views.
+    blocks : mapping of str to ndarray of shape (n_block, n_columns)
+        Arrays of the same names, and the gradients.
+    update : Binding or NumpyUpdate
+        The update of the blocks in place.
+    """
+
+    table: RowGradients
+    matrices: Mapping[str, np.ndarray]
+    blocks: Mapping[str, np.ndarray]
+    update: Binding | NumpyUpdate
+
+    def run(self) -> None:
+        """Update the rows in place."""
+        rows, size = np.flatnonzero(self.table.occurs), len(self.blocks["gradients"])
+        for start in range(0, len(rows), size):
+            self._update(rows[start : start + size])
+
+    def _update(self, rows: np.ndarray) -> None:
+        for name, matrix in (*self.matrices.items(), ("gradients", self.table.gradient)):
+            block = self.blocks[name]
+            np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
+            block[len(rows) :] = 0
+        self.update.run()
+        for name, matrix in self.matrices.items():
+            matrix[rows] = self.blocks[name][: len(rows)]
+
+
+def row_update(
+    one: SegmentUpdate, table: RowGradients, vectors: Mapping[str, np.ndarray], scalars: Mapping[str, np.ndarray]
+) -> RowUpdate:
+    """Return the update of the rows of the matrix that the segment holds."""
+    n_rows, width = table.gradient.shape
+    matrices = {name: vector[one.segment.part].reshape(n_rows, width) for name, vector in vectors.items()}
+    size = min(n_rows, max(1, BLOCK // width))
+    blocks = {name: np.zeros((size, width), table.gradient.dtype) for name in (*vectors, "gradients")}
+    flat = {name: block.ravel() for name, block in blocks.items()}
+    gradients, formula = flat.pop("gradients"), one.program.formula
+    if formula is None:
+        return RowUpdate(table, matrices, blocks, bind_update(one.session, flat, gradients, scalars))
+    return RowUpdate(table, matrices, blocks, numpy_update(formula, flat, gradients, scalars))
+
+
+@dataclass(frozen=True, eq=False)
+class RowChoice:
+    """The choice of what is updated by rows.
+
+    ``lazy``: all matrices that are read by rows, else those whose other rows stay as they are and are more than half.
+    ``penalized``: the penalty moves all rows.
+    """
+
+    tables: Mapping[str, RowGradients]
+    parameters: FlatParameters
+    optimizer: Optimizer
+    lazy: bool
+    penalized: bool
+
+    def parts(self, one: SegmentUpdate) -> list[tuple[SegmentUpdate, RowGradients | None]]:
+        """Divide a segment into the matrices that are updated by rows and what is between them."""
+        whole, start = one.segment.part, one.segment.part.start
+        found: list[tuple[SegmentUpdate, RowGradients | None]] = []
+        for span, table in self._tables_in(one):
+            found += [(_of(one, slice(start, span.start)), None), (_of(one, span), table)]
+            start = span.stop
+        found.append((_of(one, slice(start, whole.stop)), None))
+        return [(part, table) for part, table in found if part.segment.part.start < part.segment.part.stop]
+
+    def _tables_in(self, one: SegmentUpdate) -> list[tuple[slice, RowGradients]]:
+        spans = {name: self.parameters.span(name) for name in self.parameters.names if name in self.tables}
+        whole, by_rows = one.segment.part, self._by_rows
+        inner = {name: span for name, span in spans.items() if whole.start <= span.start and span.stop <= whole.stop}
+        return [(span, self.tables[name]) for name, span in inner.items() if by_rows(one, self.tables[name])]
+
+    def _by_rows(self, one: SegmentUpdate, table: RowGradients) -> bool:
+        if self.lazy and not one.program.elementwise:
+            raise ModelError(
+                f"{type(self.optimizer).__name__}.update combines elements of the vector, so single rows cannot be "
+                f"updated. Set sparse_updates='exact'."
+            )
+        if self.lazy:
+            return True
+        rests = one.program.elementwise and not (one.program.moves_without_gradient or self.penalized)
+        return rests and 2 * table.count <= len(table.gradient)
+
+
+def _of(one: SegmentUpdate, part: slice) -> SegmentUpdate:
+    return replace(one, segment=Segment(part, one.factors))
