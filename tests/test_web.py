@@ -1,0 +1,100 @@
+"""Exported training graphs in JavaScript: `make test-web` installs the runtimes from npm and runs these tests.
+
+The environment variable ONNXTRAIN_WEB names the folder with ``node_modules``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from tests.helpers.training_graphs import Folder
+
+ROOT = Path(__file__).parents[1]
+RUNTIMES = {"onnxruntime-node": "dist/index.js", "onnxruntime-web": "dist/ort.node.min.js"}
+
+
+def module(runtime: str) -> str:
+    """Return the path of a runtime that npm installed."""
+    path = Path(os.environ.get("ONNXTRAIN_WEB", "build/web"), "node_modules", runtime, RUNTIMES[runtime])
+    if shutil.which("node") is None or not path.exists():
+        pytest.skip("needs Node and its packages: make test-web")
+    return str(path.resolve())
+
+
+def run(folder: Path, runtime: str, *arguments: str) -> str:
+    command = ["node", str(ROOT / "examples" / "node" / "digits.mjs"), str(folder), runtime, *arguments]
+    environment = {**os.environ, "ONNXRUNTIME": module(runtime)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def exported(folder: Path):
+    """Run the Python half of the example; return its estimator, which is not fitted, and the rows."""
+    X, y = load_digits(return_X_y=True)
+    X = (X / 16).astype(np.float32)
+    folder.mkdir()
+    model = OrtGradientClassifier(MLP((32,)), batch_size=32, shuffle=False, random_state=0)
+    model.export_training(folder / "digits", X, y)
+    X.tofile(folder / "X.float32")
+    y.astype(np.int32).tofile(folder / "y.int32")
+    return model, X, y
+
+
+@pytest.mark.parametrize(
+    ("runtime", "form"), [("onnxruntime-node", "epoch"), ("onnxruntime-node", "step"), ("onnxruntime-web", "epoch")]
+)
+def test_five_epochs_give_the_weights_of_python(runtime, form, tmp_path):
+    module(runtime)
+    model, X, y = exported(tmp_path / "example")
+    said = run(tmp_path / "example", runtime, "in-order", form)
+    twin = clone(model).partial_fit(X, y, classes=range(10))
+    twin.load_state(tmp_path / "example" / "trained.safetensors")
+    for _ in range(5):
+        model.partial_fit(X, y, classes=range(10))
+    for name, array in model.weights_.items():
+        np.testing.assert_allclose(twin.weights_[name], array, rtol=0, atol=1e-5)
+    assert twin._run.state.t == model._run.state.t == 5 * 57
+    assert float(re.search(r"accuracy (\S+)", said)[1]) == pytest.approx(model.score(X, y), abs=1.5e-3)
+
+
+def test_shuffled_rows_learn(tmp_path):
+    module("onnxruntime-node")
+    exported(tmp_path / "example")
+    said = run(tmp_path / "example", "onnxruntime-node")
+    assert float(re.search(r"accuracy (\S+)", said)[1]) > 0.85
+
+
+def test_errors_in_javascript(tmp_path):
+    """A changed file, an unknown label and a state of another model are refused."""
+    path = module("onnxruntime-node")
+    exported(tmp_path / "example")
+    folder = Folder(tmp_path / "example" / "digits")
+    program = f"""
+import * as ort from "{path}";
+import {{ readFile }} from "node:fs/promises";
+import {{ Trainer }} from "{ROOT / "js" / "onnxtrain.mjs"}";
+const read = (name) => readFile("{folder.path}/" + name);
+const trainer = await Trainer.load(ort, read);
+const tried = [() => trainer.encode([11]), () => trainer.step({{ X: new Float32Array(64) }}, {{}}),
+  () => Trainer.load(ort, async (name) => name === "step.onnx" ? new Uint8Array(3) : read(name)),
+  () => trainer.loadState(new Uint8Array([10, 0, 0, 0, 0, 0, 0, 0, ...new TextEncoder().encode('{{}}        ')]))];
+for (const one of tried) {{
+  try {{ await one(); console.log("none"); }} catch (error) {{ console.log(error.message); }}
+}}
+"""
+    (tmp_path / "errors.mjs").write_text(program)
+    found = subprocess.run(["node", str(tmp_path / "errors.mjs")], capture_output=True, text=True, check=True).stdout
+    lines = found.splitlines()
+    assert lines[0].startswith("The label 11 is not among the classes: 0,1,2")
+    assert lines[1] == "Give the rows of y."
+    assert lines[2] == "step.onnx has changed: its SHA-256 is not that of manifest.json."
+    assert lines[3].startswith("The state has parameters of shape [none]")
