@@ -32,6 +32,7 @@ ROOMS = (
         "finetuning",
         "graph",
         "losses",
+        "_callbacks",
         "_data",
         "_gradient",
         "_ml_operators",
@@ -39,7 +40,7 @@ ROOMS = (
         "_optimizers",
         "_schedules",
     },
-    {"models", "optimizers", "schedules", "_fitted", "_inference"},
+    {"callbacks", "models", "optimizers", "schedules", "_fitted", "_inference"},
     {"_training", "_given", "classic"},
     {"_export"},
     {"_estimators"},
@@ -166,7 +167,7 @@ SHARED_NAMES = {
     "__all__",
     *("CONVERTERS", "LOWERINGS", "RULES"),  # tables, joined in a registry
     "differentiate",  # what every gradient engine is called by
-    *("AdamW", "Constant", "Linear", "Quantile", "SGD"),  # public, named as in other libraries
+    *("AdamW", "Checkpoint", "Constant", "Linear", "Quantile", "SGD"),  # public, named as in other libraries
 }
 
 

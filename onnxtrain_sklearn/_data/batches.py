@@ -121,6 +121,16 @@ class Batches:
         """Return all rows of the data, dense and in the graph's types."""
         return {name: column.rows(np.arange(len(column))) for name, column in self._columns.items()}
 
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with all that a pass depends on: rows and their weights, ``size`` rows at a time."""
+        update(f"{self.size} {self.n_rows} {self._rng is None}".encode())
+        for start in range(0, len(self._rows), size):
+            rows = self._rows[start : start + size]
+            update(self.weights_of(rows).tobytes())
+            for name, column in self._columns.items():
+                update(name.encode())
+                update(column.rows(rows).tobytes())
+
     def minibatches(self) -> list[np.ndarray]:
         """Return the rows of each minibatch of the next pass."""
         order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)

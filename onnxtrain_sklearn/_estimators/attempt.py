@@ -16,6 +16,7 @@ import numpy as np
 
 from .._training.loop import Trainer
 from ..exceptions import DivergenceError
+from .callback_watcher import train_watched
 from .examples import Call
 from .interrupts import raise_or_warn
 from .record import TrainingRecord
@@ -42,7 +43,7 @@ class Attempt(TrainingRecord):
         try:
             with self._unchanged_on_error():
                 run, trainer = self._prepare(call)
-            trainer.one_pass() if call.one_pass else trainer.fit()
+            train_watched(trainer.watcher, trainer.one_pass if call.one_pass else trainer.fit)
             self._publish(run)
         except KeyboardInterrupt as interrupt:
             if run is None or trainer is None:
@@ -78,10 +79,5 @@ class Attempt(TrainingRecord):
             del self.__dict__[name]
 
     def _publish(self, run: Run) -> None:
-        """Set the fitted attributes atomically; those of the history are properties."""
-        attributes = {
-            "_run": run, "n_outputs_": run.head.n_outputs, "engine_": run.engine, "device_": run.device.name
-        }  # fmt: skip
-        if run.head.classes is not None:
-            attributes["classes_"] = run.head.classes
-        self.__dict__.update(attributes)
+        """Set the fitted attributes atomically."""
+        self.__dict__.update(run.fitted_attributes())

@@ -20,6 +20,7 @@ from .._support.typing import Estimator, MatrixLike
 from .._training.loop import Trainer
 from .attempt import Attempt
 from .availability import is_on
+from .callback_support import CallbackSupportMixin
 from .components import resolved
 from .copies import Copied
 from .examples import Call, FitRows
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseOrtGradient(Copied, Attempt, Results, Parameters, BaseEstimator, ABC):
+class BaseOrtGradient(CallbackSupportMixin, Copied, Attempt, Results, Parameters, BaseEstimator, ABC):
     """Base class of the classifier and the regressor."""
 
     _run: Run

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.base import BaseEstimator, clone
 
+from .._callbacks.base import ACTIVE
 from .._fitted.model import is_estimator
 from .._gradient.engine import available_engines
 from .._graph.files import without_program
 from .._runtime import devices, distributions
 from .._support.declared import defaults_of
 from ..exceptions import warn
+from .callback_support import SET
 from .stored import plain, restored
 
 if TYPE_CHECKING:
@@ -40,11 +42,14 @@ class Copied(BaseEstimator):
         for name in ("_metadata_request", "_sklearn_output_config"):
             if name in vars(self):
                 setattr(twin, name, copy.deepcopy(vars(self)[name]))
+        if SET in vars(self):  # one instance serves all clones, as in scikit-learn
+            vars(twin)[SET] = vars(self)[SET]
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy: parameters, and the fitted state as plain data."""
         state: dict[str, Any] = _without_programs(super().__getstate__())
+        state.pop(ACTIVE, None)  # a callback copies the estimator in training
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -167,6 +167,12 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
     return replace(examples, targets=replace(targets, values=scale.scaled(targets.values)))
 
 
+def scaled_values(run: Run, targets: Targets) -> np.ndarray:
+    """Return the targets in the units that are trained."""
+    scale, values = run.head.target_scale, targets.values
+    return values if scale is None else scale.scaled(values)
+
+
 def _require_rows(columns: Columns, targets: Targets) -> None:
     """Raise if the number of targets differs from the number of rows."""
     n_rows, n_targets = len(next(iter(columns.values()))), len(targets.values)

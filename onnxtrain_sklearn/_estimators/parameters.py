@@ -11,6 +11,7 @@ from textwrap import fill
 
 import numpy as np
 
+from .._callbacks.tasks import HOOKS
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import Declared, Parameter, switch
 from .._support.rules import (
@@ -20,12 +21,11 @@ from .._support.rules import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
-    Functions,
+    Callbacks,
     Instance,
     OneOf,
     Range,
 )
-from .._training.history import Epoch
 from .._training.loss_graph import EXACT, LAZY
 from .._training.parameters import Trainable
 from ..adapters import LoRA
@@ -159,10 +159,13 @@ and ``y_val``."""),
     "validation_fraction": Parameter("float", """
 Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),
-    "callbacks": Parameter("list of callables or None", """
-Functions that are called after each epoch, of ``fit`` and of ``partial_fit``. Each gets an object with ``number``,
-``loss``, ``validation_score`` and ``learning_rate`` of the epoch. Training ends where one returns True.""",
-        (Functions(), None)),
+    "callbacks": Parameter("list of callbacks or None", """
+Callbacks of :mod:`onnxtrain_sklearn.callbacks`, such as ``EarlyStopping()`` and ``Checkpoint("folder")``, those of
+``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), other objects in that form, and functions. They belong to
+this estimator alone; ``set_callbacks`` (scikit-learn 1.9) sets those that take part in the levels of a pipeline or a
+search. A function is called after each epoch, of ``fit`` and of ``partial_fit``, with an object that has ``number``,
+``loss``, ``validation_score`` and ``learning_rate`` of the epoch. Training ends where a callback returns True.""",
+        (Callbacks(HOOKS), None)),
     "warm_start": switch("""
 Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
 ``model`` and ``output`` must be what they were at the first."""),
@@ -271,7 +274,7 @@ class Parameters(Declared):
     early_stopping: bool | str
     scoring: str | Callable[..., float] | None
     validation_fraction: float
-    callbacks: Sequence[Callable[[Epoch], object]] | None
+    callbacks: Sequence[object] | None
     warm_start: bool
     random_state: int | np.random.RandomState | None
     verbose: bool | int

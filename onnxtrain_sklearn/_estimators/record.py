@@ -5,12 +5,13 @@ So they cannot disagree with each other or with the weights, whenever training e
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import numpy as np
 
-from .._training.history import History
+from .._training.history import EpochRows, History
 
 
 class TrainingRecord:
@@ -35,6 +36,19 @@ class TrainingRecord:
     def loss_curve_(self) -> list[float]:
         """Mean loss of each epoch, of the latest 100,000."""
         return self._history("loss_curve_").loss_curve
+
+    @property
+    def history_(self) -> EpochRows:
+        """A dict for each epoch: epoch, step, loss, learning_rate, seconds, scores, and what callbacks add.
+
+        ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 epoch and loss are kept.
+        """
+        return self._history("history_").rows
+
+    @property
+    def callbacks_(self) -> dict[str, dict[str, Any]]:
+        """What callbacks remember, by class; of further ones of a class by class and number, ``"EpochScoring 2"``."""
+        return copy.deepcopy(self._history("callbacks_").memories)
 
     @property
     def best_loss_(self) -> float | None:

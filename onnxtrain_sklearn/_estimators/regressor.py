@@ -23,7 +23,6 @@ from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import MatrixLike
-from .._training.history import Epoch
 from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
@@ -104,7 +103,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         early_stopping: bool | str = False,
         scoring: str | Callable[..., float] | None = None,
         validation_fraction: float = 0.1,
-        callbacks: Sequence[Callable[[Epoch], object]] | None = None,
+        callbacks: Sequence[object] | None = None,
         warm_start: bool = False,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | int = 0,

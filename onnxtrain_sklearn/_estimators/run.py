@@ -119,6 +119,11 @@ class Run:
         whole = self.fitted.parts.whole
         return replace(source, model=whole.model, inputs=whole.inputs)
 
+    def fitted_attributes(self) -> dict[str, Any]:
+        """Return the attributes of an estimator with this run; those of the history are properties."""
+        found = {"_run": self, "n_outputs_": self.head.n_outputs, "engine_": self.engine, "device_": self.device.name}
+        return found if self.head.classes is None else {**found, "classes_": self.head.classes}
+
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic of predictions, in the graph's order and type.
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,15 +15,23 @@ from .._support.typing import MatrixLike
 from ..exceptions import nearest
 from .run import Columns, Run
 
+Scoring: TypeAlias = "str | Callable[..., float]"
+
 
 def scorer_of(
-    estimator: Any, run: Run, data: tuple[MatrixLike, Any, np.ndarray | None], live: Columns, rows: np.ndarray
+    estimator: Any,
+    scoring: Scoring,
+    run: Run,
+    data: tuple[MatrixLike, Any, np.ndarray | None],
+    live: Columns,
+    rows: np.ndarray,
 ) -> Callable[[], float]:
-    """Return the function that scores the current parameters with the estimator's ``scoring``.
+    """Return the function that scores the current parameters.
 
     Parameters
     ----------
     estimator : BaseOrtGradient
+    scoring : str or callable
     run : Run
     data : tuple of X, y and weights
         The validation data as given by the user.
@@ -33,7 +41,7 @@ def scorer_of(
         The validation rows among them.
     """
     X, y, weights = data
-    scorer = _scorer(estimator)
+    scorer = _scorer(estimator, scoring)
     predictions = LivePredictions(run, X, live, rows)
     twin = _twin(estimator, run, predictions)
     if weights is not None and not _takes_weights(scorer):
@@ -49,18 +57,16 @@ def scorer_of(
             return math.nan
         value: object = scorer(twin, X, y, **more)
         if not isinstance(value, Real) or math.isnan(value):
-            raise ValueError(
-                f"scoring={estimator.scoring!r} must give a number for the validation data, got {value!r}."
-            )
+            raise ValueError(f"scoring={scoring!r} must give a number for the validation data, got {value!r}.")
         return float(value)
 
     return score
 
 
-def _scorer(estimator: Any) -> Callable[..., float]:
+def _scorer(estimator: Any, scoring: Scoring) -> Callable[..., float]:
     from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
 
-    scoring, names = estimator.scoring, get_scorer_names()
+    names = get_scorer_names()
     if not callable(scoring) and scoring not in names:
         raise ValueError(
             f"scoring must be the name of a scorer of scikit-learn (sklearn.metrics.get_scorer_names()), a function or "

@@ -8,6 +8,7 @@ from numbers import Real
 
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
+from .._callbacks.tasks import has_hooks
 from .._given.comparison import is_foreign
 from .._optimizers.lbfgs import LBFGS, BaseOptimizer
 from .._support.typing import ClassWeight
@@ -96,7 +97,7 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
         accumulate=int(estimator.accumulate),
         all_epochs=isinstance(estimator.early_stopping, str),
         verbose=bool(estimator.verbose),
-        callbacks=tuple(estimator.callbacks or ()),
+        callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
         decay_schedule=resolve_schedule(estimator.weight_decay_schedule, "weight_decay_schedule"),
         dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
     )

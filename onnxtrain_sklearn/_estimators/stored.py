@@ -15,6 +15,7 @@ PACKAGE = __name__.partition(".")[0]
 CLASSES: Mapping[str, str] = {
     "Curve": "_training.history",
     "Device": "_runtime.devices",
+    "EpochLog": "_training.history",
     "FittedFile": "_given.ml_files",
     "FittedModel": "_fitted.model",
     "FlatParameters": "_training.parameters",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
 from .._training.loop import Trainer
 from .._training.loss_graph import StepSettings
+from .active_training import ActiveTraining
+from .callback_watcher import CallbackWatcher, hooks_of
 from .examples import Examples, batches_for
 from .fine_tuning import TUNED_PIECE, old_examples, tuning_trainer
+from .hook_values import HookValues
+from .measures import Measures
 from .plan import Plan
 from .run import Run, sparse_inputs
 from .settings import batch_limit
 from .step_choice import prepare_step
-from .validation import validation_score
+from .validation import scored_rows, validation_rows, validation_score
 
 
 def trainer_for(plan: Plan, run: Run, settings: StepSettings, examples: Examples) -> Trainer:
@@ -24,10 +30,18 @@ def trainer_for(plan: Plan, run: Run, settings: StepSettings, examples: Examples
     limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
     batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
-    validate = validation_score(estimator, run, examples, held_out, call)
+    scored = validation_rows(estimator, run, examples, held_out, call)
+    validate = validation_score(estimator, run, scored, call)
     if tuner is not None:
-        return tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
-    # calls of partial_fit may bring more or fewer rows
-    room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
-    step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
-    return new_trainer(plan.loop, step, batches, run.history, validate)
+        trainer = tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
+    else:
+        # calls of partial_fit may bring more or fewer rows
+        room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
+        step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
+        trainer = new_trainer(plan.loop, step, batches, run.history, validate)
+    if hooks_of(estimator):
+        trained = scored_rows(run, examples, np.sort(rows), call)
+        measures = Measures(estimator, run, settings, {"train": trained, "validation": scored})
+        training = ActiveTraining(estimator, run, trainer, call, measures, scored)
+        trainer.watcher = CallbackWatcher(training, HookValues(estimator, run, trainer, call, trained))
+    return trainer

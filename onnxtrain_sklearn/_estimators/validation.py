@@ -4,56 +4,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .._data.positions import given_weights, require_same_places
+from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
 from .examples import Call, Examples, validation_examples
-from .run import Run
-from .scoring import rows_of, scorer_of
+from .run import Columns, Run
+from .scoring import Scoring, rows_of, scorer_of
 
 
-def validation_score(
-    estimator: Any,
-    run: Run,
-    examples: Examples,
-    held_out: np.ndarray | None,
-    call: Call,
-) -> Callable[[], float] | None:
-    """Return the function that scores the current parameters; None without validation data.
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """Rows that are scored during training.
 
-    It scores the validation data of the call, else the rows ``held_out`` of ``examples``.
+    Attributes
+    ----------
+    X, y : data
+        The rows as the user gave them.
+    targets : Targets
+    weights : ndarray or None
+    live : mapping of str to Column
+        The data that contain the rows, as inputs of the trained graph.
+    rows : ndarray of int
+        The rows among them.
     """
+
+    X: Any
+    y: Any
+    targets: Targets
+    weights: np.ndarray | None
+    live: Columns
+    rows: np.ndarray
+
+
+def validation_rows(
+    estimator: Any, run: Run, examples: Examples, held_out: np.ndarray | None, call: Call
+) -> ScoredRows | None:
+    """Return the validation data of the call, else the rows ``held_out`` of ``examples``; None without any."""
     given = call.validation
-    if given is not None:
-        with faults_of_validation_data():
-            trained, examples = examples, validation_examples(estimator, run, *given)
-            require_same_places(trained.targets, examples.targets)
-        require_scorable(examples.targets, examples.weights)
-        held_out = np.arange(len(examples))
-    if held_out is None:
-        _require_no_scoring(estimator, call)
-        return None
-    rows, targets = held_out, examples.targets
-    held = replace(targets, values=targets.values[rows])
+    if given is None:
+        return None if held_out is None else scored_rows(run, examples, held_out, call)
+    with faults_of_validation_data():
+        trained, examples = examples, validation_examples(estimator, run, *given)
+        require_same_places(trained.targets, examples.targets)
+    require_scorable(examples.targets, examples.weights)
+    return _scored_rows(run, examples, np.arange(len(examples)), given[:2])
+
+
+def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
+    """Return some rows of the training data of the call."""
+    every = len(rows) == len(examples)
+    data = (call.X, call.y) if every else (rows_of(call.X, rows), rows_of(call.y, rows))
+    return _scored_rows(run, examples, rows, data)
+
+
+def _scored_rows(run: Run, examples: Examples, rows: np.ndarray, data: tuple[Any, Any]) -> ScoredRows:
+    targets = replace(examples.targets, values=examples.targets.values[rows])
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
+    return ScoredRows(*data, targets, weights, live, rows)
+
+
+def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: Call) -> Callable[[], float] | None:
+    """Return the function that scores the current parameters; None without validation data."""
+    if scored is None:
+        _require_no_scoring(estimator, call)
+        return None
     if estimator.scoring is not None:
-        weights = given_weights(held, weights) if held.has_positions and weights is not None else weights
-        X, y = given[:2] if given is not None else (rows_of(call.X, rows), rows_of(call.y, rows))
-        return scorer_of(estimator, run, (X, y, weights), live, rows)
-    predictor = run.live_predictor(live)
+        return score_by(estimator, estimator.scoring, run, scored)
+    predictor = run.live_predictor(scored.live)
 
     def score() -> float:
-        predicted = predictor.run(live, rows)
+        predicted = predictor.run(scored.live, scored.rows)
         finite = predicted.dtype.kind != "f" or np.isfinite(predicted).all()
-        value: float = estimator._score(predicted, held, weights) if finite else math.nan
+        value: float = estimator._score(predicted, scored.targets, scored.weights) if finite else math.nan
         return value
 
     return score
+
+
+def score_by(estimator: Any, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
+    """Return the function that scores the current parameters by a scorer of scikit-learn."""
+    weights, targets = scored.weights, scored.targets
+    weights = given_weights(targets, weights) if targets.has_positions and weights is not None else weights
+    return scorer_of(estimator, scoring, run, (scored.X, scored.y, weights), scored.live, scored.rows)
 
 
 def _require_no_scoring(estimator: Any, call: Call) -> None:

@@ -12,7 +12,7 @@ import scipy.optimize
 from .._support.components import Component
 from .._support.rules import COUNT, Rules
 
-Callback: TypeAlias = "Callable[[np.ndarray, float], bool | None]"
+IterationCallback: TypeAlias = "Callable[[np.ndarray, float], bool | None]"
 Objective: TypeAlias = "Callable[[np.ndarray], tuple[float, np.ndarray]]"
 
 
@@ -69,7 +69,13 @@ class LBFGS(BaseOptimizer):
         self.max_fun = max_fun
 
     def minimize(
-        self, objective: Objective, start: np.ndarray, *, max_iter: int, tol: float, callback: Callback | None = None
+        self,
+        objective: Objective,
+        start: np.ndarray,
+        *,
+        max_iter: int,
+        tol: float,
+        callback: IterationCallback | None = None,
     ) -> MinimizeResult:
         """Minimize ``objective`` from ``start``; the vectors, of shape (P,), are float64.
 

@@ -92,14 +92,26 @@ class Sizes:
         return "an int >= 1 or a sequence of them"
 
 
-class Functions:
-    """A list or tuple of callables; a class is taken for an instance that was forgotten."""
+class Callbacks:
+    """A list or tuple of callables, or objects with the hooks of callbacks; a class is an instance that was forgotten.
+
+    Parameters
+    ----------
+    hooks : tuple of str
+        The methods of an object that is not called itself.
+    """
+
+    def __init__(self, hooks: tuple[str, ...]) -> None:
+        self._hooks = hooks
 
     def accepts(self, value: object) -> bool:
         """Whether ``value`` is such a list."""
         if not isinstance(value, list | tuple):
             return False
-        return all(callable(one) and not isinstance(one, type) for one in value)
+        return all((callable(one) or self._has_hooks(one)) and not isinstance(one, type) for one in value)
+
+    def _has_hooks(self, value: object) -> bool:
+        return all(callable(getattr(value, name, None)) for name in self._hooks)
 
     def __str__(self) -> str:
         return "a list of callables"
@@ -131,7 +143,7 @@ class CodeColumns:
         return "a dict from column numbers to numbers of codes"
 
 
-Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Functions | PatternFactors | CodeColumns | type[bool] | None"
+Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Callbacks | PatternFactors | CodeColumns | type[bool] | None"
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 COUNT = Range(Integral, 1)

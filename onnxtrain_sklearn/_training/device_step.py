@@ -113,6 +113,10 @@ class DeviceStep(BaseStep):
         """Bring the host's copies of parameters and optimizer state up to date."""
         self._vectors.download()
 
+    def reload(self) -> None:
+        """Upload the host's copies before the next step."""
+        self._loaded = None
+
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step, on the device too."""
         super().forget_state()

@@ -83,7 +83,7 @@ class FineTuningTrainer(Trainer):
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
-        self._history.last_finite = self._last = self._buffer.copy()
+        self.history.last_finite = self._last = self._buffer.copy()
         self._record(loss)
         return True
 
@@ -100,7 +100,7 @@ class FineTuningTrainer(Trainer):
         if self._validate is None:
             folds = folds_of(targets, len(self._vector), self._tuner.cv, self._rng)
         found = self._with_new_head(old, folds) if self._tuning.head else self._found(self._paths(old), folds)
-        self._history.change(fine_tuning=found.report)
+        self.history.change(fine_tuning=found.report)
         return found.vector
 
     def _with_new_head(self, start: np.ndarray, folds: np.ndarray | None) -> TuningResult:

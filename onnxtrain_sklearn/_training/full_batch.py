@@ -44,7 +44,7 @@ class FullBatchTrainer(Trainer):
             self._diverge()
         if not end.n_iter:
             self._after_iteration(self._reached, end.loss)
-        self._history.idle_epochs = 0
+        self.history.idle_epochs = 0
         return not end.limited
 
     def _search(self) -> MinimizeResult:
@@ -55,10 +55,10 @@ class FullBatchTrainer(Trainer):
 
     def _objective(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the loss of all rows and its gradient, both in float64."""
-        step, total_weight = self._gradient_step, self._batches.weight
+        step, total_weight = self._gradient_step, self.batches.weight
         self._vector[...] = vector
         loss, gradient = 0.0, np.zeros(len(vector))
-        for weight in self._batches.fill(step.buffers):
+        for weight in self.batches.fill(step.buffers):
             loss += weight * step.gradients(total_weight)
             gradient += weight * step.parameters.gradient
         return loss / total_weight, gradient / total_weight
@@ -68,6 +68,7 @@ class FullBatchTrainer(Trainer):
         self._reached[...] = self._vector[...] = vector
         if not (math.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
-        self._history.last_finite = self._last = self._buffer.copy()
-        self._record(loss)
-        return self._settings.early_stopping and not self._settings.all_epochs and self._idle()
+        self.history.last_finite = self._last = self._buffer.copy()
+        ended = self._record(loss)
+        stops = self._settings.early_stopping and not self._settings.all_epochs
+        return self._settle(ended or (stops and self._idle()))

@@ -17,6 +17,9 @@ from ..schedules import Progress
 KEPT = 100_000
 """Number of epochs that a curve keeps; it drops the earliest of a longer history."""
 
+KEPT_ROWS = 10_000
+"""Number of epochs of which a log keeps the whole row."""
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -52,6 +55,47 @@ class Curve:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+@dataclass(frozen=True, eq=False)
+class EpochLog:
+    """Rows of the latest epochs, one dict each, in a list that longer logs share."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+
+    def plus(self, row: dict[str, Any]) -> EpochLog:
+        """Return the log with one more row; it may share the list."""
+        rows = self.rows
+        if self.size != len(rows) or self.size >= 2 * KEPT_ROWS:
+            rows = self.kept()
+        rows.append(row)
+        return EpochLog(rows, len(rows))
+
+    def last(self) -> dict[str, Any]:
+        """Return the latest row itself."""
+        return self.rows[self.size - 1]
+
+    def kept(self) -> list[dict[str, Any]]:
+        """Return the rows kept, the latest last."""
+        return self.rows[max(0, self.size - KEPT_ROWS) : self.size]
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = [dict(row) for row in self.kept()]
+        return {"rows": kept, "size": len(kept)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
+
+class EpochRows(list[dict[str, Any]]):
+    """The rows of a history: a list of dicts, one for each epoch."""
+
+    def to_frame(self) -> Any:
+        """Return the rows as a pandas DataFrame; a number that an epoch lacks is NaN there."""
+        import pandas
+
+        return pandas.DataFrame(self)
 
 
 @dataclass(frozen=True)
@@ -102,6 +146,10 @@ class History:
         The parameters of ``best_score``; not pickled.
     fine_tuning : dict of str to ndarray, or None
         The candidates of the latest fine-tuning, in columns.
+    log : EpochLog
+        What is known of each epoch, with what callbacks add.
+    memories : dict of str to dict
+        What callbacks remember from one call to the next, by callback.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -116,6 +164,8 @@ class History:
     last_finite: np.ndarray | None = None
     best: np.ndarray | None = None
     fine_tuning: dict[str, np.ndarray] | None = None
+    log: EpochLog = field(default_factory=EpochLog)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def loss_curve(self) -> list[float]:
@@ -126,6 +176,14 @@ class History:
     def validation_scores(self) -> list[float]:
         """The scores kept."""
         return self.scores.values()
+
+    @property
+    def rows(self) -> EpochRows:
+        """A row for each epoch that the curve of losses holds; of those before the log only the loss is known."""
+        known, losses = self.log.kept(), self.loss_curve
+        first, missing = self.progress.epoch - len(losses) + 1, max(0, len(losses) - len(known))
+        earlier = [{"epoch": first + i, "loss": loss} for i, loss in enumerate(losses[:missing])]
+        return EpochRows([*earlier, *map(dict, known)])
 
     def change(self, **values: object) -> None:
         """Set several attributes at once."""
@@ -140,16 +198,20 @@ class History:
         tol: float,
         parameters: np.ndarray,
         latest: bool = False,
+        rate: float | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """Add an epoch over ``rows`` rows that ended with these ``parameters``; the best ones are copied.
 
-        Of equal scores the first is the best, or the ``latest``.
+        Of equal scores the first is the best, or the ``latest``. ``rate`` is the learning rate of the last step.
         """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
+        row = {"epoch": progress.epoch + 1, "step": progress.step, "loss": loss, "learning_rate": rate}
         if score is not None:
             improved = score >= self.best_score + tol if self.early_stopping else improved
             changed["scores"] = self.scores.plus(score)
+            row["validation_score"] = score
             if score > self.best_score or (latest and score == self.best_score):
                 changed |= {"best_score": score, "best": parameters.copy()}
         self.change(
@@ -158,6 +220,7 @@ class History:
             least_loss=min(self.least_loss, loss),
             best_loss=min(self.best_loss, loss),
             idle_epochs=0 if improved else self.idle_epochs + 1,
+            log=self.log.plus({**row, "seconds": seconds}),
             **changed,
         )
 
@@ -167,3 +230,7 @@ class History:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "last_finite": None, "best": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a history; what pickles of earlier versions lack is empty."""
+        self.__dict__.update({**vars(History()), **state})

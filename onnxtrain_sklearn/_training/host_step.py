@@ -128,6 +128,9 @@ class HostStep(BaseStep):
     def synchronize(self) -> None:
         """Do nothing: the host's arrays are trained in place."""
 
+    def reload(self) -> None:
+        """Do nothing, for the same reason."""
+
 
 def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequence[str]) -> TrainableModel:
     """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients."""

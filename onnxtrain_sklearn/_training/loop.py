@@ -22,6 +22,7 @@ from .loss_graph import Scheduled
 from .rates import ScheduledRates
 from .report import print_epoch
 from .step import TrainingStep
+from .watcher import Watched
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TrainerSettings:
         return Scheduled(not isinstance(self.decay_schedule, Constant), not isinstance(self.dropout_schedule, Constant))
 
 
-class Trainer:
+class Trainer(Watched):
     """Train for some epochs.
 
     Parameters
@@ -59,6 +60,12 @@ class Trainer:
         Continued in place.
     validate : callable () -> float, optional
         Score of the current parameters on the validation data, higher is better.
+
+    Attributes
+    ----------
+    step, batches, history, rates
+    first_epoch : int
+        Epochs before this call.
     """
 
     def __init__(
@@ -69,15 +76,16 @@ class Trainer:
         history: History,
         validate: Callable[[], float] | None = None,
     ) -> None:
-        self._settings, self._step, self._batches, self._history = settings, step, batches, history
+        self._settings, self.step, self.batches, self.history = settings, step, batches, history
         self._validate = validate
         self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
         self._last = self._buffer.copy()
         if history.last_finite is None or history.last_finite.shape != self._buffer.shape:
             history.last_finite = self._last
         history.best = None
-        self._started = time.perf_counter()
-        self._rates = ScheduledRates(
+        self._started = self._recorded = time.perf_counter()
+        self.first_epoch = history.progress.epoch
+        self.rates = ScheduledRates(
             history,
             settings.learning_rate_init,
             settings.schedule,
@@ -93,10 +101,11 @@ class Trainer:
         """
         max_iter = self._settings.max_iter
         self._begin(max_iter * self._steps)
-        self._rates.warn_if_finished()
-        ended = self._guarded(self._train)
+        self.rates.warn_if_finished()
+        ended = self._guarded(lambda: self._watched(self._train))
         self._keep_best()
-        planned = self._settings.all_epochs or self._settings.schedule.finished(self._history.progress)
+        self._tell_end()
+        planned = self._settings.all_epochs or self._settings.schedule.finished(self.history.progress)
         if not ended and not planned:
             warn(
                 f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
@@ -107,31 +116,33 @@ class Trainer:
     @property
     def _steps(self) -> int:
         """Steps of one pass."""
-        return -(-self._batches.steps // self._settings.accumulate)
+        return -(-self.batches.steps // self._settings.accumulate)
 
     def one_pass(self) -> None:
         """Train for one epoch, for ``partial_fit``."""
-        progress = self._history.progress
+        progress = self.history.progress
         if progress.total_steps is None:
             progress.total_steps = self._settings.max_iter * self._steps
-        self._history.change(early_stopping=False)
-        self._rates.warn_if_finished()
+        self.history.change(early_stopping=False)
+        self.rates.warn_if_finished()
 
         def one_epoch() -> bool:
-            self._record(self._epoch())
+            if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored
+                self._settle(self._record(self._epoch()))
             return True
 
-        self._guarded(one_epoch)
+        self._guarded(lambda: self._watched(one_epoch))
+        self._tell_end()
 
     def settle(self) -> None:
         """Leave usable weights after an interrupt: finite ones, and with early stopping the best ones."""
-        self._step.synchronize()
+        self.step.synchronize()
         if not self._is_finite():
-            self._buffer[...] = self._history.last_finite
+            self._buffer[...] = self.history.last_finite
         self._keep_best()
 
     def _begin(self, steps: int) -> None:
-        history, progress = self._history, self._history.progress
+        history, progress = self.history, self.history.progress
         early_stopping = self._settings.early_stopping
         score = history.best_score
         if early_stopping and self._validate is not None and progress.epoch:
@@ -146,7 +157,7 @@ class Trainer:
         )
 
     def _keep_best(self) -> None:
-        history = self._history
+        history = self.history
         if history.early_stopping and math.isfinite(history.best_score) and history.best is not None:
             self._buffer[...] = history.best
         history.best = None
@@ -156,7 +167,7 @@ class Trainer:
         try:
             return train()
         except DivergenceError:
-            self._buffer[...] = self._history.last_finite
+            self._buffer[...] = self.history.last_finite
             raise
         except Exception:
             self._buffer[...] = self._last
@@ -164,39 +175,41 @@ class Trainer:
 
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
-        for _ in range(self._settings.max_iter):
+        done = self.history.progress.epoch - self.first_epoch  # of this call, where a state was restored
+        for _ in range(self._settings.max_iter - done):
             ended = self._record(self._epoch())
-            if ended or (self._idle() and self._ends_at_plateau()):
+            if self._settle(ended or (self._idle() and self._ends_at_plateau())):
                 return True
         return False
 
     def _epoch(self) -> float:
         """Train on all data once; return the mean loss."""
+        self._tell_epoch()
         total = 0.0
         self._last = self._buffer.copy()
-        for weight, loss in self._step.train(self._batches, self._rates.advance):
+        for weight, loss in self.step.train(self.batches, self.rates.advance):
             total += weight * loss
             if not math.isfinite(total):
                 break
-            self._history.last_finite = self._last
+            self.history.last_finite = self._last
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        return total / self._batches.weight
+        return total / self.batches.weight
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
-        return all(bool(np.isfinite(vector).all()) for vector in (self._buffer, *self._step.state.slots.values()))
+        return all(bool(np.isfinite(vector).all()) for vector in (self._buffer, *self.step.state.slots.values()))
 
     def _diverge(self) -> None:
         """Reset the optimizer's state, which is not finite, and raise; the caller restores the weights."""
-        self._step.forget_state()
-        epoch = self._history.progress.epoch + 1
+        self.step.forget_state()
+        epoch = self.history.progress.epoch + 1
         raise DivergenceError(
             f"The loss, the weights, the optimizer's state or the predictions for validation became NaN or infinite in "
             f"epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite "
             f"loss were restored. "
             f"Scale the inputs (StandardScaler), lower learning_rate_init, or set max_grad_norm=1.0.",
-            self._history.loss_curve,
+            self.history.loss_curve,
         )
 
     def _record(self, loss: float) -> bool:
@@ -204,19 +217,29 @@ class Trainer:
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
-        settings, rows = self._settings, self._batches.n_rows
-        self._history.add_epoch(
-            loss, score, rows=rows, tol=settings.tol, parameters=self._buffer, latest=settings.all_epochs
+        settings, rate, now = self._settings, self.rates.learning_rate, time.perf_counter()
+        took, self._recorded = now - self._recorded, now
+        self.history.add_epoch(
+            loss,
+            score,
+            rows=self.batches.n_rows,
+            tol=settings.tol,
+            parameters=self._buffer,
+            latest=settings.all_epochs,
+            rate=rate,
+            seconds=took,
         )
         if self._settings.verbose:
-            print_epoch(self._history, self._rates.learning_rate, time.perf_counter() - self._started)
-        epoch = Epoch(self._history.progress.epoch, loss, score, self._rates.learning_rate)
+            print_epoch(self.history, rate, now - self._started)
+        epoch = Epoch(self.history.progress.epoch, loss, score, rate)
         answers = [callback(epoch) for callback in self._settings.callbacks]
+        if self.watcher is not None:
+            answers.append(self.watcher.end_epoch())
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     def _idle(self) -> bool:
-        return self._history.idle_epochs > self._settings.n_iter_no_change
+        return self.history.idle_epochs > self._settings.n_iter_no_change
 
     def _ends_at_plateau(self) -> bool:
         """Whether training ends where improvement did; the schedule may lower the rate instead."""
-        return self._rates.stops_at_plateau() and not self._settings.all_epochs
+        return self.rates.stops_at_plateau() and not self._settings.all_epochs

@@ -169,6 +169,24 @@ def _mean_loss_of_members(
     return _mean_loss(op, settings, columns, y, repeated_rows(op, sample_weight, members, None), of_pairs=False)
 
 
+def score_loss_graph(settings: StepSettings, shape: tuple[int, ...], dtype: DType) -> ir.Model:
+    """Return the graph of the mean loss of scores of a ``shape``, with the classes last, beside target and weights."""
+    batch, kind = shape[0], ir_type(dtype)
+    scores, sample_weight = ir.val("scores", kind, shape), ir.val(WEIGHT, kind, (batch,))
+    y_shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
+    y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), y_shape)
+    op = new_graph([scores, y, sample_weight], kind, "onnxtrain")
+    if settings.positions is None:
+        columns = _as_columns(op, scores, batch, settings.n_outputs)
+        loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=False)
+    else:
+        last = settings.positions._replace(axes=replace(settings.positions.axes, axis=-1))
+        loss = _mean_loss_at_positions(op, settings, last, scores, y, sample_weight, batch)
+    loss.name, loss.dtype, loss.shape = LOSS, kind, ir.Shape([])
+    op.graph.outputs.append(loss)
+    return ir.Model(op.graph, ir_version=8)
+
+
 def n_classes_of(pairs: int) -> int:
     """Return the number of classes that have this number of pairs."""
     return (1 + math.isqrt(1 + 8 * pairs)) // 2

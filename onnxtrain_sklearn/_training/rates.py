@@ -24,6 +24,8 @@ class ScheduledRates:
 
     Attributes
     ----------
+    initial : float
+        The rate that the schedule starts from.
     learning_rate : float or None
         That of the last step; None before the first one.
     """
@@ -31,7 +33,7 @@ class ScheduledRates:
     def __init__(
         self, history: History, learning_rate_init: float, schedule: Schedule, decay: Schedule, dropout: Schedule
     ) -> None:
-        self._history, self._initial = history, learning_rate_init
+        self._history, self.initial = history, learning_rate_init
         self._schedule, self._decay, self._dropout = schedule, decay, dropout
         self._changes_more = not (isinstance(decay, Constant) and isinstance(dropout, Constant))
         self.learning_rate: float | None = None
@@ -39,7 +41,7 @@ class ScheduledRates:
     def advance(self) -> Rates:
         """Return the rates of the next step."""
         progress = self._history.progress
-        self.learning_rate = rate = self._initial * self._schedule.factor(progress)
+        self.learning_rate = rate = self.initial * self._schedule.factor(progress)
         more = (self._decay.factor(progress), self._dropout.factor(progress)) if self._changes_more else ()
         progress.step += 1
         return Rates(rate, *more)
@@ -52,7 +54,7 @@ class ScheduledRates:
         history.warned_of_end = True
         warn(
             f"{schedule!r} was at its end when this call began, at step {progress.step}: the learning rate stays at "
-            f"{self._initial * schedule.factor(progress):.3g}, so training changes practically nothing. Without "
+            f"{self.initial * schedule.factor(progress):.3g}, so training changes practically nothing. Without "
             f"total_steps the schedule lasts max_iter epochs of the last fit or the first partial_fit. Give "
             f"total_steps, the steps of all calls together, such as "
             f"learning_rate=schedules.Cosine(total_steps=100_000).",
@@ -61,4 +63,4 @@ class ScheduledRates:
     def stops_at_plateau(self) -> bool:
         """Notify the schedule of a plateau; return whether training ends."""
         self._history.add_plateau()
-        return self._schedule.stops_at_plateau(self._history.progress, self._initial)
+        return self._schedule.stops_at_plateau(self._history.progress, self.initial)

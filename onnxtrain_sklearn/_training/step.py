@@ -79,6 +79,9 @@ class TrainingStep(Protocol):
     def synchronize(self) -> None:
         """Bring the host's copies of parameters and optimizer state up to date."""
 
+    def reload(self) -> None:
+        """Go on from the host's copies, which were changed from outside."""
+
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""
 

@@ -1,0 +1,111 @@
+"""Checkpoints, from which a later call of the same fit goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from .._support.rules import COUNT, Rules
+from .archive import read_state, write_state
+from .base import CALLBACKS_MODULE, Callback, Training
+
+ABANDONED = 60.0
+"""Seconds after which an unfinished file is taken for one of a process that has ended."""
+
+
+class Checkpoint(Callback):
+    """Store the state of training, from which the same call of ``fit`` goes on after a crash, to the same bits.
+
+    The state is all of it: weights, optimizer, random state, epoch, history, the best weights so far, and what other
+    callbacks remember. A file is named after a digest of settings, data and initial state: a call with the same of
+    these finds its file and goes on from there; a call with others finds none. So one folder serves all fits of a
+    search, and running a program again skips what it has done, fits that had ended included.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Folder of the files; it is made if need be.
+    every : int, default=1
+        Epochs from one file to the next. The last epoch is always stored.
+    keep : int, default=1
+        Files of a fit that are kept, the latest ones. Consecutive calls of ``partial_fit`` count as one fit.
+    resume : bool, default=True
+        Whether a call goes on from its latest file. False: it begins anew, and replaces the files.
+
+    Notes
+    -----
+    A file appears under its name when it is complete, and holds plain arrays and a text: reading one runs no code. A
+    call with ``random_state=None`` begins from other weights each time and is refused, as are L-BFGS and fine-tuning,
+    which do not train in epochs. Another version of onnxruntime begins anew.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import Checkpoint
+    >>> X, y = load_iris(return_X_y=True)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> net = OrtGradientClassifier(callbacks=[Checkpoint(folder.name)], random_state=0, max_iter=500, tol=1e-2)
+    >>> losses = net.fit(X, y).loss_curve_
+    >>> net.fit(X, y).loss_curve_ == losses  # from the file of the last epoch, without a training step
+    True
+    >>> folder.cleanup()
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "checkpoint"
+    valid: ClassVar[Rules] = {"every": (COUNT,), "keep": (COUNT,), "resume": (bool,)}
+
+    def __init__(self, path: str | os.PathLike[str], every: int = 1, keep: int = 1, *, resume: bool = True) -> None:
+        self.path = path
+        self.every = every
+        self.keep = keep
+        self.resume = resume
+
+    def begin(self, training: Training) -> None:
+        if not training.is_resumable:
+            raise ValueError("Checkpoint is for training in epochs of minibatches, not for L-BFGS or fine-tuning.")
+        if training.estimator.random_state is None:
+            raise ValueError(
+                "Checkpoint needs random_state, such as random_state=0: without it, each call begins from other "
+                "weights, and none could go on from the file of an earlier one."
+            )
+        training.defer(lambda: self._find(training))
+
+    def after_epoch(self, training: Training) -> None:
+        training.defer(lambda: self._store(training))
+
+    def _find(self, training: Training) -> None:
+        """Go on from the latest file of this call, if there is one."""
+        folder, memory, key = Path(self.path), training.memory(self), training.identity()
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(folder, key)
+        earlier = [name for name in memory.get("files", []) if not name.startswith(key)]
+        own = sorted(path.name for path in folder.glob(f"{key}-*.npz"))
+        for name in reversed(own) if self.resume else ():
+            state = read_state(folder / name)
+            if state is not None:
+                training.restore(state)
+                break
+        training.memory(self).update(key=key, files=[*earlier, *own])
+
+    def _store(self, training: Training) -> None:
+        epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
+        if epoch % self.every and not last:
+            return
+        folder, memory = Path(self.path), training.memory(self)
+        file = f"{memory['key']}-{epoch:08d}.npz"
+        files = [*(name for name in memory["files"] if name != file), file]
+        memory["files"] = files[-self.keep :]
+        write_state(folder / file, training.state())
+        for name in files[: -self.keep]:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _remove_unfinished(folder: Path, key: str) -> None:
+    for path in folder.glob(f".{key}-*"):
+        if time.time() - path.stat().st_mtime > ABANDONED:
+            path.unlink(missing_ok=True)

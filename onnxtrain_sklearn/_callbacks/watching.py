@@ -1,0 +1,199 @@
+"""Callbacks that measure after each epoch: scores and losses, early stopping by them, norms of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, cast
+
+import numpy as np
+
+from .._support.rules import COUNT, NOT_NEGATIVE, OneOf, Rules
+from .base import CALLBACKS_MODULE, Callback, Part, Training
+
+LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
+"""What is better the lower it is."""
+
+
+def measured(training: Training, name: str) -> float:
+    """Return an entry of ``history_``, or compute it by its name: ``train_`` or ``validation_``, then a scorer."""
+    on, _, scoring = name.partition("_")
+    if name not in training.row and (on not in ("train", "validation") or not scoring):
+        raise ValueError(
+            f"monitor={name!r} is no entry of history_, which has {', '.join(training.row)}. Scores and losses are "
+            f"named after the rows and the scorer, such as 'validation_loss' or 'train_accuracy'."
+        )
+    return training.measure(name, scoring, cast("Part", on))
+
+
+class EpochScoring(Callback):
+    """Compute a score of scikit-learn, or the loss, after each epoch; it becomes an entry of ``history_``.
+
+    Parameters
+    ----------
+    scoring : str or callable
+        Name of a scorer of scikit-learn, a function ``(estimator, X, y) -> float``, or "loss": the loss that is
+        trained, without the penalty and without dropout, in the units that are trained.
+    on : {"validation", "train"}, default="validation"
+        The rows: validation data (``early_stopping=True``, or ``X_val`` and ``y_val``), or those that are trained on.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import EpochScoring
+    >>> X, y = load_iris(return_X_y=True)
+    >>> scores = [EpochScoring("loss", on="train"), EpochScoring("f1_macro", on="train")]
+    >>> net = OrtGradientClassifier(callbacks=scores, random_state=0).partial_fit(X, y, classes=[0, 1, 2])
+    >>> [name for name in net.history_[-1] if name.startswith("train")]
+    ['train_loss', 'train_f1_macro']
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "epoch_scoring"
+    valid: ClassVar[Rules] = {"on": (OneOf(("train", "validation")),)}
+
+    def __init__(self, scoring: str | Callable[..., float], on: str = "validation") -> None:
+        self.scoring = scoring
+        self.on = on
+
+    def validate(self) -> None:
+        super().validate()
+        if not isinstance(self.scoring, str) and not callable(self.scoring):
+            raise TypeError(f"scoring must be the name of a scorer, 'loss' or a function, got {self.scoring!r}.")
+
+    def after_epoch(self, training: Training) -> None:
+        name = self.scoring if isinstance(self.scoring, str) else getattr(self.scoring, "__name__", "score")
+        training.measure(f"{self.on}_{name}", self.scoring, cast("Part", self.on))
+
+
+class EarlyStopping(Callback):
+    """End training when a score or a loss has not improved for some epochs.
+
+    Parameters
+    ----------
+    monitor : str, default="validation_loss"
+        An entry of ``history_`` (``"loss"``, ``"validation_score"``, what another callback adds), or rows and a scorer
+        of scikit-learn: ``"validation_loss"``, ``"train_loss"``, ``"validation_neg_log_loss"``, ``"train_accuracy"``.
+    patience : int, default=10
+        Training ends when so many epochs in a row have not improved.
+    restore_best : bool, default=True
+        Whether training ends with the weights of the best epoch.
+    min_delta : float, default=0.0
+        Least improvement that counts as one.
+    mode : {"auto", "min", "max"}, default="auto"
+        What is better. "auto": lower losses, higher values of all else.
+
+    Notes
+    -----
+    Training also ends by the parameters of the estimator, by default when the training loss stops falling:
+    ``n_iter_no_change=np.inf`` leaves the decision to the callback. ``partial_fit`` makes one pass, which is neither
+    ended nor undone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import EarlyStopping
+    >>> X, y = load_iris(return_X_y=True)
+    >>> stopping = EarlyStopping("validation_loss", patience=5)
+    >>> settings = {"learning_rate_init": 0.1, "n_iter_no_change": np.inf, "random_state": 0}
+    >>> net = OrtGradientClassifier(callbacks=[stopping], **settings).fit(X[::2], y[::2], X_val=X[1::2], y_val=y[1::2])
+    >>> net.n_iter_ < 200, net.callbacks_["EarlyStopping"]["epoch"] == net.n_iter_ - 5
+    (True, True)
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "early_stopping"
+    valid: ClassVar[Rules] = {
+        "patience": (COUNT,),
+        "restore_best": (bool,),
+        "min_delta": (NOT_NEGATIVE,),
+        "mode": (OneOf(("auto", "min", "max")),),
+    }
+
+    def __init__(
+        self,
+        monitor: str = "validation_loss",
+        patience: int = 10,
+        *,
+        restore_best: bool = True,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+    ) -> None:
+        self.monitor = monitor
+        self.patience = patience
+        self.restore_best = restore_best
+        self.min_delta = min_delta
+        self.mode = mode
+
+    def validate(self) -> None:
+        super().validate()
+        if not isinstance(self.monitor, str):
+            raise TypeError(f"monitor must be the name of an entry of history_, got {self.monitor!r}.")
+
+    def begin(self, training: Training) -> None:
+        training.memory(self).clear()
+
+    def after_epoch(self, training: Training) -> bool:
+        lower = self.mode == "min" or (self.mode == "auto" and self.monitor in LOWER_IS_BETTER)
+        memory, value = training.memory(self), measured(training, self.monitor)
+        signed = -value if lower else value
+        gain = signed - memory.get("gain", -math.inf)
+        if gain > self.min_delta:
+            memory.update(gain=signed, best=value, epoch=training.row["epoch"], waited=0)
+            if self.restore_best and not training.one_pass:
+                memory["weights"] = training.parameters.buffer.copy()
+        else:
+            memory["waited"] = memory.get("waited", 0) + 1
+        return bool(memory["waited"] >= self.patience)
+
+    def end(self, training: Training) -> None:
+        weights = training.memory(self).pop("weights", None)
+        if weights is not None:
+            training.parameters.buffer[...] = weights
+
+
+class GradientStatistics(Callback):
+    """Add the Euclidean norm of the gradients of the last step to ``history_``, as ``gradient_norm``.
+
+    The gradients are those of the last minibatch of an epoch, with the penalty and after clipping.
+
+    Parameters
+    ----------
+    by_parameter : bool, default=False
+        Whether the norm of each parameter is added too, as ``gradient_norm/NAME``.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import GradientStatistics
+    >>> X, y = load_iris(return_X_y=True)
+    >>> statistics = GradientStatistics(by_parameter=True)
+    >>> net = OrtGradientClassifier(Linear(), callbacks=[statistics], max_iter=500, tol=1e-3).fit(X, y)
+    >>> [name for name in net.history_[-1] if name.startswith("gradient")]
+    ['gradient_norm', 'gradient_norm/layers.0.weight', 'gradient_norm/layers.0.bias']
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "gradient_statistics"
+    valid: ClassVar[Rules] = {"by_parameter": (bool,)}
+
+    def __init__(self, by_parameter: bool = False) -> None:
+        self.by_parameter = by_parameter
+
+    def begin(self, training: Training) -> None:
+        if not training.holds_gradient:
+            raise ValueError(
+                "GradientStatistics is for training in minibatches on the CPU: the gradients of L-BFGS, of fine-tuning "
+                "and of other devices are not in the host's memory after a step."
+            )
+
+    def after_epoch(self, training: Training) -> None:
+        parameters = training.parameters
+        training.row["gradient_norm"] = float(np.linalg.norm(parameters.gradient))
+        if self.by_parameter:
+            norms = {name: float(np.linalg.norm(parameters.gradient_view(name))) for name in parameters.names}
+            training.row.update({f"gradient_norm/{name}": norm for name, norm in norms.items()})

@@ -1,0 +1,46 @@
+"""Losses and scores of the current parameters on training or validation rows, for callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .._callbacks.base import Part
+from .._training.loss_graph import StepSettings
+from .._training.score_loss import ScoreLoss
+from ..exceptions import ModelError
+from .examples import scaled_values
+from .run import Run
+from .validation import ScoredRows, score_by
+
+
+class Measures:
+    """What callbacks measure after an epoch; the functions are made once."""
+
+    def __init__(
+        self, estimator: Any, run: Run, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
+    ) -> None:
+        self._estimator, self._run, self._settings, self._rows = estimator, run, settings, rows
+        self._known: dict[tuple[str, Part], Callable[[], float]] = {}
+
+    def __call__(self, name: str, scoring: Any, on: Part) -> float:
+        """Return a score, or the loss where ``scoring`` is "loss"."""
+        if (name, on) not in self._known:
+            rows = self._rows[on]
+            if rows is None:
+                raise ValueError(
+                    f"{name!r} needs validation data: set early_stopping=True, or give X_val and y_val to fit."
+                )
+            loss = isinstance(scoring, str) and scoring == "loss"
+            make = self._loss(rows) if loss else score_by(self._estimator, scoring, self._run, rows)
+            self._known[name, on] = make
+        return self._known[name, on]()
+
+    def _loss(self, rows: ScoredRows) -> Callable[[], float]:
+        """Return the function that computes the mean loss of rows by the current parameters."""
+        run = self._run
+        if run.model.link == "votes":
+            raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
+        predictor = run.live_predictor(rows.live, with_scores=True)
+        loss, y = ScoreLoss(self._settings, run.parameters.buffer.dtype), scaled_values(run, rows.targets)
+        return lambda: loss(predictor.run(rows.live, rows.rows, -1), y, rows.weights)

@@ -1,0 +1,63 @@
+"""A training whose state is stored and restored: for checkpoints, and for steps beside the course of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._training.loop import Trainer
+from .._training.parameters import FlatParameters
+from .._training.sweep import swept_losses
+from .run import Run
+from .training_state import restore_state, stored_state
+
+
+class StatefulTraining:
+    """The run and its loop.
+
+    Attributes
+    ----------
+    ended : bool
+        Whether training ends with this epoch, where that is decided.
+    """
+
+    ended = False
+    _run: Run
+    _trainer: Trainer
+
+    @property
+    def parameters(self) -> FlatParameters:
+        """The trained parameters."""
+        return self._run.parameters
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of all that the training goes on from."""
+        self._trainer.step.synchronize()
+        return {**stored_state(self._run), "ended": self.ended}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        restore_state(self._run, state)
+        self._trainer.step.reload()
+        self.ended = bool(state["ended"])
+
+    def sweep(self, rates: np.ndarray) -> np.ndarray:
+        """Return the losses of steps at these learning rates; the training stays as it is."""
+        before = self.state()
+        try:
+            return swept_losses(self._trainer.step, self._trainer.batches, rates)
+        finally:
+            self.restore(before)
+
+    def refresh_statistics(self) -> None:
+        """Let running statistics follow the weights by a pass over the data that changes no weight."""
+        before, end = self.state(), len(self.parameters.vector) + self.parameters.n_statistics
+        swept_losses(self._trainer.step, self._trainer.batches, np.zeros(self._trainer.batches.steps))
+        statistics = self.parameters.buffer[len(self.parameters.vector) : end].copy()
+        self.restore(before)
+        self.parameters.buffer[len(self.parameters.vector) : end] = statistics
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Let the schedule start from this learning rate, in this call."""
+        self._trainer.rates.initial = rate

@@ -1,0 +1,46 @@
+"""What tells one training from another: settings, graph, data, and the state that it begins from."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from .._graph.protobuf import to_proto
+from .._runtime import distributions
+from .._support.digest import digest
+from .._training.loop import Trainer
+from .examples import Call
+from .run import Run
+from .training_state import stored_state
+from .validation import ScoredRows
+
+IRRELEVANT = {"model", "callbacks", "verbose"}
+"""Parameters that are not compared: the graph is, and what callbacks do is theirs."""
+
+PIECE_ROWS = 4096
+"""Rows of the data that are read at a time."""
+
+
+def identity_of(estimator: Any, run: Run, trainer: Trainer, call: Call, held_out: ScoredRows | None) -> str:
+    """Return a digest that is equal for calls whose training is the same to the bit."""
+    hasher = blake2b(digest_size=12)
+    parameters = {n: v for n, v in estimator.get_params(deep=False).items() if n not in IRRELEVANT}
+    state = {name: value for name, value in stored_state(run).items() if name not in ("memories", "rows")}
+    settings = (type(estimator).__qualname__, run.engine, run.device.name, run.seed, distributions.version())
+    for value in (settings, parameters, state, dict(run.frozen), call.one_pass):
+        hasher.update(digest(value))
+    hasher.update(to_proto(run.model.model).SerializeToString())
+    trainer.batches.digest(hasher.update, PIECE_ROWS)
+    if held_out is not None:
+        _add_rows(hasher.update, held_out)
+    return hasher.hexdigest()
+
+
+def _add_rows(update: Any, scored: ScoredRows) -> None:
+    for name, column in scored.live.items():
+        update(name.encode())
+        for start in range(0, len(scored.rows), PIECE_ROWS):
+            update(column.rows(scored.rows[start : start + PIECE_ROWS]).tobytes())
+    update(digest([np.asarray(scored.targets.values), scored.weights]))

@@ -1,0 +1,58 @@
+"""The state of a training in plain values: what another process needs to go on to the same weights, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from .._training.history import Curve, EpochLog
+from ..schedules import Progress
+from .run import Run
+
+PLAIN = ("least_loss", "best_loss", "best_score", "idle_epochs", "early_stopping", "warned_of_end")
+"""The attributes of a history that are numbers."""
+
+
+def stored_state(run: Run) -> dict[str, Any]:
+    """Return weights, optimizer state, random state and history; arrays are copied."""
+    state, history = run.state, run.history
+    return {
+        "buffer": run.parameters.buffer.copy(),
+        "slots": {name: slot.copy() for name, slot in state.slots.items()},
+        "counts": {"t": state.t, "draws": state.draws, "averaged": state.averaged},
+        "rng": run.rng.get_state(legacy=False),
+        "progress": dict(vars(history.progress)),
+        "history": {name: getattr(history, name) for name in PLAIN},
+        "losses": np.array(history.loss_curve),
+        "scores": np.array(history.validation_scores),
+        "rows": [dict(row) for row in history.log.kept()],
+        "memories": copy.deepcopy(history.memories),
+        "last_finite": _copied(history.last_finite),
+        "best": _copied(history.best),
+    }
+
+
+def restore_state(run: Run, state: dict[str, Any]) -> None:
+    """Set a state that :func:`stored_state` returned; arrays that sessions are bound to are written in place."""
+    run.parameters.buffer[...] = state["buffer"]
+    for name, slot in run.state.slots.items():
+        slot[...] = state["slots"][name]
+    vars(run.state).update(state["counts"])
+    run.rng.set_state(state["rng"])
+    losses, scores = state["losses"], state["scores"]
+    run.history.change(
+        progress=Progress(**state["progress"]),
+        losses=Curve(losses.copy(), len(losses)),
+        scores=Curve(scores.copy(), len(scores)),
+        log=EpochLog(list(map(dict, state["rows"])), len(state["rows"])),
+        memories=copy.deepcopy(state["memories"]),
+        last_finite=_copied(state["last_finite"]),
+        best=_copied(state["best"]),
+        **state["history"],
+    )
+
+
+def _copied(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else array.copy()

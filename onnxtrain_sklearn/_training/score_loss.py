@@ -1,0 +1,54 @@
+"""The mean loss of rows by the scores of a model: a loss on validation data, without dropout and without penalty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._graph.protobuf import to_proto
+from .._runtime import devices, sessions
+from .._support.typing import DType
+from .loss_graph import LOSS, TARGET, WEIGHT, StepSettings, score_loss_graph, target_layout
+
+SCORED_PIECE = 8192
+"""Rows whose losses are computed at once."""
+
+
+class ScoreLoss:
+    """Compute mean losses; ``settings`` are those of the training step, ``dtype`` is the type of the scores."""
+
+    def __init__(self, settings: StepSettings, dtype: DType) -> None:
+        self._settings, self._dtype = settings, dtype
+        self._session: Any = None
+        self._shape: tuple[int, ...] = ()
+
+    def __call__(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> float:
+        """Return the weighted mean loss; ``y`` holds class indices or numbers as they are trained."""
+        settings, rows = self._settings, len(scores)
+        shape, dtype = target_layout(settings.task, settings.n_outputs, rows, self._dtype, settings.positions)
+        targets = y.reshape(shape).astype(dtype)
+        weights = (np.ones(rows) if weights is None else weights).astype(self._dtype)
+        total = float(weights.sum(dtype=np.float64))
+        if not total:
+            return float("nan")
+        size = min(rows, SCORED_PIECE)
+        self._prepare((size, *scores.shape[1:]))
+        parts = [slice(i, i + size) for i in range(0, rows, size)]
+        shares = [float(weights[part].sum(dtype=np.float64)) / total for part in parts]
+        found = [self._piece(scores[part], targets[part], weights[part]) for part in parts]
+        return sum(share * loss for share, loss in zip(shares, found, strict=True) if share)
+
+    def _prepare(self, shape: tuple[int, ...]) -> None:
+        """Make the session for pieces of a shape, unless it is there."""
+        if shape != self._shape:
+            graph = to_proto(score_loss_graph(self._settings, shape, self._dtype)).SerializeToString()
+            self._session, self._shape = sessions.create_session(graph, devices.resolve_device()), shape
+
+    def _piece(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+        """Return the loss of some rows, which are filled up with rows of weight zero."""
+        filled = np.minimum(np.arange(self._shape[0]), len(scores) - 1)
+        weight = np.zeros(len(filled), self._dtype)
+        weight[: len(scores)] = weights
+        feeds = {"scores": scores[filled].astype(self._dtype), TARGET: y[filled], WEIGHT: weight}
+        return float(sessions.run_session(self._session, [LOSS], feeds)[0])
