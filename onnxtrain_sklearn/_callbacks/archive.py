@@ -32,7 +32,7 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 def read_state(path: Path) -> dict[str, Any] | None:
     """Return the state in a file; None if the file is gone, or is none of :func:`write_state`."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             state: dict[str, Any] = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
             return state
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -90,7 +90,7 @@ class Checkpoint(Callback):
             if state is not None:
                 training.restore(state)
                 break
-        training.memory(self).update(key=key, files=[*earlier, *own])
+        training.memory(self).update(key=key, files=self._kept(folder, [*earlier, *own]))
 
     def _store(self, training: Training) -> None:
         epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
@@ -101,8 +101,13 @@ class Checkpoint(Callback):
         files = [*(name for name in memory["files"] if name != file), file]
         memory["files"] = files[-self.keep :]
         write_state(folder / file, training.state())
+        self._kept(folder, files)
+
+    def _kept(self, folder: Path, files: list[str]) -> list[str]:
+        """Remove all files but the latest; return these."""
         for name in files[: -self.keep]:
             (folder / name).unlink(missing_ok=True)
+        return files[-self.keep :]
 
 
 def _remove_unfinished(folder: Path, key: str) -> None:

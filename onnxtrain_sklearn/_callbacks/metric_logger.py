@@ -94,7 +94,9 @@ class MetricLogger(Callback):
 
 
 def _is_tracker(value: object) -> bool:
-    return any(callable(getattr(value, name, None)) for name in ("log_metrics", "add_scalar", "log"))
+    """Whether an object, not a class, has one of the methods."""
+    methods = (getattr(value, name, None) for name in ("log_metrics", "add_scalar", "log"))
+    return not isinstance(value, type) and any(map(callable, methods))
 
 
 def _wrong_target(value: object) -> str:

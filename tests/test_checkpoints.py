@@ -1,0 +1,242 @@
+"""Checkpoints: a killed fit goes on to the same bits, wherever it was killed, and no other fit takes its files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, schedules
+from onnxtrain_sklearn.callbacks import Checkpoint, EarlyStopping, EpochScoring, LearningRateFinder, WeightAveraging
+from tests.helpers.callbacks import net, without_seconds
+from tests.helpers.data import blobs, line
+from tests.helpers.engines import each_engine
+from tests.helpers.training import NEVER, weights_equal
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+X, Y = blobs()
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(epoch: int) -> Any:
+    def crash(seen):
+        if seen.number == epoch:
+            raise Crash
+
+    return crash
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two estimators have equal weights, histories and states, to the bit."""
+    states = [(e._run.state.t, e._run.state.draws, str(e._run.rng.get_state())) for e in (a, b)]
+    slots = [e._run.state.slots for e in (a, b)]
+    equal = all(np.array_equal(slot, slots[1][name]) for name, slot in slots[0].items())
+    rows = [without_seconds(e.history_) for e in (a, b)]
+    return weights_equal(a, b) and rows[0] == rows[1] and states[0] == states[1] and equal
+
+
+def resumed(make: Any, folder: Path, crashes: tuple[int, ...], data: tuple[Any, ...] = (X, Y), **options: Any) -> Any:
+    """Return a fit that crashed after some epochs, each time in an estimator of its own."""
+    for epoch in crashes:
+        estimator = make(Checkpoint(folder, **options))
+        estimator.callbacks.append(crash_at(epoch))
+        with pytest.raises(Crash):
+            estimator.fit(*data)
+        assert not hasattr(estimator, "n_iter_")
+    steps: list[int] = []
+    estimator = make(Checkpoint(folder, **options))
+    estimator.callbacks.append(lambda seen: steps.append(seen.number))
+    estimator.fit(*data)
+    assert len(steps) < estimator.n_iter_  # it went on
+    return estimator
+
+
+CASES = {
+    "dropout, cosine": {"model": MLP((6,), dropout=0.3), "learning_rate": "cosine"},
+    "validation": {"early_stopping": True, "n_iter_no_change": 2, "tol": 1e-2, "scoring": "neg_log_loss"},
+    "plateaus": {"learning_rate": schedules.Adaptive(), "n_iter_no_change": 1, "tol": 0.05},
+    "best epoch, batch statistics": {
+        "early_stopping": "best_epoch",
+        "model": MLP((6,), normalization="batch"),
+        "engine": "portable",
+    },
+    "average": {"ema_decay": 0.9, "optimizer": "sgd"},
+    "one batch": {"batch_size": 500, "accumulate": 1, "optimizer": "rmsprop"},
+    "groups": {"accumulate": 3, "max_grad_norm": 0.5, "alpha": 0.1},
+}
+
+
+@each_engine
+@pytest.mark.parametrize("case", CASES)
+def test_a_fit_goes_on_to_the_same_bits(case, engine, tmp_path):
+    def make(*callbacks):
+        return net(*callbacks, **{"max_iter": 12, "engine": engine} | CASES[case])
+
+    whole = make().fit(X, Y)
+    assert same(resumed(make, tmp_path, (1, 3, 4)), whole)
+    assert len(files(tmp_path)) == 1
+
+
+def test_what_other_callbacks_remember_goes_on(tmp_path):
+    def make(*callbacks):
+        others = [EarlyStopping("loss", 50), WeightAveraging(0.2), EpochScoring("roc_auc"), LearningRateFinder()]
+        return net(*others[:2], *callbacks, *others[2:], max_iter=12, early_stopping=True, n_iter_no_change=np.inf)
+
+    found, whole = resumed(make, tmp_path, (2, 6)), make().fit(X, Y)
+    assert same(found, whole)
+    assert found.callbacks_["WeightAveraging"]["count"] == 10
+
+
+def test_a_fit_that_was_ended_is_not_trained_again(tmp_path):
+    def stopped(*callbacks):
+        return net(EarlyStopping("loss", 2, min_delta=10.0), *callbacks, max_iter=12)
+
+    assert same(resumed(stopped, tmp_path, (2,)), stopped().fit(X, Y))
+    steps = []
+    again = stopped(Checkpoint(tmp_path), steps.append).fit(X, Y)
+    assert again.n_iter_ == 3
+    assert steps == []
+
+
+def test_files_come_every_so_many_epochs_and_the_latest_stay(tmp_path):
+    net(Checkpoint(tmp_path, every=4, keep=2), max_iter=10).fit(X, Y)
+    assert [name[-12:-4] for name in files(tmp_path)] == ["00000008", "00000010"]
+    before = files(tmp_path)
+    net(Checkpoint(tmp_path, every=4, keep=2, resume=False), max_iter=10).fit(X, Y)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"alpha": 0.1}, {"random_state": 1}, {"max_iter": 7}, {"optimizer": "sgd"}, {"model": MLP((7,))},
+        {"loss": "focal"}, {"learning_rate": schedules.Cosine(100)}, {"trainable": lambda name, array: array.ndim > 1},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_a_fit_with_other_settings_does_not_take_the_files(other, tmp_path):
+    net(Checkpoint(tmp_path)).fit(X, Y)
+    assert same(net(Checkpoint(tmp_path), **other).fit(X, Y), net(**other).fit(X, Y))
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_fit_with_other_data_does_not_take_the_files(tmp_path):
+    heavy, changed = np.ones(len(X)), X.copy()
+    heavy[3], changed[5, 2] = 2.0, 9.0
+    calls = [
+        ((X, Y), {}), ((changed, Y), {}), ((X, 1 - Y), {}), ((X, Y), {"sample_weight": heavy}),
+        ((X, Y), {"X_val": X, "y_val": Y}), ((X, Y), {"X_val": X, "y_val": 1 - Y}),
+    ]  # fmt: skip
+    for data, more in calls:
+        assert same(net(Checkpoint(tmp_path)).fit(*data, **more), net().fit(*data, **more))
+    assert len(files(tmp_path)) == len(calls)
+
+
+def test_warm_starts_and_passes_go_on_too(tmp_path):
+    def trained(*callbacks):
+        estimator = net(*callbacks, max_iter=3, warm_start=True).fit(X, Y).fit(X, Y)
+        return estimator.partial_fit(X, Y).partial_fit(X, Y)
+
+    whole = trained()
+    assert same(trained(Checkpoint(tmp_path)), whole)
+    assert len(files(tmp_path)) == 1
+    assert same(trained(Checkpoint(tmp_path)), whole)
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_a_search_that_is_begun_again_trains_nothing_twice(tmp_path):
+    pipeline = make_pipeline(StandardScaler(), net(Checkpoint(tmp_path), max_iter=3))
+    search = GridSearchCV(pipeline, {"ortgradientclassifier__alpha": [0.0, 0.1]}, cv=2, n_jobs=2, error_score="raise")
+    first = clone(search).fit(X, Y)
+    assert len(files(tmp_path)) == 2 * 2 + 1
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    second = clone(search).fit(X, Y)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    assert same(first.best_estimator_[-1], second.best_estimator_[-1])
+
+
+def test_a_pickled_estimator_goes_on(tmp_path):
+    estimator = pickle.loads(pickle.dumps(net(Checkpoint(str(tmp_path)), max_iter=3, warm_start=True).fit(X, Y)))
+    plain = net(max_iter=3, warm_start=True).fit(X, Y)
+    assert same(estimator.fit(X, Y), plain.fit(X, Y))
+
+
+def test_files_that_cannot_be_read_are_passed_over(tmp_path):
+    whole = net(Checkpoint(tmp_path, keep=2)).fit(X, Y)
+    (tmp_path / files(tmp_path)[-1]).write_bytes(b"PK\x03\x04 torn")
+    steps = []
+    assert same(net(Checkpoint(tmp_path, keep=2), lambda seen: steps.append(seen.number)).fit(X, Y), whole)
+    assert steps == [6]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (net(Checkpoint("."), random_state=None), "needs random_state"),
+        (OrtGradientRegressor(optimizer="lbfgs", callbacks=[Checkpoint(".")], random_state=0), "not for L-BFGS"),
+        (net(Checkpoint(".", every=0)), "'every' parameter of Checkpoint must be an int"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(estimator, message):
+    with pytest.raises(ValueError, match=message):
+        estimator.fit(*(line() if isinstance(estimator, OrtGradientRegressor) else (X, Y)))
+
+
+def slow_net(folder: Path | None) -> OrtGradientClassifier:
+    callbacks = [] if folder is None else [Checkpoint(folder, keep=2)]
+    return OrtGradientClassifier(
+        MLP((8,), dropout=0.2), callbacks=callbacks, batch_size=4, max_iter=40, tol=NEVER, early_stopping=True,
+        n_iter_no_change=np.inf, learning_rate="cosine", random_state=0,
+    )  # fmt: skip
+
+
+def killed(folder: Path, seconds: float) -> bool:
+    """Fit in a child process that is killed after some seconds from its first file on; return whether it was alive."""
+    child = os.fork()
+    if child == 0:
+        try:
+            slow_net(folder).fit(X, Y)
+        finally:
+            os._exit(0)
+    began = time.monotonic()
+    while not any(folder.glob("*.npz")) and time.monotonic() < began + 60:
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.exhaustive)])
+def test_a_fit_that_is_killed_goes_on_to_the_same_bits(kills, tmp_path):
+    whole, rng, count = slow_net(None).fit(X, Y), np.random.default_rng(kills), 0
+    for run in range(10 * kills):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        for _ in range(3):
+            count += killed(folder, rng.uniform(0, 0.1))
+        found = slow_net(folder).fit(X, Y)
+        assert same(found, whole)
+        if count >= kills:
+            return
+    raise AssertionError(f"only {count} processes were alive when they were to be killed")
