@@ -1,7 +1,7 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
 from ._support import onnx_ir_without_sympy  # noqa: F401  # isort: skip  # before the others import onnx-ir
-from . import graph, losses, schedules
+from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.earlier_modules import know_earlier_modules
@@ -47,6 +47,7 @@ __all__ = [
     "TabM",
     "TabMClassifier",
     "TabMRegressor",
+    "callbacks",
     "clear_cache",
     "gradient_graph",
     "graph",

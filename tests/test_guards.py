@@ -142,6 +142,7 @@ PUBLIC = {
     "FineTuner",
     "LoRA",
     "Inputs",
+    "callbacks",
     "losses",
     "schedules",
     "gradient_graph",

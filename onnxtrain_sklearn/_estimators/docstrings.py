@@ -34,6 +34,12 @@ loss_ : float
     Mean loss of the last epoch, the penalty included.
 loss_curve_ : list of float
     Mean loss of each epoch, of the latest 100,000.
+history_ : list of dict
+    A dict for each epoch: ``epoch``, ``step``, ``loss``, ``learning_rate``, ``seconds``, with validation data
+    ``validation_score``, and what callbacks add. ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before
+    the latest 10,000 only ``epoch`` and ``loss`` are kept.
+callbacks_ : dict of str to dict
+    What callbacks remember, by class.
 best_loss_ : float or None
     Least loss of an epoch; None with early stopping.
 validation_scores_ : list of float or None
