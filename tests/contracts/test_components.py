@@ -20,6 +20,7 @@ import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses, models, optimizers, schedules
 from onnxtrain_sklearn._support.components import Component, registered
 from onnxtrain_sklearn._support.rules import accepts
+from onnxtrain_sklearn.callbacks import CALLBACKS
 from onnxtrain_sklearn.losses import LOSSES, Loss, resolve_loss
 from onnxtrain_sklearn.models import MODELS
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, resolve_optimizer
@@ -188,8 +189,9 @@ def subclasses(kind: type) -> Iterator[type]:
 def test_every_component_that_declares_a_name_is_registered():
     package = onnxtrain_sklearn.__name__
     named = {k for k in subclasses(Component) if "name" in vars(k) and k.__module__.partition(".")[0] == package}
-    assert named == {kind for known in ROLES.values() for kind in known.values()}
-    for known in ROLES.values():
+    registries = (*ROLES.values(), CALLBACKS)
+    assert named == {kind for known in registries for kind in known.values()}
+    for known in registries:
         assert list(known) == sorted({kind.name for kind in known.values()})
 
 
