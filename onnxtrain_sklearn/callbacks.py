@@ -7,7 +7,7 @@ that are told of the levels of a pipeline or a search around the estimator, such
 from __future__ import annotations
 
 from ._callbacks.base import Callback as Callback
-from ._callbacks.base import Training as Training
+from ._callbacks.base import TrainingInProgress as TrainingInProgress
 from ._callbacks.checkpoint import Checkpoint as Checkpoint
 from ._callbacks.metric_logger import MetricLogger as MetricLogger
 from ._callbacks.watching import EarlyStopping as EarlyStopping

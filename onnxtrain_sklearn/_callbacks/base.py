@@ -1,7 +1,7 @@
 """The base class of callbacks, by the protocol of ``sklearn.callback``, and what they see of a training.
 
 A callback keeps nothing of a training on itself: one instance may serve several fits at a time, in a search for
-example. What it remembers is in :meth:`Training.memory`, which checkpoints and pickles hold.
+example. What it remembers is in :meth:`TrainingInProgress.memory`, which checkpoints and pickles hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPOCH = "epoch"
 Part = Literal["train", "validation"]
 
 
-class Vectors(Protocol):
+class TrainedVectors(Protocol):
     """The trained parameters.
 
     Attributes
@@ -51,7 +51,7 @@ class Vectors(Protocol):
         """Return the gradient of ``name``."""
 
 
-class Training(Protocol):
+class TrainingInProgress(Protocol):
     """A training in progress, as callbacks see it.
 
     Attributes
@@ -65,7 +65,7 @@ class Training(Protocol):
         Whether training ends with this epoch, where that is decided.
     one_pass : bool
         Whether the call is one of ``partial_fit``.
-    parameters : Vectors
+    parameters : TrainedVectors
     """
 
     estimator: Any
@@ -76,7 +76,7 @@ class Training(Protocol):
     @property
     def row(self) -> dict[str, Any]: ...
     @property
-    def parameters(self) -> Vectors: ...
+    def parameters(self) -> TrainedVectors: ...
     @property
     def is_resumable(self) -> bool:
         """Whether training goes in epochs of minibatches, so that its state after each is known."""
@@ -140,13 +140,13 @@ class Callback(Component):
 
     __module__ = CALLBACKS_MODULE
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainingInProgress) -> None:
         """Called before the first epoch."""
 
-    def after_epoch(self, training: Training) -> bool | None:
+    def after_epoch(self, training: TrainingInProgress) -> bool | None:
         """Called after each epoch; True ends training."""
 
-    def end(self, training: Training) -> None:
+    def end(self, training: TrainingInProgress) -> None:
         """Called after the last epoch, with the final weights; what it changes in them is kept."""
 
     def setup(self, estimator: Any, context: Any) -> None:
@@ -171,9 +171,9 @@ class Callback(Component):
         """Do nothing."""
 
 
-def training_of(estimator: Any, callback: Callback) -> Training:
+def training_of(estimator: Any, callback: Callback) -> TrainingInProgress:
     """Return the training in progress of an estimator; TypeError if it has none."""
-    training: Training | None = vars(estimator).get(ACTIVE)
+    training: TrainingInProgress | None = vars(estimator).get(ACTIVE)
     if training is None:
         name = type(callback).__name__
         raise TypeError(

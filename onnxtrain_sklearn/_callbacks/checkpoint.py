@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from .._support.rules import COUNT, Rules
 from .archive import read_state, write_state
-from .base import CALLBACKS_MODULE, Callback, Training
+from .base import CALLBACKS_MODULE, Callback, TrainingInProgress
 
 ABANDONED = 60.0
 """Seconds after which an unfinished file is taken for one of a process that has ended."""
@@ -65,7 +65,7 @@ class Checkpoint(Callback):
         self.keep = keep
         self.resume = resume
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainingInProgress) -> None:
         if not training.is_resumable:
             raise ValueError("Checkpoint is for training in epochs of minibatches, not for L-BFGS or fine-tuning.")
         if training.estimator.random_state is None:
@@ -75,10 +75,10 @@ class Checkpoint(Callback):
             )
         training.defer(lambda: self._find(training))
 
-    def after_epoch(self, training: Training) -> None:
+    def after_epoch(self, training: TrainingInProgress) -> None:
         training.defer(lambda: self._store(training))
 
-    def _find(self, training: Training) -> None:
+    def _find(self, training: TrainingInProgress) -> None:
         """Go on from the latest file of this call, if there is one."""
         folder, memory, key = Path(self.path), training.memory(self), training.identity()
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class Checkpoint(Callback):
                 break
         training.memory(self).update(key=key, files=self._kept(folder, [*earlier, *own]))
 
-    def _store(self, training: Training) -> None:
+    def _store(self, training: TrainingInProgress) -> None:
         epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
         if epoch % self.every and not last:
             return

@@ -7,7 +7,7 @@ from numbers import Real
 from types import ModuleType
 from typing import Any
 
-from .base import CALLBACKS_MODULE, Callback, Training
+from .base import CALLBACKS_MODULE, Callback, TrainingInProgress
 
 NOT_METRICS = ("epoch", "step")
 
@@ -49,7 +49,7 @@ class MetricLogger(Callback):
         if not _is_tracker(self.target) and not callable(self.target):
             raise TypeError(_wrong_target(self.target))
 
-    def after_epoch(self, training: Training) -> None:
+    def after_epoch(self, training: TrainingInProgress) -> None:
         training.defer(lambda: self._log(training.row))  # with what callbacks after this one add
 
     def _log(self, row: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ from typing import ClassVar, cast
 import numpy as np
 
 from .._support.rules import COUNT, NOT_NEGATIVE, OneOf, Rules
-from .base import CALLBACKS_MODULE, Callback, Part, Training
+from .base import CALLBACKS_MODULE, Callback, Part, TrainingInProgress
 
 LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
 """What is better the lower it is."""
 
 
-def measured(training: Training, name: str) -> float:
+def measured(training: TrainingInProgress, name: str) -> float:
     """Return an entry of ``history_``, or compute it by its name: ``train_`` or ``validation_``, then a scorer."""
     on, _, scoring = name.partition("_")
     if name not in training.row and (on not in ("train", "validation") or not scoring):
@@ -62,7 +62,7 @@ class EpochScoring(Callback):
         if not isinstance(self.scoring, str) and not callable(self.scoring):
             raise TypeError(f"scoring must be the name of a scorer, 'loss' or a function, got {self.scoring!r}.")
 
-    def after_epoch(self, training: Training) -> None:
+    def after_epoch(self, training: TrainingInProgress) -> None:
         name = self.scoring if isinstance(self.scoring, str) else getattr(self.scoring, "__name__", "score")
         training.measure(f"{self.on}_{name}", self.scoring, cast("Part", self.on))
 
@@ -133,10 +133,10 @@ class EarlyStopping(Callback):
         if not isinstance(self.monitor, str):
             raise TypeError(f"monitor must be the name of an entry of history_, got {self.monitor!r}.")
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainingInProgress) -> None:
         training.memory(self).clear()
 
-    def after_epoch(self, training: Training) -> bool:
+    def after_epoch(self, training: TrainingInProgress) -> bool:
         lower = self.mode == "min" or (self.mode == "auto" and self.monitor in LOWER_IS_BETTER)
         memory, value = training.memory(self), measured(training, self.monitor)
         signed = -value if lower else value
@@ -149,7 +149,7 @@ class EarlyStopping(Callback):
             memory["waited"] = memory.get("waited", 0) + 1
         return bool(memory["waited"] >= self.patience)
 
-    def end(self, training: Training) -> None:
+    def end(self, training: TrainingInProgress) -> None:
         weights = training.memory(self).pop("weights", None)
         if weights is not None:
             training.parameters.buffer[...] = weights
@@ -184,14 +184,14 @@ class GradientStatistics(Callback):
     def __init__(self, by_parameter: bool = False) -> None:
         self.by_parameter = by_parameter
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainingInProgress) -> None:
         if not training.holds_gradient:
             raise ValueError(
                 "GradientStatistics is for training in minibatches on the CPU: the gradients of L-BFGS, of fine-tuning "
                 "and of other devices are not in the host's memory after a step."
             )
 
-    def after_epoch(self, training: Training) -> None:
+    def after_epoch(self, training: TrainingInProgress) -> None:
         parameters = training.parameters
         training.row["gradient_norm"] = float(np.linalg.norm(parameters.gradient))
         if self.by_parameter:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._support.rules import BELOW_ONE, COUNT, POSITIVE, Range, Rules
 from ..exceptions import warn
-from .base import CALLBACKS_MODULE, Callback, Training
+from .base import CALLBACKS_MODULE, Callback, TrainingInProgress
 
 
 class WeightAveraging(Callback):
@@ -50,12 +50,12 @@ class WeightAveraging(Callback):
         self.start = start
         self.every = every
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainingInProgress) -> None:
         if training.parameters.averages:
             raise ValueError("WeightAveraging and ema_decay both average the weights: choose one of them.")
         training.memory(self).clear()
 
-    def after_epoch(self, training: Training) -> None:
+    def after_epoch(self, training: TrainingInProgress) -> None:
         beyond = training.epochs_done - int(self.start * training.max_iter)
         if training.one_pass or beyond < 1 or (beyond - 1) % self.every:
             return
@@ -64,7 +64,7 @@ class WeightAveraging(Callback):
         mean = memory.get("mean", vector)
         memory.update(count=count, mean=mean + (vector - mean) / count)
 
-    def end(self, training: Training) -> None:
+    def end(self, training: TrainingInProgress) -> None:
         mean = training.memory(self).pop("mean", None)
         if mean is not None:
             training.parameters.vector[...] = mean
@@ -119,7 +119,7 @@ class LearningRateFinder(Callback):
         if self.lowest >= self.highest:
             raise ValueError(f"lowest={self.lowest!r} must be less than highest={self.highest!r}.")
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainingInProgress) -> None:
         if not training.is_resumable:
             raise ValueError("LearningRateFinder is for training in minibatches: L-BFGS and fine-tuning have no rate.")
         memory = training.memory(self)

@@ -17,7 +17,7 @@ from .validation import ScoredRows
 
 
 class ActiveTraining(StatefulTraining):
-    """A training in progress; the public attributes are those of :class:`~.._callbacks.base.Training`.
+    """A training in progress; the public attributes are those of :class:`~.._callbacks.base.TrainingInProgress`.
 
     Parameters
     ----------
