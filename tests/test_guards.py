@@ -99,6 +99,8 @@ PROTOBUF = {
     "_estimators.regressor": {"ModelProto"},
     "_displays.graph": {"ModelProto"},  # draws what users give
     "_command_line.deployed": {"ModelProto"},  # writes files
+    "_command_line.doctor": {"parser"},  # a graph whose gradient is known
+    "_command_line.gradient": {"ModelProto"},  # reads and writes files
     "_recipes.fitted_graph": {"ModelProto", "load_model_from_string"},  # to_onnx returns one, pickles hold its bytes
     "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
     "classic.ortgradient": {"ModelProto"},

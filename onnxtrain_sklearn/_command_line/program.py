@@ -13,13 +13,17 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from .._runtime import distributions
+from .bench import BENCH
 from .command import Command, UsageError
 from .console import Console, sentence
 from .demo import DEMO
+from .doctor import DOCTOR
+from .gradient import GRADIENT
+from .inspection import INSPECT
 from .predict import PREDICT
 from .train import TRAIN
 
-COMMANDS: tuple[Command, ...] = (TRAIN, PREDICT, DEMO)
+COMMANDS: tuple[Command, ...] = (DOCTOR, INSPECT, TRAIN, PREDICT, GRADIENT, BENCH, DEMO)
 """Every command, in the order of the help."""
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from sklearn.base import is_classifier
+
 from .._recipes.base import BaseRecipe
 from .._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from .._recipes.tabm import TabMClassifier, TabMRegressor
@@ -68,6 +70,11 @@ def source_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
             raise UsageError(f"{name!r} holds a {type(loaded).__name__}, which is no fitted estimator.")
         return ModelOption("fitted", loaded, f"{path.name} ({type(loaded).__name__})")
     return ModelOption("graph", str(path), path.name)
+
+
+def is_classifier_option(option: ModelOption) -> bool:
+    """Whether the option is a fitted classifier."""
+    return option.kind == "fitted" and is_classifier(option.model)
 
 
 def _unpickled(path: Path) -> Any:

@@ -29,7 +29,8 @@ from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, require_column
 if TYPE_CHECKING:
     import pandas
 
-MANY_CATEGORIES = 100
+MANY_CATEGORIES = 20
+"""Different texts from which on a column that has one for every other row is suspicious."""
 
 
 @dataclass(frozen=True)

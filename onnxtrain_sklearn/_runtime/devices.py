@@ -71,14 +71,19 @@ def _check_lists(providers: object, provider_options: Sequence[Mapping[str, obje
             raise TypeError(f"The keys of provider_options must be names of options (strings), got {name!r}.")
 
 
+def available_providers() -> list[str]:
+    """Return the execution providers of the installed onnxruntime."""
+    return list(onnxruntime.get_available_providers())
+
+
 def missing_providers(names: Sequence[str]) -> list[str]:
     """Return the execution providers among ``names`` that this onnxruntime lacks."""
-    available = onnxruntime.get_available_providers()
+    available = available_providers()
     return [name for name in names if name not in available]
 
 
 def _check_available(names: Sequence[str], device: str) -> None:
-    missing, available = missing_providers(names), onnxruntime.get_available_providers()
+    missing, available = missing_providers(names), available_providers()
     if missing:
         raise DeviceError(
             f"device={device!r} needs {missing[0]}, which the installed onnxruntime {version()} "

@@ -1,0 +1,188 @@
+"""``inspect``: what an ONNX file or a fitted model is made of, and what each engine can differentiate of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.description import Description
+from .._estimators.model_source import source_of
+from .._estimators.regressor import OrtGradientRegressor
+from .._gradient.engine import ENGINES, available_engines, differentiate
+from .._graph.builder import GraphBuilder
+from .._graph.files import read
+from .._graph.own_tensors import from_proto
+from .._graph.protobuf import to_proto
+from .._graph.shapes import with_batch
+from .._graph.trainable import TrainableModel
+from .._training.selection import selected
+from ..exceptions import ModelError
+from .command import Command, Outcome, Record, UsageError
+from .console import Console, sentence
+from .sources import SECURITY, ModelOption, is_classifier_option, source_named
+
+MOST_PARAMETERS = 100
+"""Parameters that are tried one by one where an engine refuses all of them together."""
+
+BATCH, SCALAR = 2, "onnxtrain/inspected"
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="ONNX file, or a fitted model as .joblib, .pkl or .skops")
+    add("--of", metavar="OUTPUT", help="the output that would be trained; default: found as the estimators do")
+    add("--trainable", nargs="+", metavar="PATTERN", help="names or patterns of what would be trained; default: all")
+    add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file that may be loaded")
+
+
+def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
+    option = source_named(options.model, options.trust)
+    if option.kind not in ("graph", "fitted"):
+        raise UsageError(f"{options.model!r} is built for the data of a fit: inspect takes a file.")
+    record: dict[str, Any] = {"model": option.text}
+    if option.kind == "graph":
+        record |= _facts(from_proto(read(option.model)))
+    try:
+        described, source = _inspected(option, options)
+    except ModelError as error:
+        if not record.get("nodes"):
+            raise
+        record |= {"trainable": False, "reason": sentence(error), "parameters": [], "engines": {}}
+        return Outcome(record, _text(record))
+    if option.kind == "fitted":
+        record |= _facts(source.model)
+    names = [entry.name for entry in described.of("trained")]
+    console.progress(f"{len(names)} parameters to train")
+    record |= _told_description(described)
+    record["engines"] = {engine: _verdict_of(engine, source, names) for engine in ENGINES}
+    return Outcome(record, _text(record))
+
+
+def _inspected(option: ModelOption, options: argparse.Namespace) -> tuple[Description, TrainableModel]:
+    """Return the description of what would be trained, and the graph itself."""
+    patterns = options.trainable or "all"
+    kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
+    described = kind(option.model, output=options.of, trainable=patterns).describe()
+    source, names = selected(source_of(option.model, options.of)[0], patterns)
+    return described, source.with_frozen_statistics(names)
+
+
+def _facts(model: ir.Model) -> dict[str, Any]:
+    graph = model.graph
+    constants = set(graph.initializers.values())
+    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.all_nodes())
+    return {
+        "producer": " ".join(filter(None, [model.producer_name, model.producer_version])) or None,
+        "ir_version": model.ir_version,
+        "opsets": {domain or "ai.onnx": version for domain, version in graph.opset_imports.items()},
+        "nodes": sum(operators.values()),
+        "operators": dict(operators.most_common()),
+        "inputs": [_told_value(value) for value in graph.inputs if value not in constants],
+        "outputs": [_told_value(value) for value in graph.outputs],
+    }
+
+
+def _told_value(value: ir.Value) -> dict[str, Any]:
+    shape = None if value.shape is None else [size if isinstance(size, int) else _symbol(size) for size in value.shape]
+    kind = str(value.type) if value.dtype is None else value.dtype.name.lower()
+    return {"name": value.name, "type": kind, "shape": shape}
+
+
+def _symbol(size: object) -> str | None:
+    name = getattr(size, "value", None)
+    return None if name is None else str(name)
+
+
+def _told_description(described: Description) -> dict[str, Any]:
+    return {
+        "trainable": True,
+        "trained_output": described.output,
+        "loss": described.loss,
+        "n_trained": described.n_trained,
+        "parameters": [
+            {"name": e.name, "shape": e.shape, "type": e.dtype.name, "status": e.status, "reason": e.reason}
+            for e in described.entries
+        ],
+    }
+
+
+def _verdict_of(engine: str, source: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
+    """Return whether an engine differentiates the graph; if not, which nodes are in the way of which parameters."""
+    if engine not in available_engines():
+        return {"available": False, "differentiable": None, "obstacles": []}
+    whole = _refusal_of(engine, source, names)
+    if whole is None:
+        return {"available": True, "differentiable": True, "obstacles": []}
+    obstacles: dict[str, list[str]] = {}
+    for name in names[:MOST_PARAMETERS]:
+        if (reason := _refusal_of(engine, source, [name])) is not None:
+            obstacles.setdefault(reason, []).append(name)
+    found = [{"reason": reason, "parameters": blocked} for reason, blocked in obstacles.items()]
+    return {"available": True, "differentiable": False, "obstacles": found or [{"reason": whole, "parameters": names}]}
+
+
+def _refusal_of(engine: str, source: TrainableModel, names: Sequence[str]) -> str | None:
+    """Return why an engine does not differentiate the scores of a fixed batch; None: it does."""
+    model = with_batch(source.model, BATCH)
+    graph = model.graph
+    scores = next(value for value in graph.outputs if value.name == source.scores)
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="inspected")
+    total = op.ReduceSum(scores, keepdims=0)
+    total.name, total.dtype, total.shape = SCALAR, op.dtype, ir.Shape([])
+    graph.outputs.clear()
+    graph.outputs.append(total)
+    try:
+        to_proto(differentiate(model, list(names), SCALAR, engine).model)
+    except ModelError as error:
+        return sentence(error)
+    return None
+
+
+def _text(record: Record) -> str:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in record["opsets"].items())
+    operators = ", ".join(f"{name} {count}" for name, count in list(record["operators"].items())[:12])
+    lines = [
+        f"{record['model']}: {record['nodes']} nodes, opset {opsets}, IR {record['ir_version']}",
+        f"producer: {record['producer'] or 'unknown'}",
+        f"operators: {operators}{', ...' if len(record['operators']) > 12 else ''}",
+        *(f"input  {_line_of(value)}" for value in record["inputs"]),
+        *(f"output {_line_of(value)}" for value in record["outputs"]),
+    ]
+    if not record["trainable"]:
+        return "\n".join([*lines, f"not trainable: {record['reason']}"])
+    lines.append(f"trained output {record['trained_output']!r}, loss taken {record['loss']}")
+    lines.append(f"{record['n_trained']:,} trained numbers")
+    lines += [_parameter_line(entry) for entry in record["parameters"]]
+    for engine, verdict in record["engines"].items():
+        lines += _engine_lines(engine, verdict)
+    return "\n".join(lines)
+
+
+def _line_of(value: Record) -> str:
+    sizes = "?" if value["shape"] is None else f"[{', '.join(str(size or '?') for size in value['shape'])}]"
+    return f"{value['name']}: {value['type']} {sizes}"
+
+
+def _parameter_line(entry: Record) -> str:
+    shape = "x".join(map(str, entry["shape"])) or "scalar"
+    return f"  {entry['status']:9} {entry['name']} {shape} {entry['type']}: {entry['reason']}"
+
+
+def _engine_lines(engine: str, verdict: Record) -> list[str]:
+    if not verdict["available"]:
+        return [f"engine {engine}: not installed"]
+    if verdict["differentiable"]:
+        return [f"engine {engine}: differentiates all trained parameters"]
+    obstacles = (f"  {', '.join(one['parameters'])}: {one['reason']}" for one in verdict["obstacles"])
+    return [f"engine {engine}: does not differentiate", *obstacles]
+
+
+INSPECT = Command(
+    "inspect", "show inputs, outputs and parameters, and what each engine differentiates", _inspect_arguments, _inspect,
+    SECURITY,
+)  # fmt: skip
