@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -190,6 +191,11 @@ class TestSetByScikitLearn:
             estimator.fit(X, Y)
         assert recorder.told[-1] == "teardown"
         assert estimator.n_iter_ == 1
+
+    def test_warnings_name_the_line_of_the_user(self):
+        with pytest.warns(ConvergenceWarning) as warned:
+            net(Recorder(), max_iter=1).set_callbacks(Recorder()).fit(X, Y)
+        assert [one.filename for one in warned] == [__file__]
 
     def test_clones_share_them_and_pickles_hold_them(self):
         recorder = Recorder()

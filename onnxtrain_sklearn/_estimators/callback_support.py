@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 try:
+    from sklearn.callback import AutoPropagatedCallback, with_callbacks
     from sklearn.callback import CallbackSupportMixin as CallbackSupportMixin
-    from sklearn.callback import with_callbacks
 except ImportError:  # before 1.9: the parameter callbacks takes the same objects
 
     class CallbackSupportMixin:  # type: ignore[no-redef]
         """An estimator without ``set_callbacks``."""
+
+    class AutoPropagatedCallback:  # type: ignore[no-redef]
+        """No callback is one."""
 
     def with_callbacks(method: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``method``."""
@@ -27,6 +30,17 @@ def set_callbacks_of(estimator: Any) -> list[Any]:
     return list(vars(estimator).get(SET, ()))
 
 
-def call_with_teardown(estimator: Any, call: Callable[[], None]) -> None:
-    """Make a call; afterwards scikit-learn tears down the callbacks that it has set up in it."""
-    with_callbacks(lambda _: call())(estimator)
+def is_propagated(callback: object) -> bool:
+    """Whether scikit-learn passes a callback on to nested estimators."""
+    return isinstance(callback, AutoPropagatedCallback)
+
+
+def call_with_teardown(estimator: Any, call: Callable[[], Any]) -> Any:
+    """Return what a call returns; afterwards scikit-learn tears down the callbacks that it has set up in it.
+
+    The call is not made by a function of scikit-learn: warnings are to name the line of the user.
+    """
+    try:
+        return call()
+    finally:
+        with_callbacks(lambda _: None)(estimator)

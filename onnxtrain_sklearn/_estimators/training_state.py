@@ -21,7 +21,7 @@ def stored_state(run: Run) -> dict[str, Any]:
     return {
         "buffer": run.parameters.buffer.copy(),
         "slots": {name: slot.copy() for name, slot in state.slots.items()},
-        "counts": {"t": state.t, "draws": state.draws, "averaged": state.averaged},
+        "counts": {name: count for name, count in vars(state).items() if name != "slots"},
         "rng": run.rng.get_state(legacy=False),
         "progress": dict(vars(history.progress)),
         "history": {name: getattr(history, name) for name in PLAIN},

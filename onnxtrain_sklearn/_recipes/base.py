@@ -24,6 +24,7 @@ from .._support.declared import Declared
 from .._support.typing import MatrixLike
 from .examples import TableExamples
 from .fitted_graph import FittedGraph
+from .member_tasks import MemberTasks, TracedRecipe, epochs_of
 from .members import MemberRecipe, Network, train_members
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures, categorical_columns, read_table
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseRecipe(FittedGraph, Declared, BaseEstimator, ABC):
+class BaseRecipe(TracedRecipe, FittedGraph, Declared, BaseEstimator, ABC):
     """An estimator that takes a raw table."""
 
     categorical_features: CategoricalFeatures
@@ -86,7 +87,8 @@ class BaseRecipe(FittedGraph, Declared, BaseEstimator, ABC):
         self.check_declared()
         before = dict(vars(self))
         try:
-            interrupted = self._fit(X, y, sample_weight)
+            tasks = MemberTasks(self)
+            interrupted = tasks.run(lambda: self._fit(X, y, sample_weight, tasks))
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
@@ -95,7 +97,9 @@ class BaseRecipe(FittedGraph, Declared, BaseEstimator, ABC):
             raise_or_warn(interrupted, self)
         return self
 
-    def _fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None) -> KeyboardInterrupt | None:
+    def _fit(
+        self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, tasks: MemberTasks
+    ) -> KeyboardInterrupt | None:
         """Fit; return the interrupt that ended the training early."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
@@ -106,7 +110,7 @@ class BaseRecipe(FittedGraph, Declared, BaseEstimator, ABC):
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
         examples = TableExamples(table, categorical, targets, weights)
-        recipe = MemberRecipe(self._scaling, self._drops_constants, self._early_stopping, self._network)
+        recipe = MemberRecipe(self._scaling, self._drops_constants, self._early_stopping, self._network, tasks.fit)
         shares = self.n_ensembles, self.validation_fraction
         trained = train_members(recipe, examples, device, *shares, check_random_state(self.random_state))
         self._keep(examples, trained.networks, trained.graph, trained.preprocessing, device)
@@ -121,6 +125,7 @@ class BaseRecipe(FittedGraph, Declared, BaseEstimator, ABC):
             _inputs=inputs,
             _device=device,
             _predictors={},
+            _epochs=epochs_of(networks),
             n_outputs_=networks[0].n_outputs_,
             n_iter_=max(network.n_iter_ for network in networks),
             loss_curves_=[network.loss_curve_ for network in networks],

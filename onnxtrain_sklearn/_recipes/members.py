@@ -35,12 +35,15 @@ class MemberRecipe:
         That of the network, where rows are held out.
     network : callable
         Returns the estimator to train, given the preprocessing, the number of rows and a seed.
+    fit : callable
+        Fits it, given X, y and further arguments.
     """
 
     scaling: str
     drops_constants: bool
     early_stopping: bool | str
     network: Callable[[Preprocessing, int, int], Network]
+    fit: Callable[[Network, Any, Any, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,4 +104,4 @@ def _add_member(
     if examples.classes is not None:
         settings["classes"] = examples.classes
     trained.append((prepared, network))
-    network.fit(X, y, **settings)
+    recipe.fit(network, X, y, settings)

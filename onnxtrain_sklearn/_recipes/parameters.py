@@ -26,7 +26,7 @@ Columns that are categories. "from_dtype": text, booleans and pandas categories.
 of all columns; None: no column."""),
     "random_state": Parameter("int, RandomState or None", """
 Seeds validation parts, initial weights, the order of the rows and dropout."""),
-    **{name: parameters.SHARED[name] for name in ("verbose", "engine", "device")},
+    **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device")},
 }  # fmt: skip
 
 CLASS_WEIGHT: Mapping[str, Parameter] = {
@@ -84,6 +84,9 @@ n_iter_ : int
     Epochs trained.
 loss_curves_, validation_scores_ : list of list of float
     Mean loss of each epoch and score on the validation part, a list for each network.
+history_ : list of dict
+    A dict for each epoch: ``network``, its number, ``epoch``, ``loss``, ``validation_score``, ``seconds`` and others;
+    ``history_.to_frame()`` returns a pandas DataFrame.
 engine_, device_ : str
     What was used.
 model_ : onnx.ModelProto

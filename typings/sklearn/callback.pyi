@@ -3,6 +3,8 @@ from typing import Any
 
 from typing_extensions import Self
 
+class AutoPropagatedCallback: ...
+
 class CallbackSupportMixin:
     def set_callbacks(self, *callbacks: Any) -> Self: ...
 

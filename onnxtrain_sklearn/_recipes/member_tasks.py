@@ -1,0 +1,86 @@
+"""Callbacks of a recipe: its networks take them, each as a task of the recipe in the form of ``sklearn.callback``.
+
+Callbacks that scikit-learn passes on to nested estimators, such as its progress bar, are told of the recipe and of its
+networks; all others of the networks alone, whose epochs they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from .._estimators.callback_support import (
+    SET,
+    CallbackSupportMixin,
+    call_with_teardown,
+    is_propagated,
+    set_callbacks_of,
+)
+from .._training.history import EpochRows
+
+R = TypeVar("R")
+
+
+class MemberTasks:
+    """The tasks of a call of ``fit`` of a recipe."""
+
+    def __init__(self, recipe: Any) -> None:
+        self._recipe = recipe
+        self._root: Any = None
+        self._set = set_callbacks_of(recipe)
+
+    def run(self, fit: Callable[[], R]) -> R:
+        """Call ``fit`` as the task of the recipe."""
+        if not self._set:
+            return fit()
+        held = vars(self._recipe)
+        given, held[SET] = held[SET], [one for one in self._set if is_propagated(one)]
+        try:
+            result: R = call_with_teardown(self._recipe, lambda: self._told(fit))
+            return result
+        finally:
+            held[SET] = given
+
+    def _told(self, fit: Callable[[], R]) -> R:
+        recipe = self._recipe
+        self._root = root = recipe._init_callback_context(max_subtasks=recipe.n_ensembles)
+        root.call_on_fit_task_begin(estimator=recipe)
+        result = fit()
+        root.call_on_fit_task_end(estimator=recipe)
+        return result
+
+    def fit(self, network: Any, X: Any, y: Any, settings: Mapping[str, Any]) -> None:
+        """Fit a network with the callbacks of the recipe."""
+        recipe, root = self._recipe, self._root
+        network.set_params(callbacks=recipe.callbacks)
+        if root is None:
+            network.fit(X, y, **settings)
+            return
+        network.set_callbacks(*(one for one in self._set if not is_propagated(one)))
+        task = root.subcontext(task_name="network")
+        with task.propagate_callback_context(network):
+            task.call_on_fit_task_begin(estimator=recipe)
+            network.fit(X, y, **settings)
+        task.call_on_fit_task_end(estimator=recipe)
+
+
+class TracedRecipe(CallbackSupportMixin):
+    """A recipe with the history of its networks."""
+
+    loss_curves_: list[list[float]]
+    _epochs: list[dict[str, Any]]
+
+    @property
+    def history_(self) -> EpochRows:
+        """A dict for each epoch of each network, as that of the networks; ``network`` is its number."""
+        if "loss_curves_" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
+        if "_epochs" not in vars(self):  # a pickle of an earlier version
+            curves = enumerate(self.loss_curves_)
+            return EpochRows({"network": n, "epoch": i + 1, "loss": x} for n, c in curves for i, x in enumerate(c))
+        return EpochRows(map(dict, self._epochs))
+
+
+def epochs_of(networks: list[Any]) -> list[dict[str, Any]]:
+    """Return the history of all networks, as plain dicts."""
+    return [{"network": number, **row} for number, network in enumerate(networks) for row in network.history_]
