@@ -79,6 +79,7 @@ MODELS: dict[str, Maker] = {
     "LightGBM": lightgbm,
     "RealMLP": ours("RealMLP"),
     "RealMLP TD-S": ours("RealMLP", "td-s"),
+    "RealMLP PWL": ours("RealMLP", embedding="piecewise_linear"),
     "TabM": ours("TabM"),
     "TabM-mini": ours("TabM", mini=True),
     "TabM-mini PWL": ours("TabM", 8, mini=True, embedding="piecewise_linear"),

@@ -9,7 +9,7 @@ and FILE.png.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import matplotlib
@@ -26,8 +26,11 @@ BEGIN, END = "<!-- results: written by benchmarks/tabular_report.py -->", "<!-- 
 
 SPLITS = 3
 
-BESIDE_TABM = ("LightGBM", "RealMLP")
-"""The models that are shown beside TabM."""
+APART = ("RealMLP PWL", "TabM", "TabM-mini", "TabM-mini PWL", "TabM (pytabkit)")
+"""The models that ran on fewer tables and have tables of their own, so that the others show all splits."""
+
+BESIDE_THEM = ("LightGBM", "RealMLP")
+"""The models that are shown beside them."""
 
 Scores = Mapping[str, Mapping[str, Mapping[int, dict]]]
 """Runs by table, model and split."""
@@ -91,7 +94,7 @@ def table_of_scores(found: Scores, models: list[str]) -> list[str]:
         digits = 2 if is_error(table) and table != "california" else 4
         best = min(means.values()) if is_error(table) else max(means.values())
         shown = {model: f"{score:.{digits}f}" for model, score in means.items()}
-        cells = [f"**{shown[m]}**" if means.get(m) == best else shown.get(m, "–") for m in models]
+        cells = [f"**{shown[m]}**" if shown.get(m) == f"{best:.{digits}f}" else shown.get(m, "–") for m in models]
         lines.append(f"| {table}{' (RMSE)' if is_error(table) else ''} | {len(splits)} | {' | '.join(cells)} |")
     return lines
 
@@ -106,16 +109,18 @@ def table_of_models(found: Scores, rivals: list[str]) -> list[str]:
 
 
 def ranked(models: list[str]) -> list[str]:
-    """Return the models that are ranked on all tables: not the originals, and not TabM, which runs on fewer."""
-    return [model for model in models if model not in ORIGINALS and not is_tabm(model)]
+    """Return the models that are ranked on all tables: neither the originals, nor those that ran on fewer."""
+    return [model for model in models if model not in ORIGINALS and model not in APART]
 
 
-def ranked_with_tabm(models: list[str]) -> list[str]:
-    return [model for model in models if model not in ORIGINALS and model != "TabM-mini"]
-
-
-def is_tabm(model: str) -> bool:
-    return model.startswith("TabM")
+def ranked_with_tabm(found: Scores, models: list[str]) -> list[str]:
+    """Return those that ran on each table and split that TabM ran on with the models that are ranked on all tables."""
+    cells = [(by_model, split) for by_model in found.values() for split in by_model.get("TabM", ())]
+    cells = [
+        (by_model, split) for by_model, split in cells if all(split in by_model.get(m, ()) for m in ranked(models))
+    ]
+    own = [m for m in APART if m in models and m not in ORIGINALS]
+    return ranked(models) + [m for m in own if cells and all(split in by_model.get(m, ()) for by_model, split in cells)]
 
 
 def seconds_of(found: Scores, model: str, rivals: list[str]) -> float:
@@ -176,19 +181,26 @@ def main() -> None:
     draw(found, models, DOCS / "tabular.png")
 
 
+def with_any(found: Scores, models: Iterable[str]) -> dict[str, Mapping[str, Mapping[int, dict]]]:
+    """Return the tables that at least one of some models ran on."""
+    return {name: by_model for name, by_model in found.items() if set(models) & set(by_model)}
+
+
 def report(found: Scores, models: list[str], runs: list[dict]) -> str:
-    """Return all tables. TabM, which runs on fewer tables, has some of its own, so that the others show all splits."""
-    tabms = [model for model in models if is_tabm(model)]
-    beside = [model for model in models if is_tabm(model) or model in BESIDE_TABM]
-    some = {name: by_model for name, by_model in found.items() if set(tabms) & set(by_model)}
+    """Return all tables."""
+    copied = {name.removesuffix(" (pytabkit)"): name for name in ORIGINALS if name in models and name not in APART}
+    pairs = [model for model in models if model in (*copied, *copied.values())]
+    apart = [model for model in models if model in APART]
+    beside = [model for model in models if model in (*APART, *BESIDE_THEM)]
     failures = sorted({f"{run['model']} on {run['table']}: {run['failure']}" for run in runs if "failure" in run})
     parts = [
         what_was_run(found),
         table_of_models(found, ranked(models)),
-        table_of_models(found, ranked_with_tabm(models)) if "TabM" in models else [],
+        table_of_models(found, ranked_with_tabm(found, models)) if "TabM" in models else [],
         table_of_originals(found),
-        table_of_scores(found, [model for model in models if model not in tabms]),
-        table_of_scores(some, beside) if tabms else [],
+        table_of_scores(found, ranked(models)),
+        table_of_scores(with_any(found, copied.values()), pairs) if copied else [],
+        table_of_scores(with_any(found, apart), beside) if apart else [],
         [f"- {line}" for line in failures],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)

@@ -64,10 +64,22 @@ def test_results_of_ones_own_have_a_page_of_their_own(report, tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", ["tabular_report.py", "--results", str(tmp_path / "mine.jsonl")])
     report.main()
     page = (tmp_path / "mine.md").read_text(encoding="utf-8")
-    assert "| vehicle | 1 | 0.8000 | **0.9000** | 0.8800 |" in page
+    assert "| vehicle | 1 | 0.8000 | **0.9000** |\n" in page
+    assert "| vehicle | 1 | **0.9000** | 0.8800 |\n" in page
     assert "- RealMLP on wage: ValueError: no" in page
     assert (tmp_path / "mine.png").stat().st_size > 1000
     assert before == {path: path.read_bytes() for path in report.DOCS.glob("tabular.*")}
+
+
+def test_models_that_ran_on_fewer_tables_do_not_narrow_the_other_tables(report):
+    more = [run(table, "LightGBM", 0.7) for table in ("vehicle", "wage")]
+    more += [run("vehicle", "TabM", 0.85), run("vehicle", "RealMLP PWL", 0.95)]
+    found = report.gathered([*RUNS, *more])
+    models = ["linear", "LightGBM", "RealMLP", "RealMLP PWL", "TabM", "RealMLP (pytabkit)"]
+    lines = report.report(found, models, [*RUNS, *more]).splitlines()
+    assert "| wage (RMSE) | 1 | 40.00 | **0.70** | 44.00 |" in lines
+    assert "| vehicle | 1 | 0.7000 | 0.9000 | **0.9500** | 0.8500 |" in lines
+    assert report.ranked_with_tabm(found, models) == ["linear", "LightGBM", "RealMLP", "RealMLP PWL", "TabM"]
 
 
 @pytest.mark.slow
