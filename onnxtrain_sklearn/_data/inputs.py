@@ -21,6 +21,8 @@ from .._support.typing import FrameLike, MatrixLike, SparseLike
 from .columns import Column, dict_columns, dimensions, shaped
 from .rounding import warn_of_rounded_columns
 
+NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
 SEPARATORS = ("_", ".")
 """What stands between the name of an input and the rest of a column's name."""
 
@@ -172,12 +174,30 @@ def input_columns(
     return {spec.name: Column(shaped(array, spec), spec.dtype)}
 
 
+def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:
+    """Whether scikit-learn's checks would take ``X`` as it is: a matrix of NumPy itself, of native, finite floats."""
+    if type(X) is not np.ndarray or X.dtype not in NATIVE_FLOATS or X.ndim != 2 or not X.size:
+        return False
+    with np.errstate(all="ignore"):  # a sum of finite numbers may overflow: scikit-learn looks at each then
+        return bool(np.isfinite(X.sum()))
+
+
+def _set_features(estimator: Any, count: int) -> None:
+    """Set the attributes that scikit-learn sets for data whose features have no names."""
+    estimator.n_features_in_ = count
+    if hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+
+
 def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, missing: bool) -> Any:
     rows = None
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing else True}
+    if reset and rank > 1 and _is_plain_matrix(X):
+        _set_features(estimator, X.shape[1])
+        return X if rows is None else X.reshape(rows)
     array: Any = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)
 

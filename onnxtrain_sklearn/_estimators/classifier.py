@@ -30,7 +30,15 @@ from .availability import (
     trains_in_minibatches,
 )
 from .base import BaseOrtGradient
-from .classification import accuracy_of_several, by_label, decisions, has_one_label, known_classes, score_of_labels
+from .classification import (
+    accuracy_of_labels,
+    accuracy_of_several,
+    by_label,
+    decisions,
+    has_one_label,
+    known_classes,
+    score_of_labels,
+)
 from .docstrings import attributes
 from .examples import Call, FitRows
 from .parameters import CLASSIFIER
@@ -281,9 +289,10 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             each position of a row, the fraction of the labels that are right, without those to ignore.
         """
         check_is_fitted(self)
+        predicted = self.predict(X)
         if has_one_label(self._run.head):
-            return float(super().score(X, y, sample_weight))
-        return accuracy_of_several(self._run.head, y, self.predict(X), self.ignore_label, sample_weight)
+            return accuracy_of_labels(y, predicted, sample_weight)
+        return accuracy_of_several(self._run.head, y, predicted, self.ignore_label, sample_weight)
 
     def to_onnx(
         self, *, zipmap: bool | str = False, raw_scores: bool = False, adapter: bool = False

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from sklearn.base import BaseEstimator, clone
-
 from .._callbacks.base import ACTIVE
 from .._fitted.model import is_estimator
 from .._gradient.engine import available_engines
 from .._graph.files import without_program
 from .._runtime import devices, distributions
 from .._support.declared import defaults_of
+from .._support.parametrized import Parametrized, copied
 from ..exceptions import warn
 from .callback_support import SET
 from .stored import plain, restored
@@ -26,7 +25,7 @@ def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
     return state | {"model": without_program(state["model"])} if "model" in state else state
 
 
-class Copied(BaseEstimator):
+class Copied(Parametrized):
     """An estimator whose clones keep a given fitted model, and whose pickles hold the run as plain data."""
 
     engine: str
@@ -36,7 +35,7 @@ class Copied(BaseEstimator):
         """Return an unfitted copy; a fitted model among the parameters stays fitted."""
         parameters = _without_programs(self.get_params(deep=False))
         copies: dict[str, Any] = {
-            n: v if n == "model" and is_estimator(v) else clone(v, safe=False) for n, v in parameters.items()
+            n: v if n == "model" and is_estimator(v) else copied(v) for n, v in parameters.items()
         }
         twin = type(self)(**copies)
         for name in ("_metadata_request", "_sklearn_output_config"):

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sklearn.base import clone
-
 from .._graph.files import without_program
 from .._support.content import content
+from .._support.parametrized import copied
 from ..adapters import LoRA
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
@@ -30,8 +29,8 @@ class Start:
     @classmethod
     def by(cls, estimator: Parameters) -> Start:
         """Return the start of an estimator with these parameters."""
-        model, others = estimator.model, [clone(getattr(estimator, name), safe=False) for name in _COMPARED]
-        return cls(clone(model, safe=False) if hasattr(model, "build") else without_program(model), *others)
+        model, others = estimator.model, [copied(getattr(estimator, name)) for name in _COMPARED]
+        return cls(copied(model) if hasattr(model, "build") else without_program(model), *others)
 
     def require_same(self, estimator: Parameters) -> None:
         """Raise ModelError if a later call has another model, or takes another form of it."""

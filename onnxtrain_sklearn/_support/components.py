@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar, TypeVar, cast, get_origin
 
-from sklearn.base import BaseEstimator
-
 from ..exceptions import instead_of, nearest
+from .parametrized import Parametrized
 from .rules import Rules, check_parameters
 
 C = TypeVar("C", bound="Component")
 
 
-class Component(BaseEstimator):
+class Component(Parametrized):
     """An object with declared parameters.
 
     Attributes
