@@ -125,6 +125,24 @@ def test_versions_are_asked_for_once(monkeypatch):
     assert capabilities.limits() is limits
 
 
+@pytest.mark.parametrize("version", capabilities.OLDEST)
+def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_runtimes_take(version, monkeypatch):
+    newest = capabilities.limits()
+    monkeypatch.setattr(capabilities, "limits", lambda: newest)
+    accepted = capabilities.OLDEST[version]
+    assert capabilities.limits_for(**{version: accepted + 1}) is newest
+    known = capabilities.limits_for(**{version: accepted})
+    assert known.runtime == newest.runtime
+    assert getattr(known, version) == accepted <= getattr(newest, version)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_first_fit_does_not_seek_them(monkeypatch):
+    clear_cache()
+    monkeypatch.setattr(capabilities, "limits", None)
+    OrtGradientRegressor(MLP((2,)), max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0])
+
+
 # Session options
 
 

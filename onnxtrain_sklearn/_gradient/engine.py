@@ -76,7 +76,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 
 
 def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    model.ir_version = min(model.ir_version, capabilities.limits().ir_version)
+    model.ir_version = min(model.ir_version, capabilities.limits_for(ir_version=model.ir_version).ir_version)
     if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
         unroll(model)
     _require_free_names(model.graph, wrt)

@@ -17,7 +17,6 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._runtime import capabilities
 from .._runtime.capabilities import Limits
 from .._support.refusal import refusing
 from ..exceptions import ModelError
@@ -48,7 +47,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
     with refusing("The ONNX graph is not valid"):
         proto = _valid(_without_zip_maps(_with_one_default_opset(given)))
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
-        result = readable(proto, capabilities.limits() if limits is None else limits, renew=of_fitted_model)
+        result = readable(proto, limits, renew=of_fitted_model)
         _free_negative_sizes(result.graph)
         drop_zero_biases(result.graph)
         _refuse_contradictions(result)

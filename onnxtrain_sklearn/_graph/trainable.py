@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._runtime import capabilities
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
 from .activation import scores_of
@@ -198,7 +197,7 @@ class TrainableModel:
         return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        model = readable(onnx.load_model_from_string(cast("bytes", state["model"])), capabilities.limits())
+        model = readable(onnx.load_model_from_string(cast("bytes", state["model"])))
         self.__dict__.update(state, model=model)
 
 

@@ -10,6 +10,7 @@ import onnx.checker
 import onnx.version_converter
 import onnx_ir as ir
 
+from .._runtime import capabilities
 from .._runtime.capabilities import Limits
 from .._support.refusal import reason
 from ..exceptions import ModelError
@@ -38,14 +39,25 @@ TYPES_SINCE = {
 """Element types that were added after IR version 10: type -> version."""
 
 
-def readable(proto: onnx.ModelProto, limits: Limits, *, renew: bool = False) -> ir.Model:
-    """Return the model in supported versions, converted if necessary; ``renew`` converts old opsets upwards."""
+def readable(proto: onnx.ModelProto, limits: Limits | None = None, *, renew: bool = False) -> ir.Model:
+    """Return the model in supported versions, converted if necessary; ``renew`` converts old opsets upwards.
+
+    ``limits`` are by default those of the installed onnxruntime.
+    """
+    limits = _installed_limits(proto) if limits is None else limits
     least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
     model = from_proto(_in_opset_range(proto, limits, least))
     _name_nodes(model.graph)  # the converter drops names
     _refuse_newer_ml(model, limits)
     _restamp(model, limits)
     return model
+
+
+def _installed_limits(proto: onnx.ModelProto) -> Limits:
+    opset, ml_opset = _opset(proto), max((o.version for o in proto.opset_import if o.domain == "ai.onnx.ml"), default=0)
+    if opset < OLD_OPSET:  # it may be converted, and an error of the converter names the limits
+        return capabilities.limits()
+    return capabilities.limits_for(opset=opset, ml_opset=ml_opset, ir_version=proto.ir_version)
 
 
 def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.ModelProto:
