@@ -22,7 +22,7 @@ from sklearn.utils import get_tags
 from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .steps import unwrapped
-from .tables import Table, TableColumn, is_missing
+from .tables import Table, TableColumn, is_gap
 from .traversal import walk
 
 
@@ -142,8 +142,8 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
     literal: frozenset[Any] = frozenset()
     for step in steps[: 2 if _imputes(steps[0]) else 1]:
         values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
-        absent = frozenset(str(value) for value in values if is_missing(value))
-        literal |= {value for value in values if not is_missing(value)}
+        absent = frozenset(str(value) for value in values if is_gap(value))
+        literal |= {value for value in values if not is_gap(value)}
         column = replace(
             column,
             literal=column.literal | literal,

@@ -43,8 +43,8 @@ class TableColumn:
         """Return the values of a column as text, validated; shape (n_samples, 1)."""
         where, listed = f"column {self.name!r} of X", values.tolist()
         written = {value: str(value) for value in set(listed)}
-        absent = {text for value, text in written.items() if is_missing(value)}
-        given = {value for value in written if not is_missing(value)}
+        absent = {text for value, text in written.items() if is_gap(value)}
+        given = {value for value in written if not is_gap(value)}
         if not listed:
             raise ValueError(f"There is no text in {where}: it has no rows, and at least one is required.")
         if odd := {type(value).__name__ for value in given if not isinstance(value, str)}:
@@ -70,7 +70,7 @@ class TableColumn:
             raise ValueError(f"Found unknown categories {sorted(unknown)} in column {self.name!r} of X.")
 
 
-def is_missing(value: object) -> bool:
+def is_gap(value: object) -> bool:
     return value is None or (isinstance(value, float | np.floating) and bool(np.isnan(value)))
 
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 
 SYMPY = "sympy"
-FUNCTIONS = frozenset({"Max", "Min", "Mod", "floor", "sqrt"})
+IN_TABLE = frozenset({"Max", "Min", "Mod", "floor", "sqrt"})
 """The functions in the table. Nothing calls them before an expression is parsed."""
 
 
@@ -25,7 +25,7 @@ class _Substitute(ModuleType):
     importing = True
 
     def __getattr__(self, name: str) -> object:
-        return _later(name) if self.importing and name in FUNCTIONS else getattr(_loaded(), name)
+        return _later(name) if self.importing and name in IN_TABLE else getattr(_loaded(), name)
 
 
 def _later(name: str) -> Callable[..., object]:

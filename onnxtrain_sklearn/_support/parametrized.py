@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from sklearn.base import BaseEstimator, clone
 
-_ATOMS = (type(None), bool, int, float, str)
+_SHARED = (type(None), bool, int, float, str)
 
 _names: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
@@ -44,4 +44,4 @@ class Parametrized(BaseEstimator):
 
 def copied(value: Any) -> Any:
     """Return an unfitted copy of a parameter, as ``clone`` makes it."""
-    return value if isinstance(value, _ATOMS) else clone(value, safe=False)
+    return value if isinstance(value, _SHARED) else clone(value, safe=False)
