@@ -14,6 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, RealMLPClassifier
+from onnxtrain_sklearn.callbacks import EpochScoring, GradientStatistics
 from onnxtrain_sklearn.displays import TrainingDisplay, WeightsDisplay, plot_graph
 
 pytestmark = [
@@ -40,7 +41,7 @@ def test_training_shows_losses_and_scores(stopped):
     assert display.validation_scores == [stopped.validation_scores_]
     panels = len(display.panels)
     drawn = TrainingDisplay.from_estimator(stopped, ax=axes(panels), color="black")
-    assert [one.get_ylabel() for one in drawn.axes_][:2] == ["loss", "validation score"]
+    assert [one.get_ylabel() for one in drawn.axes_] == ["loss", "validation score"]
     assert drawn.axes_[0].get_title() == "OrtGradientClassifier"
     assert drawn.axes_[-1].get_xlabel() == "epoch"
     np.testing.assert_array_equal(drawn.lines_[0].get_ydata(), stopped.loss_curve_)
@@ -58,6 +59,29 @@ def test_training_of_pipelines_and_of_given_data():
     assert [one.get_yscale() for one in display.axes_] == ["linear", "log"]  # a loss may be negative
 
 
+@pytest.mark.parametrize("as_frame", [False, True])
+def test_a_history_has_further_curves(as_frame):
+    callbacks = [EpochScoring("loss"), GradientStatistics()]
+    net = OrtGradientClassifier(MLP((3,)), early_stopping=True, learning_rate="cosine", callbacks=callbacks, max_iter=3)
+    history = net.fit(X, Y).history_
+    given = history.to_frame() if as_frame else history
+    display = TrainingDisplay.from_history(given, estimator_name="net", ax=axes(4))
+    assert list(display.panels) == ["loss", "validation score", "learning rate", "gradient norm"]
+    assert [text.get_text() for text in display.axes_[0].get_legend().get_texts()] == ["training", "validation"]
+    keys = ["loss", "validation_loss", "validation_score", "learning_rate", "gradient_norm"]
+    for key, line in zip(keys, display.lines_, strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), [row[key] for row in history])
+    same = TrainingDisplay.of(net)
+    assert same.panels == display.panels
+
+
+def test_a_constant_rate_and_missing_entries():
+    rows = [{"loss": 2.0, "learning_rate": 0.1}, {"loss": 1.0, "learning_rate": 0.1, "gradient_norm": 3.0}]
+    display = TrainingDisplay.from_history(rows, ax=axes(2))
+    assert list(display.panels) == ["loss", "gradient norm"]
+    np.testing.assert_array_equal(display.lines_[1].get_ydata(), [np.nan, 3.0])
+
+
 def test_training_of_an_ensemble_has_a_curve_for_each_network():
     forest = RealMLPClassifier(max_iter=2, n_ensembles=2, hidden_layer_sizes=(4,), random_state=0).fit(X, Y)
     display = TrainingDisplay.of(forest)
@@ -67,7 +91,7 @@ def test_training_of_an_ensemble_has_a_curve_for_each_network():
 
 
 def test_wrong_axes_and_unfitted_estimators_are_refused(stopped):
-    with pytest.raises(ValueError, match=r"ax must be .* axes, for loss and validation score.*, got 1"):
+    with pytest.raises(ValueError, match="ax must be 2 axes, for loss and validation score, got 1"):
         TrainingDisplay.from_estimator(stopped, ax=axes(1))
     with pytest.raises(NotFittedError):
         TrainingDisplay.from_estimator(OrtGradientClassifier())

@@ -1,8 +1,8 @@
-"""The curves of a training run: losses, validation scores, learning rates."""
+"""The curves of a training run: losses, validation scores, learning rates, norms of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class TrainingDisplay:
-    """Curves of a training run, one panel each: the loss, the validation score, the learning rate.
+    """Curves of a training run, one panel each: loss, validation score, learning rate, norm of the gradients.
 
-    It is recommended to use :meth:`from_estimator`. A panel without data is left out.
+    It is recommended to use :meth:`from_estimator` or :meth:`from_history`. A panel without data is left out, and
+    that of a learning rate that never changes.
 
     Parameters
     ----------
@@ -26,8 +27,12 @@ class TrainingDisplay:
         Loss of each epoch, a curve for each network of an ensemble.
     validation_scores : sequence of sequence of float, default=()
         Score of each epoch on validation data, a curve for each network.
+    validation_losses : sequence of sequence of float, default=()
+        Loss of each epoch on validation data, in the panel of the losses.
     learning_rates : sequence of sequence of float, default=()
         Learning rate of each epoch, a curve for each network.
+    gradient_norms : sequence of sequence of float, default=()
+        Norm of the gradients in each epoch, a curve for each network.
     estimator_name : str, default=None
         Title of the picture.
 
@@ -52,7 +57,7 @@ class TrainingDisplay:
     >>> from onnxtrain_sklearn.displays import TrainingDisplay
     >>> net = OrtGradientClassifier("linear", early_stopping=True, learning_rate_init=0.1, random_state=0)
     >>> display = TrainingDisplay.from_estimator(net.fit(*load_iris(return_X_y=True)))
-    >>> [ax.get_ylabel() for ax in display.axes_][:2]
+    >>> [ax.get_ylabel() for ax in display.axes_]
     ['loss', 'validation score']
     """
 
@@ -61,12 +66,16 @@ class TrainingDisplay:
         losses: Sequence[Sequence[float]],
         *,
         validation_scores: Sequence[Sequence[float]] = (),
+        validation_losses: Sequence[Sequence[float]] = (),
         learning_rates: Sequence[Sequence[float]] = (),
+        gradient_norms: Sequence[Sequence[float]] = (),
         estimator_name: str | None = None,
     ) -> None:
         self.losses = losses
         self.validation_scores = validation_scores
+        self.validation_losses = validation_losses
         self.learning_rates = learning_rates
+        self.gradient_norms = gradient_norms
         self.estimator_name = estimator_name
 
     @classmethod
@@ -92,12 +101,46 @@ class TrainingDisplay:
     def of(cls, estimator: Estimator) -> Self:
         """Return the display of a fitted estimator without drawing it."""
         net = fitted_last_step(estimator)
+        rows = getattr(net, "history_", [])
         return cls(
             _curves(net, "loss_curves_", "loss_curve_"),
             validation_scores=_curves(net, "validation_scores_"),
-            learning_rates=_rates(net),
+            **{name: _column_of(rows, key) for name, key in _FURTHER.items()},
             estimator_name=type(net).__name__,
         )
+
+    @classmethod
+    def from_history(
+        cls,
+        history: Iterable[Mapping[str, Any]],
+        *,
+        estimator_name: str | None = None,
+        ax: Axes | Iterable[Axes] | None = None,
+        **kwargs: object,
+    ) -> Self:
+        """Draw the curves of a history, as fitted estimators have it in ``history_``.
+
+        Parameters
+        ----------
+        history : iterable of mapping, or data frame
+            A row for each epoch, with ``loss`` and, where they are known, ``validation_score``, ``validation_loss``,
+            ``learning_rate`` and ``gradient_norm``.
+        estimator_name : str, default=None
+            Title of the picture.
+        ax : matplotlib.axes.Axes or iterable of them, default=None
+            An axes for each panel that has data; None: those of a new figure.
+        **kwargs
+            Keywords of :meth:`matplotlib.axes.Axes.plot`.
+
+        Returns
+        -------
+        TrainingDisplay
+        """
+        rows = list(history.to_dict("records") if hasattr(history, "to_dict") else history)
+        further = {name: _column_of(rows, key) for name, key in _FURTHER.items()}
+        losses, scores = _column_of(rows, "loss"), _column_of(rows, "validation_score")
+        display = cls(losses, validation_scores=scores, **further, estimator_name=estimator_name)
+        return display.plot(ax=ax, **kwargs)
 
     def plot(self, ax: Axes | Iterable[Axes] | None = None, **kwargs: object) -> Self:
         """Draw the curves.
@@ -122,35 +165,54 @@ class TrainingDisplay:
         self.figure_ = self.axes_[0].figure
         self.lines_: list[Any] = []
         for one, (name, curves) in zip(self.axes_, panels.items(), strict=True):
-            self.lines_ += _draw_panel(one, name, curves, **kwargs)
+            names_of_lines = self._labels(len(curves)) if name == "loss" else _networks(len(curves))
+            self.lines_ += _draw_panel(one, name, curves, names_of_lines, kwargs)
         self.axes_[-1].set_xlabel("epoch")
         if self.estimator_name is not None:
             self.axes_[0].set_title(self.estimator_name)
         return self
 
+    def _labels(self, curves: int) -> list[str]:
+        further = len(self.validation_losses)
+        return ["training"] * (curves - further) + ["validation"] * further if further else _networks(curves)
+
     @property
     def panels(self) -> dict[str, Sequence[Sequence[float]]]:
         """The curves that have points, by the name of their panel."""
         named = {
-            "loss": self.losses,
+            "loss": [*self.losses, *self.validation_losses],
             "validation score": self.validation_scores,
-            "learning rate": self.learning_rates,
+            "learning rate": [curve for curve in self.learning_rates if len(set(curve)) > 1],
+            "gradient norm": self.gradient_norms,
         }
         found = {name: [curve for curve in curves if len(curve)] for name, curves in named.items()}
         return {name: curves for name, curves in found.items() if curves or name == "loss"}
 
 
-def _draw_panel(ax: Axes, name: str, curves: Sequence[Sequence[float]], **kwargs: object) -> list[Any]:
+_FURTHER = {
+    "validation_losses": "validation_loss",
+    "learning_rates": "learning_rate",
+    "gradient_norms": "gradient_norm",
+}
+"""Curves that only a history has, by its entries."""
+
+
+def _networks(curves: int) -> list[str]:
+    return [f"network {i + 1}" for i in range(curves)] if 1 < curves <= 10 else []
+
+
+def _draw_panel(
+    ax: Axes, name: str, curves: Sequence[Sequence[float]], labels: Sequence[str], style: Mapping[str, object]
+) -> list[Any]:
     lines: list[Any] = []
     for i, curve in enumerate(curves):
-        label = {"label": f"network {i + 1}"} if len(curves) > 1 else {}
-        style: dict[str, Any] = {**label, **kwargs}
-        lines += ax.plot(np.arange(1, len(curve) + 1), curve, **style)
-    positive = all(value > 0 for curve in curves for value in curve)
+        keywords: dict[str, Any] = {**({"label": labels[i]} if labels else {}), **style}
+        lines += ax.plot(np.arange(1, len(curve) + 1), curve, **keywords)
+    positive = all(not value <= 0 for curve in curves for value in curve)  # NaN is no number to draw
     if positive and curves and name != "validation score":
         ax.set_yscale("log")
     ax.set_ylabel(name)
-    if 1 < len(curves) <= 10:
+    if labels:
         ax.legend(fontsize="small")
     return lines
 
@@ -164,14 +226,9 @@ def _curves(net: Estimator, *names: str) -> list[list[float]]:
     return [[float(value) for value in one] for one in each]
 
 
-def _rates(net: Estimator) -> list[list[float]]:
-    """Return the learning rates that a history of rows holds, where there is one."""
-    rows = getattr(net, "history_", None)
-    names = ("learning_rate", "rate")
-    if rows is None or not hasattr(rows, "__iter__"):
+def _column_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[list[float]]:
+    """Return an entry of a history as a curve, with NaN for epochs that lack it; none if all do."""
+    found = [row.get(key) for row in rows]
+    if all(value is None for value in found):
         return []
-    if hasattr(rows, "columns"):
-        rows = rows.to_dict("records")
-    found = [[row.get(name) for name in names if isinstance(row, dict)] for row in rows]
-    rates = [next((value for value in one if value is not None), None) for one in found]
-    return [[float(rate) for rate in rates if rate is not None]] if any(rate is not None for rate in rates) else []
+    return [[np.nan if value is None else float(value) for value in found]]
