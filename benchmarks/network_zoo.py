@@ -24,8 +24,8 @@ BATCH = 4
 class Network:
     """A network, its inputs for ``BATCH`` rows, and what is measured.
 
-    ``training``: also in training mode. ``classic``: also by the classic exporter in evaluation mode. ``real``: of the
-    size at which it is used.
+    ``training``: also in training mode, with the statistics of minibatches. ``classic``: also by the classic exporter.
+    ``real``: of the size at which it is used.
     """
 
     build: Callable[[], nn.Module]
@@ -88,8 +88,16 @@ def vision(name: str, size: int = 32, real: bool = False, **settings: Any) -> Ne
     """Return a network of torchvision: a class with settings, or a function."""
     model = getattr(torchvision.models, name)
     return Network(
-        lambda: model(num_classes=CLASSES, **settings), images(size), training=hasattr(nn, name) or not real, real=real
-    )
+        lambda: model(num_classes=CLASSES, **settings), images(size), training=not real and name not in WITHOUT_BATCHES,
+        real=real,
+    )  # fmt: skip
+
+
+WITHOUT_BATCHES = {
+    "squeezenet1_1", "VisionTransformer", "SwinTransformer", "test_efficientnet_gn", "test_efficientnet_evos",
+    "test_nfnet", "test_convnext", "test_convnext2", "test_mambaout", "edgenext_xx_small",
+}  # fmt: skip
+"""Networks without normalization by the statistics of minibatches."""
 
 
 def without_dropout(network: nn.Module) -> nn.Module:
@@ -127,6 +135,7 @@ TORCHVISION = {
             torchvision.models.video.resnet.BasicStem, num_classes=CLASSES,
         ),
         inputs(floats(3, 4, 16, 16)),
+        training=True,
     ),
 }  # fmt: skip
 
@@ -139,7 +148,7 @@ def timm_network(name: str, size: int = 32, *, training: bool = False, real: boo
 
 TIMM = {
     **{
-        f"timm {name}": timm_network(name, size, training="norm" not in name)
+        f"timm {name}": timm_network(name, size, training=name not in WITHOUT_BATCHES)
         for name, size in (
             ("test_resnet", 32), ("test_byobnet", 32), ("test_efficientnet", 32), ("test_efficientnet_gn", 32),
             ("test_efficientnet_evos", 32), ("test_nfnet", 32), ("test_convnext", 32), ("test_convnext2", 32),
@@ -159,8 +168,10 @@ TIMM = {
         lambda: timm.models.metaformer.MetaFormer(depths=(1, 1, 1, 1), dims=(16, 24, 32, 40), num_classes=CLASSES),
         images(32),
     ),
-    "timm xcit": timm_network("xcit_nano_12_p8_224", 32, img_size=32, depth=2, embed_dim=32, num_heads=2),
-    "timm levit": timm_network("levit_128s", 64, img_size=64),
+    "timm xcit": timm_network(
+        "xcit_nano_12_p8_224", 32, training=True, img_size=32, depth=2, embed_dim=32, num_heads=2
+    ),
+    "timm levit": timm_network("levit_128s", 64, training=True, img_size=64),
     "timm coat": timm_network("coat_tiny", 64, img_size=64),
     "timm convmixer": Network(
         lambda: timm.models.convmixer.ConvMixer(dim=32, depth=2, num_classes=CLASSES), images(32), training=True
@@ -173,7 +184,7 @@ TIMM = {
 
 
 class Pooled(nn.Module):
-    """The mean over the positions of a transformer's last hidden state, and a linear head."""
+    """The mean over the positions of a transformer's last hidden state, without those of padding, and a linear head."""
 
     def __init__(self, body: nn.Module, names: tuple[str, ...], width: int) -> None:
         super().__init__()
@@ -182,6 +193,9 @@ class Pooled(nn.Module):
     def features(self, *arrays: Tensor) -> Tensor:
         values = dict(zip(self.names, arrays, strict=True))
         found = self.body(**values, return_dict=True).last_hidden_state
+        if "attention_mask" in values:
+            mask = values["attention_mask"][:, :, None].to(found.dtype)
+            return self.head((found * mask).sum(1) / mask.sum(1))
         axes = tuple(range(2, found.ndim)) if found.ndim == 4 else (1,)
         return self.head(found.mean(axes))
 
