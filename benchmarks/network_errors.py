@@ -58,7 +58,6 @@ def errors(ours: OurRun, theirs: TorchRun, exact: TorchRun, start: Arrays) -> di
         return {n: of_torch(arrays, n, start[n].shape) for n in names}  # type: ignore[misc]
 
     return {
-        **errors_of_statistics(ours, theirs, exact),
         "parameters": sum(start[n].size for n in exact.gradients),
         "compared": sum(start[n].size for n in names),
         "trained": sum(array.size for array in ours.start.values()),

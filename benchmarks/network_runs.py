@@ -24,6 +24,9 @@ from onnxtrain_sklearn._training import pass_graph
 from onnxtrain_sklearn._training.host_step import HostStep
 
 STEPS, RATE, MOMENTUM = 10, 0.01, 0.9
+PARTS = {"evaluation": 1, "training": 4}
+"""Parts of a minibatch: statistics of very few numbers, as those of four rows with a pixel each, magnify rounding."""
+
 
 Arrays = dict[str, np.ndarray]
 Batch = tuple[tuple[Tensor, ...], Tensor]
@@ -56,9 +59,14 @@ def export(network: nn.Module, arrays: tuple[Tensor, ...], path: Path, exporter:
         torch.onnx.export(network, arrays, str(path), **settings)
 
 
-def batches(network: Network) -> list[Batch]:
+def batches(network: Network, parts: int) -> list[Batch]:
+    """Return minibatches of as many times ``BATCH`` rows as there are ``parts``."""
     torch.manual_seed(1)
-    return [(network.inputs(), torch.randint(0, CLASSES, (BATCH,))) for _ in range(STEPS)]
+    return [(drawn(network, parts), torch.randint(0, CLASSES, (parts * BATCH,))) for _ in range(STEPS)]
+
+
+def drawn(network: Network, parts: int) -> tuple[Tensor, ...]:
+    return tuple(torch.cat(each) for each in zip(*(network.inputs() for _ in range(parts)), strict=True))
 
 
 def prepared(file: File) -> tuple[nn.Module, list[Batch]]:
@@ -70,7 +78,7 @@ def prepared(file: File) -> tuple[nn.Module, list[Batch]]:
             part.p = 0.0
         if isinstance(part, timm.layers.DropPath):
             part.drop_prob = 0.0
-    return module, batches(network)
+    return module, batches(network, PARTS[file.mode])
 
 
 class TorchRun:
@@ -116,9 +124,9 @@ class TorchRun:
 class OurRun:
     """The same steps by this package, on the exported file."""
 
-    def __init__(self, path: Path, *, training_mode: bool = False) -> None:
+    def __init__(self, path: Path, *, rows: int = BATCH, training_mode: bool = False) -> None:
         self.estimator = OrtGradientClassifier(
-            str(path), optimizer=SGD(momentum=MOMENTUM), learning_rate_init=RATE, batch_size=BATCH, shuffle=False,
+            str(path), optimizer=SGD(momentum=MOMENTUM), learning_rate_init=RATE, batch_size=rows, shuffle=False,
             engine="portable", training_mode=training_mode,
         )  # fmt: skip
         self.losses: list[float] = []
@@ -178,6 +186,6 @@ def trained_on(network: nn.Module, data: Sequence[Batch], file: File, *, plain: 
         except Exception as error:
             raise NotExportedError(f"{type(error).__name__}: {error}") from error
         seconds = time.process_time() - began
-        run = OurRun(path, training_mode=switches).run(data)
+        run = OurRun(path, rows=len(data[0][1]), training_mode=switches).run(data)
         run.export_seconds = seconds
         return run
