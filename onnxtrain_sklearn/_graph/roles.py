@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
+from .affine_roles import role_in_affine
 from .torch_program import TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
 
@@ -163,6 +164,8 @@ class Roles:
             return Verdict(True, f"operand of {node.domain}.{kind}")
         if not node.domain and index in SCALE_AND_BIAS.get(kind, ()):
             return self._of_normalization(node, index, value, array)
+        if self._is_made_up(value) and role_in_affine(node, index, array) == "mean":
+            return Verdict(False, "the stored mean of a normalization")
         if not node.domain and self._is_affine(node, index, value):
             return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} behind a product or normalization")
         if _is_mask(array, value.name or ""):
@@ -206,6 +209,9 @@ class Roles:
 
     def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind, made_up = node.op_type, self._is_made_up(value)
+        role = role_in_affine(node, index, array) if made_up and not self._is_raw(node.inputs[1 - index]) else None
+        if role is not None:
+            return Verdict(True, f"{role} of a normalization with stored statistics")
         if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]):
             return Verdict(False, f"the {'mean' if kind == 'Sub' else 'scale'} of the data: it standardizes an input")
         if array.size == 1:

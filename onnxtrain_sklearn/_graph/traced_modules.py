@@ -13,7 +13,9 @@ from functools import cached_property
 import onnx_ir as ir
 
 from .edits import bypass, copy_initializer
+from .keras_layers import is_drawn
 from .names import names_of
+from .weights import array_of
 
 _FOLDED = re.compile(r"onnx::\w+")
 _LATER_CALL = re.compile(r"(.*?)_\d+")
@@ -29,7 +31,9 @@ def separate_identities(graph: ir.Graph) -> None:
         source, output = node.inputs[0], node.outputs[0]
         assert source is not None
         folded = _FOLDED.fullmatch(output.name or "") is not None
-        if folded and not modules.callers(output).isdisjoint(modules.callers(source)):
+        callers = modules.callers(output)
+        unknown = callers == {""} and not is_drawn(array_of(source))
+        if folded and not unknown and not callers.isdisjoint(modules.callers(source)):
             bypass(node, source)
             continue
         name, output.name = output.name or "", None

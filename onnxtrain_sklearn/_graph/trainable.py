@@ -21,7 +21,7 @@ from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs, swap_initializers
 from .final_activation import activation_of
-from .keras_biases import keep_one_bias
+from .keras_layers import restore_layers
 from .low_rank import LowRank
 from .narrow import NOTHING_KEPT, KeptTypes, kept_types
 from .queries import is_float, reaching
@@ -236,7 +236,7 @@ def trainable_model(
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
         restore_parameters(graph)
-        keep_one_bias(model)
+        restore_layers(model)
         store_weights(graph)
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
