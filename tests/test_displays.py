@@ -17,11 +17,7 @@ from onnxtrain_sklearn import MLP, OrtGradientClassifier, RealMLPClassifier
 from onnxtrain_sklearn.callbacks import EpochScoring, GradientStatistics
 from onnxtrain_sklearn.displays import TrainingDisplay, WeightsDisplay, plot_graph
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
-    # Earlier versions of matplotlib call pyparsing by names of before.
-    pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 X, Y = load_iris(return_X_y=True)
 

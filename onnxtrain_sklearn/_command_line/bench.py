@@ -145,7 +145,7 @@ def _timed(
     return {
         "error": None,
         "steps": len(steps) * STEPS,
-        "microseconds_per_step": {"least": float(steps.min()), "median": float(np.median(steps))},
+        "microseconds_per_step": {"least": float(np.min(steps)), "median": float(np.median(steps))},
         "rows_per_second": float(options.batch / np.median(steps) * 1e6),
         "microseconds_per_prediction": _prediction_time(estimator, problem),
     }

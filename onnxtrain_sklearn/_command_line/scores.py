@@ -50,7 +50,7 @@ def baseline(train: np.ndarray, y: np.ndarray, task: TableTask) -> dict[str, flo
     if task == "regression":
         return _regression_scores(y, np.full(len(y), train.mean()))
     labels, counts = np.unique(train, return_counts=True)
-    return {"accuracy": float(np.mean(y == labels[counts.argmax()]))}
+    return {"accuracy": float(np.mean(y == labels[np.argmax(counts)]))}
 
 
 def confusion(trained: Trained, rows: Rows, task: TableTask) -> tuple[list[Any], list[list[int]]] | None:

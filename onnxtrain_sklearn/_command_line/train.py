@@ -141,7 +141,7 @@ def _strata(target: Target, share: float) -> np.ndarray | None:
         return None
     _, counts = np.unique(target.values, return_counts=True)
     rows = len(target.values)
-    enough = counts.min() >= 2 and min(rows * share, rows * (1 - share)) >= len(counts)
+    enough = np.min(counts) >= 2 and min(rows * share, rows * (1 - share)) >= len(counts)
     return target.values if enough else None
 
 
