@@ -21,6 +21,7 @@ from .._graph.edits import multiply_by_columns
 from .._graph.inference_form import alone
 from .._graph.patterns import NARROW
 from .._graph.positions import Positions
+from .._graph.queries import dims
 from .._graph.shapes import has_fixed_batch
 from .._graph.trainable import TrainableModel, with_output_for
 from .._inference.head import Head
@@ -31,6 +32,7 @@ from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
 
 COMPARED_ROWS = 13
+COMPARED_NUMBERS = 2**20
 """Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
 
 _ENOUGH = 8
@@ -95,13 +97,20 @@ def own_output(
         return None
     whole = source.model if source.reference is None else source.reference
     graph, n = multiply_by_columns(alone(whole, source.output)), len(next(iter(columns.values())))
-    rows = np.linspace(0, n - 1, max(3, min(n, COMPARED_ROWS))).astype(int)
+    rows = np.linspace(0, n - 1, max(3, min(n, _most_rows(whole.graph, source.output)))).astype(int)
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
     found = _own_numbers(whole, predictor, columns, rows)
     numbers = _as_flat_rows(found)
     _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)
     return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:])
+
+
+def _most_rows(graph: ir.Graph, output: str) -> int:
+    """Return how many rows are compared: few where a row of the output is large, such as words by a vocabulary."""
+    sizes = next((dims(v) for v in graph.outputs if v.name == output), None)
+    known = [d for d in (sizes or [])[1:] if isinstance(d, int)]
+    return min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, math.prod(known)))
 
 
 def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> np.ndarray:

@@ -70,6 +70,13 @@ class Loss(Component, ABC):
         value of shape (N, k) or (N, 1)
         """
 
+    def of_labels(self, op: GraphBuilder, scores: ir.Value, labels: ir.Value) -> ir.Value | None:
+        """Emit the loss (N, 1) of every row from its class index, ``labels`` (N,): for many classes.
+
+        One-hot rows of many classes take memory. None, the default: the loss takes them.
+        """
+        return None
+
     def link(self, task: Task) -> Link:
         """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
         return "identity"

@@ -62,6 +62,13 @@ class LogLoss(_LikelihoodLoss):
             return op.Neg(row_sum(op, op.Mul(y, op.LogSoftmax(scores, axis=-1))))
         return op.Sub(op.Softplus(scores), op.Mul(scores, y))
 
+    def of_labels(self, op: GraphBuilder, scores: ir.Value, labels: ir.Value) -> ir.Value:
+        log_p, share = op.LogSoftmax(scores, axis=-1), float(self.label_smoothing)
+        loss = op.Neg(op.GatherElements(log_p, op.Unsqueeze(labels, axes=[1]), axis=1))
+        if not share:
+            return loss
+        return op.Sub(op.Mul(loss, 1.0 - share), op.Mul(op.ReduceMean(log_p, axes=[-1], keepdims=True), share))
+
     def _smoothed(self, op: GraphBuilder, y: ir.Value, link: Link) -> ir.Value:
         share, shape = float(self.label_smoothing), op.shape(y)
         assert shape is not None

@@ -19,7 +19,7 @@ from .._graph.batch_statistics import follow_torch
 from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
-from .._graph.loss_terms import append_loss, append_pairwise_loss, weighted_penalty
+from .._graph.loss_terms import RowLoss, append_loss, append_pairwise_loss, weighted_penalty
 from .._graph.members import repeated_rows, rows_of_members
 from .._graph.positions import Positions, position_weights
 from .._graph.precision import in_dtype
@@ -31,6 +31,7 @@ from .._runtime.devices import Device
 from .._support.typing import DType
 from ..exceptions import ModelError
 from ..losses import Loss
+from .many_classes import of_labels, takes_labels
 from .segments import Factors
 
 PARALLEL_WORK = 4_000_000
@@ -125,10 +126,13 @@ def _mean_loss(
         return append_pairwise_loss(
             op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, n_classes=classes
         )
-    if settings.task == "multiclass":
+    loss: RowLoss = settings.loss
+    if settings.task == "multiclass" and settings.link == "softmax" and takes_labels(settings.loss, settings.n_outputs):
+        loss = of_labels(settings.loss)
+    elif settings.task == "multiclass":
         y = one_hot(op, y, settings.n_outputs, op.dtype)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
-    return append_loss(op, settings.loss, **parts, link=settings.link, groups=settings.groups)
+    return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups)
 
 
 def _mean_loss_at_positions(

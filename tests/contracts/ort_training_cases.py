@@ -274,6 +274,10 @@ case("GatherElements", "y = GatherElements(x, i)", x=(3, 2), i=ints([1, 1], [0, 
 case("GatherElements", "y = GatherElements<axis = 1>(x, i)", x=(2, 3), i=ints([1, 1], [2, 0]))
 case("GatherElements", "y = GatherElements<axis = -1>(x, i)", x=(2, 3), i=ints([-1, 1], [-2, -2]))
 case("GatherElements", "y = GatherElements<axis = 1>(x, i)", x=(2, 3, 2), i=ints([[1, 1], [2, 0]], [[0, 0], [0, 2]]))
+for index in (ints([1, 1], [2, 0]), ints([[1, 2]]), ints([-1], [0])):  # of log-likelihoods, and of some rows alone
+    picked = "l = LogSoftmax<axis = 1>(x) y = GatherElements<axis = {}>(l, i)"
+    case("LogSoftmax", picked.format(1), x=(2, 3), i=index.reshape(-1, index.shape[-1]))
+    case("LogSoftmax", picked.format(0), x=(3, 3), i=index.reshape(-1, index.shape[-1]))
 case("GatherND", "y = GatherND(x, i)", x=MATRIX, i=ints([0, 1], [1, 2], [0, 1]), opsets=OPSETS[1:])
 case("GatherND", "y = GatherND(x, i)", x=(3, 2), i=ints([-1], [0], [-1]))
 case("GatherND", "y = GatherND<batch_dims = 1>(x, i)", x=(2, 3, 2), i=ints([[-1, 0], [0, 1]], [[1, 1], [2, 0]]))

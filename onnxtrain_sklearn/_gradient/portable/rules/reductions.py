@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
-from ...._graph.queries import constant, dims, operand
+from ...._graph.queries import attribute, constant, dims, fixed, operand
 from ...._graph.supported import Supported
 from ...selection import OTHERS
 from ..context import GradientRule, Reverse, Thunk, count, mask, shape_of
@@ -116,9 +116,45 @@ def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
-    op = r.op
-    total = op.ReduceSum(r.g, axes=_softmax_axes(r), keepdims=True)
-    return [lambda: op.Sub(r.g, r.keep_zeros(op.Mul(op.Exp(r.y), total), total))]
+    op, axes = r.op, _softmax_axes(r)
+    picked = _picked(r, axes)
+    total = op.ReduceSum(r.g if picked is None else picked[1], axes=axes, keepdims=True)
+
+    def gradient() -> ir.Value:
+        share = r.keep_zeros(op.Mul(op.Exp(r.y), total), total)
+        if picked is None:
+            return op.Sub(r.g, share)
+        return op.ScatterElements(op.Neg(share), *picked, axis=axes[0], reduction="add")
+
+    return [gradient]
+
+
+def _picked(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Value] | None:
+    """Return indices and values of a cotangent that is zero but for few elements along the axis of a softmax.
+
+    So is that of the log-likelihood of one class in many. Adding them to the rest saves a tensor of zeros, or two.
+    """
+    node = r.g.producer()
+    if node is None or node.op_type != "ScatterElements" or attribute(node, "reduction", "none") != "add":
+        return None
+    zeros, index, updates = node.inputs
+    assert zeros is not None
+    assert index is not None
+    assert updates is not None
+    sizes, few = dims(r.y), dims(index)
+    if len(axes) != 1 or not (_are_zeros(zeros) and fixed(sizes) and fixed(few)):
+        return None
+    axis = axes[0] % len(sizes)
+    others = all(sizes[i] == few[i] for i in range(len(sizes)) if i != axis)
+    return (index, updates) if others and attribute(node, "axis", 0) % len(sizes) == axis else None
+
+
+def _are_zeros(value: ir.Value) -> bool:
+    made = value.producer()
+    if made is None or made.op_type != "ConstantOfShape":
+        return False
+    number = attribute(made, "value", None)
+    return number is None or not number.numpy().any()
 
 
 def _cumsum_rule(r: Reverse) -> Sequence[Thunk]:
