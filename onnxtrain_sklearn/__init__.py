@@ -5,6 +5,7 @@ from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.earlier_modules import know_earlier_modules
+from ._estimators.export_function import export_training
 from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
 from ._export.training import load_training
@@ -49,6 +50,7 @@ __all__ = [
     "TabMRegressor",
     "callbacks",
     "clear_cache",
+    "export_training",
     "gradient_graph",
     "graph",
     "load_training",

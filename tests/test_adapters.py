@@ -283,10 +283,6 @@ def test_graph_for_adapters_predicts_as_the_given_model():
     exported = fitted.to_onnx(adapter=True)
     onnx.checker.check_model(exported, full_check=True)
     assert [v.name for v in exported.graph.input] == ["X", *FACTORS, "layers.1.bias"]
-    with pytest.raises(ModelError, match="The estimator trained no adapters"):
-        untrained.to_onnx(adapter=True)
-    with pytest.raises(ModelError, match="The estimator trained no adapters"):
-        untrained.save_adapter("never.onnx_adapter")
     with pytest.raises(ValueError, match="adapter must be True or False, got 'file'"):
         fitted.to_onnx(adapter="file")
     with pytest.raises(AttributeError, match="no attribute 'adapters_'"):
@@ -312,6 +308,23 @@ def test_onnxruntime_swaps_adapters(form, tmp_path):
         predictions.append(found)
     plain = session.run(None, {session.get_inputs()[0].name: rows})[1]
     assert min(np.abs(a - b).max() for a, b in [predictions, (plain, predictions[0])]) > 1e-3
+
+
+@pytest.mark.skipif(not HAS_FILES, reason="onnxruntime 1.20 and newer have adapter files")
+@pytest.mark.parametrize("adapters", [None, LoRA(2, alpha=6.0)], ids=["all weights", "low rank"])
+def test_adapter_files_come_back(adapters, tmp_path):
+    fitted = adapted(adapters=adapters, max_iter=5).fit(X, y)
+    session, before = session_of(fitted), adapted(adapters=adapters, learning_rate_init=0.0).fit(X, y)
+    fitted.save_adapter(tmp_path / "one.onnx_adapter")
+    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(tmp_path / "one.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    assert_allclose(session.run(None, {"X": X})[0].ravel(), before.predict(X), rtol=1e-5)
+    assert_allclose(session.run(None, {"X": X}, options)[0].ravel(), fitted.predict(X), rtol=1e-4, atol=1e-5)
+    assert_allclose(before.load_state(tmp_path / "one.onnx_adapter").predict(X), fitted.predict(X), rtol=1e-5)
+    (tmp_path / "notes.onnx_adapter").write_text("no adapter")
+    with pytest.raises(ModelError, match="is not an adapter file of onnxruntime"):
+        before.load_state(tmp_path / "notes.onnx_adapter")
 
 
 def cases():

@@ -149,6 +149,7 @@ PUBLIC = {
     "schedules",
     "gradient_graph",
     "graph",
+    "export_training",
     "load_training",
     "ModelLimits",
     "model_limits",

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Adagrad, AdamW, OrtGradientClassifier, OrtGradientRegressor, RMSprop
+from onnxtrain_sklearn import (
+    LBFGS,
+    MLP,
+    SGD,
+    Adagrad,
+    AdamW,
+    OrtGradientClassifier,
+    OrtGradientRegressor,
+    RMSprop,
+    export_training,
+)
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
@@ -123,6 +133,22 @@ def test_a_model_that_is_not_fitted_is_exported_untrained(tmp_path):
     np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
 
 
+def test_the_function_takes_estimators_and_models(tmp_path):
+    X, y = rows("multiclass")
+    given = MLP((8,)).build(n_features=5, n_outputs=3, random_state=0)
+    export_training(given, tmp_path / "model", X, y, optimizer="sgd", batch_size=16)
+    export_training(OrtGradientClassifier(given, optimizer="sgd"), tmp_path / "estimator", X, y, batch_size=16)
+    one, other = (Folder(tmp_path / name) for name in ("model", "estimator"))
+    np.testing.assert_array_equal(one.state["parameters"], other.state["parameters"])
+    assert one.manifest["files"]["step.onnx"] == other.manifest["files"]["step.onnx"]
+    with pytest.raises(TypeError, match="optimizer is a parameter of the estimator"):
+        export_training(OrtGradientClassifier(given), tmp_path / "never", X, y, optimizer="sgd")
+    with pytest.raises(ValueError, match="X and y must be some rows of data"):
+        export_training(given, tmp_path / "never")
+    with pytest.raises(ModelError):
+        export_training(tmp_path / "nowhere.onnx", tmp_path / "never", X, y)
+
+
 class Sharper(AdamW):
     def coefficients(self, learning_rate, t):
         return {**super().coefficients(learning_rate, t), "epsilon": 1e-3}
@@ -134,6 +160,7 @@ class Sharper(AdamW):
         ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
         ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
         ({"accumulate": 2}, "accumulate=2: set it 1"),
+        ({"sparse_updates": "lazy"}, "sparse_updates='lazy': set it 'exact'"),
         ({"weight_decay_schedule": "cosine"}, "Training graphs have no weight_decay_schedule"),
     ],
     ids=str,

@@ -18,12 +18,13 @@ from .command import Command, UsageError
 from .console import Console, sentence
 from .demo import DEMO
 from .doctor import DOCTOR
+from .export_training import EXPORT_TRAINING
 from .gradient import GRADIENT
 from .inspection import INSPECT
 from .predict import PREDICT
 from .train import TRAIN
 
-COMMANDS: tuple[Command, ...] = (DOCTOR, INSPECT, TRAIN, PREDICT, GRADIENT, BENCH, DEMO)
+COMMANDS: tuple[Command, ...] = (DOCTOR, INSPECT, TRAIN, PREDICT, GRADIENT, EXPORT_TRAINING, BENCH, DEMO)
 """Every command, in the order of the help."""
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130

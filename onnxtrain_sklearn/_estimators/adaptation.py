@@ -75,7 +75,8 @@ class Adapted:
         The file belongs to the graph of ``to_onnx(adapter=True)``, which predicts as the given model until an adapter
         is active. Adapters of other fits of the same model to the same ``targets``, of any rank, fit that graph too.
         It holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that ``trainable``
-        names beside them.
+        names beside them. Without ``adapters=LoRA(...)`` these are all trained parameters: a runtime then swaps weights
+        in one model. :meth:`load_state` reads the file back.
 
         Parameters
         ----------
@@ -84,8 +85,6 @@ class Adapted:
 
         Raises
         ------
-        ModelError
-            The estimator trained no adapters.
         RuntimeNotFoundError
             The installed onnxruntime has no adapter files.
 
@@ -109,7 +108,7 @@ class Adapted:
         ...     assert (labels == classifier.predict(X)).all()
         """
         check_is_fitted(self)
-        run = _with_adapters(self._run)
+        run = self._run
         weights, trained = run.prediction_weights(), run.parameters.names
         arrays = {name: weights[name] for name in (*trained, *run.parameters.running_statistics)}
         for one in run.source.low_rank:
@@ -120,21 +119,16 @@ class Adapted:
 
 def adaptable_graph(run: Run, options: OutputOptions) -> ir.Model:
     """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
-    _with_adapters(run)
     if run.deployed.inputs != run.source.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
     changes, trained = run.source.low_rank, run.parameters
-    rank = len(run.prediction_weights()[changes[0].right])
-    open_graph = with_low_rank(run.deployed, [one.matrix for one in changes], rank, 1.0, None)
+    open_graph = run.deployed
+    if changes:
+        rank = len(run.prediction_weights()[changes[0].right])
+        open_graph = with_low_rank(open_graph, [one.matrix for one in changes], rank, 1.0, None)
     model = inference_model(open_graph, open_graph.weights(), run.head, form=options)
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
     initializers_with_defaults(model.graph, free)
     kept = run.source.kept
     return narrowed(model, replace(kept, weights={n: kind for n, kind in kept.weights.items() if n not in free}))
-
-
-def _with_adapters(run: Run) -> Run:
-    if not run.source.low_rank:
-        raise ModelError("The estimator trained no adapters: fit it with adapters=LoRA(...), or take to_onnx().")
-    return run

@@ -12,7 +12,7 @@ from .._export.manifest import component_fact, json_value
 from .._export.source import ExportSource
 from .._support.typing import MatrixLike
 from .._training.base_step import StepParts
-from .._training.loss_graph import StepSettings, TrainedPositions
+from .._training.loss_graph import EXACT, StepSettings, TrainedPositions
 from ..exceptions import ModelError, instead_of
 from ..optimizers import resolve_optimizer
 from ..schedules import Constant, resolve_schedule
@@ -74,6 +74,11 @@ def _require_same_loop(estimator: Any, run: Run) -> None:
     for name in ("weight_decay_schedule", "dropout_schedule"):
         if not isinstance(resolve_schedule(getattr(estimator, name), name), Constant):
             raise ModelError(f"Training graphs have no {name}: the loop gives learning rates alone. Set it 'constant'.")
+    if estimator.sparse_updates != EXACT:
+        raise ModelError(
+            f"Training graphs update every row of an embedding in each step, but sparse_updates="
+            f"{estimator.sparse_updates!r}: set it {EXACT!r}."
+        )
     if estimator.accumulate != 1:
         raise ModelError(
             f"Training graphs take a step for each minibatch, but accumulate={estimator.accumulate}: set it 1, and "

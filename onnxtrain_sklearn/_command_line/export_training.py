@@ -1,0 +1,42 @@
+"""``export-training``: a fitted estimator of this package to a folder of graphs that any onnxruntime trains."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .._export.folder import TRAINING_FORMS
+from .command import Command, Outcome, UsageError
+from .console import Console
+from .sources import SECURITY, source_named
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("estimator", metavar="ESTIMATOR", help="joblib, pickle or skops file with a fitted OrtGradient estimator")
+    add("folder", type=Path, metavar="FOLDER", help="folder to write; an earlier export is replaced")
+    add("--form", choices=list(TRAINING_FORMS), default="both", help="the training graphs to write (default: both)")
+    add("--batch-size", type=int, metavar="ROWS", help="rows of a minibatch (default: those of the estimator)")
+    add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file to load")
+
+
+def _export(options: argparse.Namespace, console: Console) -> Outcome:
+    found: Any = source_named(options.estimator, options.trust).model
+    estimator = found.steps[-1][1] if hasattr(found, "steps") else found
+    if not hasattr(estimator, "export_training"):
+        raise UsageError(
+            f"{options.estimator!r} holds a {type(estimator).__name__}, and training graphs are made of an "
+            f"OrtGradientClassifier or OrtGradientRegressor. Fit one on this model first."
+        )
+    if estimator is not found:
+        console.progress(f"exported: the last step, {type(estimator).__name__}; it takes what the steps before it give")
+    estimator.export_training(options.folder, batch_size=options.batch_size, form=options.form)
+    sizes = {file.name: file.stat().st_size for file in sorted(options.folder.iterdir())}
+    text = "\n".join(f"{options.folder / name}: {size} bytes" for name, size in sizes.items())
+    return Outcome({"folder": str(options.folder), "files": sizes}, text)
+
+
+EXPORT_TRAINING = Command(
+    "export-training", "write graphs that train a model in any onnxruntime", _export_arguments, _export, SECURITY
+)
