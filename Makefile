@@ -7,7 +7,8 @@
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
-#   make test-web        training graphs in JavaScript, by onnxruntime-node and onnxruntime-web from npm; needs Node 20
+#   make test-web        training graphs in JavaScript, by onnxruntime-node and onnxruntime-web from npm; needs Node 20, and for
+#                        the page of examples/web Chromium
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
@@ -86,12 +87,13 @@ fuzz: $(STAMP)
 	  $(if $(ENGINE),--engine $(ENGINE))
 
 test-web: $(STAMP) build/web/.installed
-	ONNXTRAIN_WEB=build/web $(BIN)/python -m pytest tests/test_web.py
+	ONNXTRAIN_WEB=build/web $(BIN)/python -m pytest tests/test_web.py tests/test_web_page.py
 
 # Scripts of packages are not run: that of onnxruntime-node downloads libraries for CUDA.
 build/web/.installed:
 	mkdir -p build/web
-	npm install --prefix build/web --no-save --no-fund --no-audit --ignore-scripts onnxruntime-node@$(WEB_RUNTIME) onnxruntime-web@$(WEB_RUNTIME)
+	npm install --prefix build/web --no-save --no-fund --no-audit --ignore-scripts \
+	  onnxruntime-node@$(WEB_RUNTIME) onnxruntime-web@$(WEB_RUNTIME) puppeteer-core@24.43.1
 	touch $@
 
 bench: $(STAMP)
