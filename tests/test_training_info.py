@@ -70,6 +70,9 @@ def test_numbers_go_on(tmp_path):
     onnx.save(saved, tmp_path / "model.onnx")
     training = load_training(tmp_path / "model.onnx", shuffle=False).partial_fit(X, y)
     np.testing.assert_allclose(training.predict(X), model.partial_fit(X, y).predict(X), rtol=1e-5)
+    single = OrtGradientRegressor(MLP((4,)), **SETTINGS).partial_fit(X, y[:, 0])
+    onnx.save(single.to_training_onnx(), tmp_path / "single.onnx")
+    np.testing.assert_allclose(load_training(tmp_path / "single.onnx").predict(X), single.predict(X), rtol=1e-5)
 
 
 def test_batch_statistics_go_on(tmp_path):

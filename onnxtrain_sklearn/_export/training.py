@@ -84,7 +84,9 @@ class Training:
 
     def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
         """Return labels, or predicted numbers."""
-        return np.asarray(self._predictions(X)[0])
+        found = np.asarray(self._predictions(X)[0])
+        single = self.manifest["task"] == "regression" and found.shape[1:] == (1,)
+        return found[:, 0] if single else found
 
     def predict_proba(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
         """Return what the graph gives beside the labels: probabilities, or scores of a loss without them."""
