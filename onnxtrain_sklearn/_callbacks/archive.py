@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .base import State
+
 ARRAY, TEXT = "array of the file", "state"
 """The key of a dict that stands for an array, and the name of the text among the arrays."""
 
 
-def write_state(path: Path, state: dict[str, Any]) -> None:
+def write_state(path: Path, state: State) -> None:
     """Write a state of dicts, lists, arrays, numbers and texts; after a crash the file is whole or absent."""
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(_as_text(state, arrays))
@@ -29,11 +32,11 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
         _sync_folder(path.parent)
 
 
-def read_state(path: Path) -> dict[str, Any] | None:
+def read_state(path: Path) -> State | None:
     """Return the state in a file; None if the file is gone, or is none of :func:`write_state`."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            state: dict[str, Any] = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
+            state: State = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
             return state
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
@@ -48,7 +51,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def _as_text(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
     """Return ``value`` as JSON takes it; arrays go to ``arrays``."""
     if isinstance(value, np.ndarray):
         name = f"a{len(arrays)}"
@@ -61,7 +64,7 @@ def _as_text(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _from_text(value: Any, arrays: Any) -> Any:
+def _from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, dict):
         if ARRAY in value:
             return arrays[value[ARRAY]]

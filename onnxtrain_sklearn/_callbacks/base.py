@@ -7,7 +7,7 @@ example. What it remembers is in :meth:`TrainingInProgress.memory`, which checkp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,15 @@ EPOCH = "epoch"
 """The name of the task of an epoch."""
 
 Part = Literal["train", "validation"]
+
+State: TypeAlias = "dict[str, Any]"
+"""The state of a training: dicts and lists of arrays, numbers and texts."""
+
+
+class Task(Protocol):
+    """The context of a task, of scikit-learn or of :mod:`.tasks`."""
+
+    task_name: str
 
 
 class TrainedVectors(Protocol):
@@ -92,13 +101,13 @@ class TrainingInProgress(Protocol):
     def memory(self, callback: Callback) -> dict[str, Any]:
         """Return what a callback remembers of this run: numbers, texts, arrays; it is kept from call to call."""
 
-    def measure(self, name: str, scoring: Any = None, on: Part = "validation") -> float:
-        """Return an entry of :attr:`row`, and compute it if it is missing: a score of scikit-learn, or a loss."""
+    def measure(self, name: str, scoring: str | Callable[..., float], on: Part) -> float:
+        """Return an entry of :attr:`row`; if it is missing, it is a score of scikit-learn or "loss" on these rows."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return a copy of all that a training goes on from, in dicts, lists, arrays, numbers and texts."""
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: State) -> None:
         """Go on from a state."""
 
     def identity(self) -> str:
@@ -149,17 +158,17 @@ class Callback(Component):
     def end(self, training: TrainingInProgress) -> None:
         """Called after the last epoch, with the final weights; what it changes in them is kept."""
 
-    def setup(self, estimator: Any, context: Any) -> None:
+    def setup(self, estimator: object, context: Task) -> None:
         """Check the parameters, and that the estimator is one of this package."""
         self.validate()
         training_of(estimator, self)
 
-    def on_fit_task_begin(self, estimator: Any, context: Any) -> None:
+    def on_fit_task_begin(self, estimator: object, context: Task) -> None:
         """Call :meth:`begin` for the task of the whole call."""
         if context.task_name != EPOCH:
             self.begin(training_of(estimator, self))
 
-    def on_fit_task_end(self, estimator: Any, context: Any) -> bool:
+    def on_fit_task_end(self, estimator: object, context: Task) -> bool:
         """Call :meth:`after_epoch` or :meth:`end`; return whether training is to end."""
         training = training_of(estimator, self)
         if context.task_name == EPOCH:
@@ -167,11 +176,11 @@ class Callback(Component):
         self.end(training)
         return False
 
-    def teardown(self, estimator: Any, context: Any) -> None:
+    def teardown(self, estimator: object, context: Task) -> None:
         """Do nothing."""
 
 
-def training_of(estimator: Any, callback: Callback) -> TrainingInProgress:
+def training_of(estimator: object, callback: Callback) -> TrainingInProgress:
     """Return the training in progress of an estimator; TypeError if it has none."""
     training: TrainingInProgress | None = vars(estimator).get(ACTIVE)
     if training is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -40,8 +41,9 @@ class MetricLogger(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "metric_logger"
+    target: Any
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: object) -> None:
         self.target = target
 
     def validate(self) -> None:
@@ -52,7 +54,7 @@ class MetricLogger(Callback):
     def after_epoch(self, training: TrainingInProgress) -> None:
         training.defer(lambda: self._log(training.row))  # with what callbacks after this one add
 
-    def _log(self, row: dict[str, Any]) -> None:
+    def _log(self, row: Mapping[str, object]) -> None:
         target, epoch = self._tracker(), row["epoch"]
         numbers = {k: float(v) for k, v in row.items() if isinstance(v, Real) and k not in NOT_METRICS}
         if hasattr(target, "log_metrics"):
@@ -84,11 +86,11 @@ class MetricLogger(Callback):
             state |= {"target": None, "module": self.target.__name__}
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; a module is imported."""
         if "module" in state:
             state = {name: value for name, value in state.items() if name != "module"} | {
-                "target": importlib.import_module(state["module"])
+                "target": importlib.import_module(str(state["module"]))
             }
         super().__setstate__(state)
 

@@ -12,13 +12,23 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 HOOKS = ("setup", "on_fit_task_begin", "on_fit_task_end", "teardown")
 """The methods by which an object is a callback in the form of scikit-learn; another callable is a function."""
 
 PASSED = ("X", "y", "metadata", "fitted_estimator")
 """What a hook may ask for by keyword-only parameters."""
+
+
+class Hooked(Protocol):
+    """A callback in the form of scikit-learn; its hooks may ask for more by keywords."""
+
+    def setup(self, estimator: object, context: TaskContext) -> object: ...
+    def on_fit_task_begin(self, estimator: object, context: TaskContext) -> object: ...
+    def on_fit_task_end(self, estimator: object, context: TaskContext) -> object: ...
+    def teardown(self, estimator: object, context: TaskContext) -> object: ...
+
 
 Values = Mapping[str, Callable[[], object]]
 """What hooks may ask for, computed when the first one does."""
@@ -36,7 +46,7 @@ class TaskContext:
 
     def __init__(
         self,
-        callbacks: Sequence[Any],
+        callbacks: Sequence[Hooked],
         estimator_name: str,
         task_name: str,
         *,
@@ -63,7 +73,9 @@ class TaskContext:
         answers = [self._answer(callback, hook, estimator, values, known) for callback in self._callbacks]
         return any(map(bool, answers))
 
-    def _answer(self, callback: Any, hook: str, estimator: object, values: Values, known: dict[str, object]) -> object:
+    def _answer(
+        self, callback: Hooked, hook: str, estimator: object, values: Values, known: dict[str, object]
+    ) -> object:
         method = getattr(callback, hook)
         parameters = _signature(getattr(method, "__func__", method)).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

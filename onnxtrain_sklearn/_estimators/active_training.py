@@ -10,7 +10,9 @@ from .._training.host_step import HostStep
 from .._training.loop import Trainer
 from .examples import Call
 from .measures import Measures
+from .parameters import Parameters
 from .run import Run
+from .scoring import Scoring
 from .stateful_training import StatefulTraining
 from .training_identity import identity_of
 from .validation import ScoredRows
@@ -31,7 +33,13 @@ class ActiveTraining(StatefulTraining):
     """
 
     def __init__(
-        self, estimator: Any, run: Run, trainer: Trainer, call: Call, measures: Measures, held_out: ScoredRows | None
+        self,
+        estimator: Parameters,
+        run: Run,
+        trainer: Trainer,
+        call: Call,
+        measures: Measures,
+        held_out: ScoredRows | None,
     ) -> None:
         self.estimator, self.one_pass = estimator, call.one_pass
         self.max_iter = 1 if call.one_pass else int(estimator.max_iter)
@@ -70,7 +78,7 @@ class ActiveTraining(StatefulTraining):
         """Return what a callback remembers of this run."""
         return self._run.history.memories.setdefault(self._names[id(callback)], {})
 
-    def measure(self, name: str, scoring: Any = None, on: Part = "validation") -> float:
+    def measure(self, name: str, scoring: Scoring, on: Part) -> float:
         """Return an entry of the row, and compute it if it is missing."""
         if name not in self.row:
             self.row[name] = self._measures(name, scoring, on)

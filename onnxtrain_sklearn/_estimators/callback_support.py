@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 try:
     from sklearn.callback import AutoPropagatedCallback, with_callbacks
@@ -25,7 +27,7 @@ SET = "_skl_callbacks"
 """The attribute of scikit-learn that holds the callbacks of ``set_callbacks``."""
 
 
-def set_callbacks_of(estimator: Any) -> list[Any]:
+def set_callbacks_of(estimator: object) -> list[Any]:
     """Return the callbacks that were set by ``set_callbacks``, or that a search or a pipeline passed on."""
     return list(vars(estimator).get(SET, ()))
 
@@ -35,7 +37,7 @@ def is_propagated(callback: object) -> bool:
     return isinstance(callback, AutoPropagatedCallback)
 
 
-def call_with_teardown(estimator: Any, call: Callable[[], Any]) -> Any:
+def call_with_teardown(estimator: object, call: Callable[[], R]) -> R:
     """Return what a call returns; afterwards scikit-learn tears down the callbacks that it has set up in it.
 
     The call is not made by a function of scikit-learn: warnings are to name the line of the user.

@@ -6,14 +6,19 @@ The callbacks of the parameter ``callbacks`` are told of a tree of their own, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 from .._callbacks.base import ACTIVE, EPOCH
-from .._callbacks.tasks import TaskContext, has_hooks
+from .._callbacks.tasks import Hooked, TaskContext, Values, has_hooks
+from .._training.watcher import Watcher
 from .active_training import ActiveTraining
 from .callback_support import call_with_teardown, set_callbacks_of
 from .hook_values import HookValues
+from .parameters import Parameters
+
+SharedContext: TypeAlias = Any
+"""A context of scikit-learn."""
 
 BEGIN, END = "on_fit_task_begin", "on_fit_task_end"
 
@@ -21,14 +26,14 @@ BEGIN, END = "on_fit_task_begin", "on_fit_task_end"
 class SharedTask:
     """A task of scikit-learn's context, called as a :class:`TaskContext` is."""
 
-    def __init__(self, context: Any, attributes: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, context: SharedContext, attributes: Callable[[], dict[str, object]]) -> None:
         self._context, self._attributes = context, attributes
 
     def subcontext(self, task_name: str) -> SharedTask:
         """Return the next task within this one."""
         return SharedTask(self._context.subcontext(task_name=task_name), self._attributes)
 
-    def call(self, hook: str, estimator: object, values: Mapping[str, Callable[[], Any]]) -> bool:
+    def call(self, hook: str, estimator: object, values: Values) -> bool:
         """Call a hook of all callbacks; return whether one of them returned True."""
         given = {name: value for name, value in values.items() if name != "fitted_estimator"}
         tell = getattr(self._context, f"call_{hook}")
@@ -36,12 +41,12 @@ class SharedTask:
         return hook == END and bool(answer)
 
 
-def own_hooks(estimator: Any) -> list[Any]:
+def own_hooks(estimator: Parameters) -> list[Hooked]:
     """Return the callbacks of the parameter that have hooks; the others are functions."""
-    return [one for one in estimator.callbacks or () if has_hooks(one)]
+    return [cast("Hooked", one) for one in estimator.callbacks or () if has_hooks(one)]
 
 
-def hooks_of(estimator: Any) -> list[Any]:
+def hooks_of(estimator: Parameters) -> list[Hooked]:
     """Return the callbacks of an estimator that have hooks, those of its parameter first."""
     return [*own_hooks(estimator), *set_callbacks_of(estimator)]
 
@@ -54,7 +59,7 @@ class CallbackWatcher:
         self._values, self._attributes = values.functions(), values.fitted_attributes
         self._roots: list[TaskContext | SharedTask] = []
         self._epochs: list[TaskContext | SharedTask] = []
-        self._set_up: list[tuple[Any, TaskContext]] = []
+        self._set_up: list[tuple[Hooked, TaskContext]] = []
 
     def begin(self) -> bool:
         """Set the callbacks up and tell them; return whether one restored a state that had ended."""
@@ -69,7 +74,7 @@ class CallbackWatcher:
                 self._set_up.append((callback, root))
                 callback.setup(estimator, root)
         if set_callbacks_of(estimator):
-            context = estimator._init_callback_context(task_name=name, max_subtasks=epochs)
+            context = cast("Any", estimator)._init_callback_context(task_name=name, max_subtasks=epochs)
             self._roots.append(SharedTask(context, self._attributes))
         self._call(self._roots, BEGIN)
         training.settle(ended=False)  # a state is restored when all callbacks have begun
@@ -102,7 +107,7 @@ class CallbackWatcher:
         if errors:
             raise errors[0]
 
-    def _torn_down(self, callback: Any, root: TaskContext) -> Exception | None:
+    def _torn_down(self, callback: Hooked, root: TaskContext) -> Exception | None:
         try:
             callback.teardown(self.estimator, root)
         except Exception as error:
@@ -114,7 +119,7 @@ class CallbackWatcher:
         return any(answers)
 
 
-def train_watched(watcher: Any, train: Callable[[], None]) -> None:
+def train_watched(watcher: Watcher | None, train: Callable[[], None]) -> None:
     """Train, and tear down the callbacks when training has ended, in whatever way; without a watcher there are none."""
     if not isinstance(watcher, CallbackWatcher):
         train()

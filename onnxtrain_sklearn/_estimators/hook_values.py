@@ -21,7 +21,7 @@ UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks
 class HookValues:
     """The values of a training, each computed on demand."""
 
-    def __init__(self, estimator: Any, run: Run, trainer: Trainer, call: Call, trained: ScoredRows) -> None:
+    def __init__(self, estimator: object, run: Run, trainer: Trainer, call: Call, trained: ScoredRows) -> None:
         self._estimator, self._run, self._trainer, self._call, self._trained = estimator, run, trainer, call, trained
 
     def functions(self) -> Mapping[str, Callable[[], Any]]:

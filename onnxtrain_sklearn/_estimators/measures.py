@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from .._callbacks.base import Part
 from .._training.loss_graph import StepSettings
 from .._training.score_loss import ScoreLoss
 from ..exceptions import ModelError
 from .examples import scaled_values
+from .parameters import Parameters
 from .run import Run
+from .scoring import Scoring
 from .validation import ScoredRows, score_by
 
 
@@ -18,12 +19,12 @@ class Measures:
     """What callbacks measure after an epoch; the functions are made once."""
 
     def __init__(
-        self, estimator: Any, run: Run, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
+        self, estimator: Parameters, run: Run, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
     ) -> None:
         self._estimator, self._run, self._settings, self._rows = estimator, run, settings, rows
         self._known: dict[tuple[str, Part], Callable[[], float]] = {}
 
-    def __call__(self, name: str, scoring: Any, on: Part) -> float:
+    def __call__(self, name: str, scoring: Scoring, on: Part) -> float:
         """Return a score, or the loss where ``scoring`` is "loss"."""
         if (name, on) not in self._known:
             rows = self._rows[on]
@@ -31,10 +32,13 @@ class Measures:
                 raise ValueError(
                     f"{name!r} needs validation data: set early_stopping=True, or give X_val and y_val to fit."
                 )
-            loss = isinstance(scoring, str) and scoring == "loss"
-            make = self._loss(rows) if loss else score_by(self._estimator, scoring, self._run, rows)
-            self._known[name, on] = make
+            self._known[name, on] = self._function(scoring, rows)
         return self._known[name, on]()
+
+    def _function(self, scoring: Scoring, rows: ScoredRows) -> Callable[[], float]:
+        if isinstance(scoring, str) and scoring == "loss":
+            return self._loss(rows)
+        return score_by(self._estimator, scoring, self._run, rows)
 
     def _loss(self, rows: ScoredRows) -> Callable[[], float]:
         """Return the function that computes the mean loss of rows by the current parameters."""

@@ -172,7 +172,8 @@ Whether ``fit`` goes on from where the last one ended, with its weights and its 
     "random_state": Parameter("int, RandomState or None", """
 Seeds the initial weights of builders, the order of the rows, the validation split and dropout."""),
     "verbose": Parameter("bool or int", """
-Whether to print what is trained, and a line per epoch.""", (bool, Range(Integral, 0))),
+Whether to print what is trained, and its progress. True: a line with a bar and the time left where it can be written
+over, in a terminal and in a notebook, else a table of epochs. 2: always the table.""", (bool, Range(Integral, 0))),
     "engine": Parameter('{"auto", "ort-training", "portable"}', """
 What differentiates the graph. "auto": of the engines that are installed and proven right for every operator between the
 parameters and the loss the faster one, by a measured table of operators. ``engine_`` says which one was used."""),

@@ -96,7 +96,7 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
         early_stopping=bool(estimator.early_stopping),
         accumulate=int(estimator.accumulate),
         all_epochs=isinstance(estimator.early_stopping, str),
-        verbose=bool(estimator.verbose),
+        verbose=int(estimator.verbose),
         callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
         decay_schedule=resolve_schedule(estimator.weight_decay_schedule, "weight_decay_schedule"),
         dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from .._callbacks.base import State
 from .._training.loop import Trainer
 from .._training.parameters import FlatParameters
 from .._training.sweep import swept_losses
@@ -31,12 +30,12 @@ class StatefulTraining:
         """The trained parameters."""
         return self._run.parameters
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return a copy of all that the training goes on from."""
         self._trainer.step.synchronize()
         return {**stored_state(self._run), "ended": self.ended}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: State) -> None:
         """Go on from a state."""
         restore_state(self._run, state)
         self._trainer.step.reload()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,11 @@ PIECE_ROWS = 4096
 """Rows of the data that are read at a time."""
 
 
-def identity_of(estimator: Any, run: Run, trainer: Trainer, call: Call, held_out: ScoredRows | None) -> str:
+def identity_of(estimator: object, run: Run, trainer: Trainer, call: Call, held_out: ScoredRows | None) -> str:
     """Return a digest that is equal for calls whose training is the same to the bit."""
     hasher = blake2b(digest_size=12)
-    parameters = {n: v for n, v in estimator.get_params(deep=False).items() if n not in IRRELEVANT}
+    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
+    parameters = {name: getattr(estimator, name) for name in names}
     state = {name: value for name, value in stored_state(run).items() if name not in ("memories", "rows")}
     settings = (type(estimator).__qualname__, run.engine, run.device.name, run.seed, distributions.version())
     for value in (settings, parameters, state, dict(run.frozen), call.one_pass):
@@ -38,7 +40,7 @@ def identity_of(estimator: Any, run: Run, trainer: Trainer, call: Call, held_out
     return hasher.hexdigest()
 
 
-def _add_rows(update: Any, scored: ScoredRows) -> None:
+def _add_rows(update: Callable[[bytes], object], scored: ScoredRows) -> None:
     for name, column in scored.live.items():
         update(name.encode())
         for start in range(0, len(scored.rows), PIECE_ROWS):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 
+from .._callbacks.base import State
 from .._training.history import Curve, EpochLog
 from ..schedules import Progress
 from .run import Run
@@ -15,7 +15,7 @@ PLAIN = ("least_loss", "best_loss", "best_score", "idle_epochs", "early_stopping
 """The attributes of a history that are numbers."""
 
 
-def stored_state(run: Run) -> dict[str, Any]:
+def stored_state(run: Run) -> State:
     """Return weights, optimizer state, random state and history; arrays are copied."""
     state, history = run.state, run.history
     return {
@@ -34,7 +34,7 @@ def stored_state(run: Run) -> dict[str, Any]:
     }
 
 
-def restore_state(run: Run, state: dict[str, Any]) -> None:
+def restore_state(run: Run, state: State) -> None:
     """Set a state that :func:`stored_state` returned; arrays that sessions are bound to are written in place."""
     run.parameters.buffer[...] = state["buffer"]
     for name, slot in run.state.slots.items():

@@ -13,6 +13,7 @@ from .._data.positions import given_weights, require_same_places
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
 from .examples import Call, Examples, validation_examples
+from .parameters import Parameters
 from .run import Columns, Run
 from .scoring import Scoring, rows_of, scorer_of
 
@@ -42,7 +43,7 @@ class ScoredRows:
 
 
 def validation_rows(
-    estimator: Any, run: Run, examples: Examples, held_out: np.ndarray | None, call: Call
+    estimator: Parameters, run: Run, examples: Examples, held_out: np.ndarray | None, call: Call
 ) -> ScoredRows | None:
     """Return the validation data of the call, else the rows ``held_out`` of ``examples``; None without any."""
     given = call.validation
@@ -87,14 +88,14 @@ def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: 
     return score
 
 
-def score_by(estimator: Any, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
+def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
     """Return the function that scores the current parameters by a scorer of scikit-learn."""
     weights, targets = scored.weights, scored.targets
     weights = given_weights(targets, weights) if targets.has_positions and weights is not None else weights
     return scorer_of(estimator, scoring, run, (scored.X, scored.y, weights), scored.live, scored.rows)
 
 
-def _require_no_scoring(estimator: Any, call: Call) -> None:
+def _require_no_scoring(estimator: Parameters, call: Call) -> None:
     """Raise if ``scoring`` is set but there are no validation data."""
     if estimator.scoring is not None and not call.one_pass:
         raise ValueError(

@@ -7,7 +7,7 @@ networks; all others of the networks alone, whose epochs they are about.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .._estimators.callback_support import (
     SET,
@@ -17,6 +17,10 @@ from .._estimators.callback_support import (
     set_callbacks_of,
 )
 from .._training.history import EpochRows
+from .members import Network
+
+Recipe: TypeAlias = Any
+"""An estimator for raw tables."""
 
 R = TypeVar("R")
 
@@ -24,7 +28,7 @@ R = TypeVar("R")
 class MemberTasks:
     """The tasks of a call of ``fit`` of a recipe."""
 
-    def __init__(self, recipe: Any) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._root: Any = None
         self._set = set_callbacks_of(recipe)
@@ -33,7 +37,7 @@ class MemberTasks:
         """Call ``fit`` as the task of the recipe."""
         if not self._set:
             return fit()
-        held = vars(self._recipe)
+        held = self._recipe.__dict__
         given, held[SET] = held[SET], [one for one in self._set if is_propagated(one)]
         try:
             result: R = call_with_teardown(self._recipe, lambda: self._told(fit))
@@ -49,7 +53,7 @@ class MemberTasks:
         root.call_on_fit_task_end(estimator=recipe)
         return result
 
-    def fit(self, network: Any, X: Any, y: Any, settings: Mapping[str, Any]) -> None:
+    def fit(self, network: Network, X: object, y: object, settings: Mapping[str, object]) -> None:
         """Fit a network with the callbacks of the recipe."""
         recipe, root = self._recipe, self._root
         network.set_params(callbacks=recipe.callbacks)
@@ -81,6 +85,6 @@ class TracedRecipe(CallbackSupportMixin):
         return EpochRows(map(dict, self._epochs))
 
 
-def epochs_of(networks: list[Any]) -> list[dict[str, Any]]:
+def epochs_of(networks: list[Network]) -> list[dict[str, Any]]:
     """Return the history of all networks, as plain dicts."""
     return [{"network": number, **row} for number, network in enumerate(networks) for row in network.history_]

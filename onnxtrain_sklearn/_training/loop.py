@@ -20,7 +20,7 @@ from ..schedules import Constant, Schedule
 from .history import Epoch, History
 from .loss_graph import Scheduled
 from .rates import ScheduledRates
-from .report import print_epoch
+from .report import EpochTable, report_of
 from .step import TrainingStep
 from .watcher import Watched
 
@@ -35,7 +35,7 @@ class TrainerSettings:
     tol: float
     n_iter_no_change: float
     early_stopping: bool
-    verbose: bool
+    verbose: int
     callbacks: Sequence[Callable[[Epoch], object]] = ()
     decay_schedule: Schedule = field(default_factory=Constant)
     dropout_schedule: Schedule = field(default_factory=Constant)
@@ -83,7 +83,8 @@ class Trainer(Watched):
         if history.last_finite is None or history.last_finite.shape != self._buffer.shape:
             history.last_finite = self._last
         history.best = None
-        self._started = self._recorded = time.perf_counter()
+        self._recorded = time.perf_counter()
+        self._report = report_of(settings.verbose, settings.max_iter)
         self.first_epoch = history.progress.epoch
         self.rates = ScheduledRates(
             history,
@@ -125,6 +126,8 @@ class Trainer(Watched):
             progress.total_steps = self._settings.max_iter * self._steps
         self.history.change(early_stopping=False)
         self.rates.warn_if_finished()
+
+        self._report = EpochTable() if self._settings.verbose else self._report  # a pass is a line of it
 
         def one_epoch() -> bool:
             if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored
@@ -172,6 +175,8 @@ class Trainer(Watched):
         except Exception:
             self._buffer[...] = self._last
             raise
+        finally:
+            self._report.end()
 
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
@@ -229,8 +234,7 @@ class Trainer(Watched):
             rate=rate,
             seconds=took,
         )
-        if self._settings.verbose:
-            print_epoch(self.history, rate, now - self._started)
+        self._report.show(self.history, rate, self.history.progress.epoch - self.first_epoch)
         epoch = Epoch(self.history.progress.epoch, loss, score, rate)
         answers = [callback(epoch) for callback in self._settings.callbacks]
         if self.watcher is not None:
