@@ -28,7 +28,7 @@ State: TypeAlias = "dict[str, Any]"
 """The state of a training: dicts and lists of arrays, numbers and texts."""
 
 
-class Task(Protocol):
+class TaskOfHook(Protocol):
     """The context of a task, of scikit-learn or of :mod:`.tasks`."""
 
     task_name: str
@@ -158,17 +158,17 @@ class Callback(Component):
     def end(self, training: TrainingInProgress) -> None:
         """Called after the last epoch, with the final weights; what it changes in them is kept."""
 
-    def setup(self, estimator: object, context: Task) -> None:
+    def setup(self, estimator: object, context: TaskOfHook) -> None:
         """Check the parameters, and that the estimator is one of this package."""
         self.validate()
         training_of(estimator, self)
 
-    def on_fit_task_begin(self, estimator: object, context: Task) -> None:
+    def on_fit_task_begin(self, estimator: object, context: TaskOfHook) -> None:
         """Call :meth:`begin` for the task of the whole call."""
         if context.task_name != EPOCH:
             self.begin(training_of(estimator, self))
 
-    def on_fit_task_end(self, estimator: object, context: Task) -> bool:
+    def on_fit_task_end(self, estimator: object, context: TaskOfHook) -> bool:
         """Call :meth:`after_epoch` or :meth:`end`; return whether training is to end."""
         training = training_of(estimator, self)
         if context.task_name == EPOCH:
@@ -176,7 +176,7 @@ class Callback(Component):
         self.end(training)
         return False
 
-    def teardown(self, estimator: object, context: Task) -> None:
+    def teardown(self, estimator: object, context: TaskOfHook) -> None:
         """Do nothing."""
 
 

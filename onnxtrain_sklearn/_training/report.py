@@ -16,7 +16,7 @@ INTERVAL = 0.1
 """Seconds from one change of the line to the next."""
 
 
-class Report(Protocol):
+class ProgressReport(Protocol):
     """What is told of each epoch."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
@@ -92,7 +92,7 @@ class ProgressLine:
         self._length = len(line)
 
 
-def report_of(verbose: int, epochs: int) -> Report:
+def report_of(verbose: int, epochs: int) -> ProgressReport:
     """Return what tells of a call of ``fit``; 1 is a line where it can be written over, more always a table."""
     if not verbose:
         return NoReport()
