@@ -68,16 +68,18 @@ class Trained:
 
 @dataclass
 class EpochProgress:
-    """Prints epochs on stderr, at most one a second."""
+    """Prints epochs on stderr, at most one a second, later one for each tenth of the time so far."""
 
     console: Console
     total: int
+    begun: float = field(default_factory=time.monotonic)
     printed: float = field(default=-np.inf)
 
     def __call__(self, epoch: Epoch) -> None:
-        if epoch.number < self.total and time.monotonic() - self.printed < 1:
+        now = time.monotonic()
+        if epoch.number < self.total and now - self.printed < max(1.0, (now - self.begun) / 10):
             return
-        self.printed = time.monotonic()
+        self.printed = now
         score = "" if epoch.validation_score is None else f", validation score {epoch.validation_score:.4f}"
         self.console.progress(f"epoch {epoch.number} of at most {self.total}: loss {epoch.loss:.5g}{score}")
 

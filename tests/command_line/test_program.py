@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import onnxtrain_sklearn_script
 from onnxtrain_sklearn._command_line import program
 from onnxtrain_sklearn._command_line.command import Command, Outcome
 from onnxtrain_sklearn._command_line.settings import parsed_settings
+from onnxtrain_sklearn._runtime.distributions import installed_distributions
 from tests.command_line.tables import program_json, write_iris
 
 ROOT = Path(__file__).parents[2]
@@ -169,3 +171,31 @@ def test_the_console_script_is_the_program():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["onnxtrain-sklearn"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+    assert (
+        module
+        in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["py-modules"]
+    )
+
+
+def test_the_console_script_runs_the_program(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", "predict", "no.onnx", "no.csv"])
+    assert onnxtrain_sklearn_script.main() == 2
+    assert "no file 'no.csv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["train", "t.csv"]])
+def test_the_console_script_answers_where_the_package_cannot_be_imported(command, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", *command])
+    monkeypatch.setitem(sys.modules, "onnxtrain_sklearn._command_line.program", None)
+    assert onnxtrain_sklearn_script.main() == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: import of onnxtrain_sklearn._command_line.program halted")
+    installed = installed_distributions()
+    if "--json" in command:
+        told = json.loads(printed.out)
+        assert installed.items() <= told["onnxruntime"]["distributions"].items()
+        assert told["error"]["type"] == "ModuleNotFoundError"
+    elif command == ["doctor"]:
+        assert all(f"{name} {version}" in printed.out for name, version in installed.items())
+    else:
+        assert printed.out == ""

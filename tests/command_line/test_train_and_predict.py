@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -218,6 +219,21 @@ def test_text_in_reports_is_escaped(tmp_path, capsys):
     assert "<b>" not in page
     assert "<i>" not in page
     assert "a\\|b by mlp" in (tmp_path / "r.md").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monkeypatch):
+    from onnxtrain_sklearn._command_line import training
+
+    def interrupt(progress, epoch):
+        if epoch.number == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(training.EpochProgress, "__call__", interrupt)
+    options = ["--target", "species", "--output", tmp_path / "m.onnx", "--set", "max_iter=30"]
+    status, told = program_json(capsys, "train", folder / "iris.csv", *options)
+    assert status == 0
+    assert 1 <= told["epochs"] <= 4
+    assert told["onnx"]["difference"] == 0
 
 
 def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeypatch):
