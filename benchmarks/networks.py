@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import datetime
 import functools
 import json
 import logging
@@ -130,7 +131,7 @@ def in_process(file: File) -> dict[str, Any]:
         result = {"failure": f"no result within {LIMIT} s" if not done else "the process ended"}
     process.join()
     source = next(key for key, networks in SOURCES.items() if file.network in networks)
-    return {"source": source, **file._asdict(), **result}
+    return {"source": source, **file._asdict(), "measured": datetime.date.today().isoformat(), **result}
 
 
 def warm_up() -> None:

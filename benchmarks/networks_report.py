@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ HEADER = (
     "| network | file | parameters | gradient error | times PyTorch's | weight error | times PyTorch's "
     "| step by PyTorch's | build, s | nodes |"
 )
+STATISTICS_HEADER = (
+    "| network | file | gradient error | times PyTorch's | weight error | times PyTorch's | statistics error "
+    "| times PyTorch's | step by PyTorch's |"
+)
+STARTS_HEADER = "| network | file | weight error | PyTorch's | PyTorch's from other starts: least | median | largest |"
+DEFAULT_HEADER = (
+    "| network | held as they are | gradient error | times PyTorch's | error of the losses | times PyTorch's |"
+)
+EARLIER = "*"
+"""Behind the names of networks whose rows were measured before the date was recorded."""
+
 ROUNDING = 1e-7
 """Errors below are float32's rounding: a ratio to an error of PyTorch's that happens to be smaller says nothing."""
 
@@ -46,7 +57,7 @@ def step_ratio(result: Result) -> float:
 def row(result: Result) -> str:
     file = f"{result['exporter']}, {result['mode']}"
     cells = [
-        result["network"],
+        name(result),
         file,
         f"{result['parameters']:,}",
         f"{result['gradient']:.0e}",
@@ -60,8 +71,33 @@ def row(result: Result) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(results: Sequence[Result]) -> list[str]:
-    return [HEADER, "|---" * (HEADER.count("|") - 1) + "|", *(row(r) for r in results)]
+def name(result: Result) -> str:
+    return f"{result['network']}{'' if 'measured' in result else EARLIER}"
+
+
+def statistics_row(result: Result) -> str:
+    cells = [name(result), f"{result['exporter']}, {result['mode']}"]
+    for kind in ("gradient", "weights", "statistics"):
+        cells += [f"{result[kind]:.0e}", f"{times(result, kind):.1f}"]
+    return f"| {' | '.join(cells)} | {step_ratio(result):.2f} |"
+
+
+def starts_row(result: Result) -> str:
+    starts = result["starts"]
+    found = (result["weights"], result["weights_torch"], min(starts), statistics.median(starts), max(starts))
+    cells = (result["network"], f"{result['exporter']}, {result['mode']}", *(f"{error:.0e}" for error in found))
+    return f"| {' | '.join(cells)} |"
+
+
+def default_row(result: Result) -> str:
+    default = result["default"]
+    share = f"{default['compared'] / result['parameters']:.0%}"
+    errors = [f"{default[kind]:.0e} | {times(default, kind):.1f}" for kind in ("gradient", "loss")]
+    return f"| {result['network']} | {share} | {' | '.join(errors)} |"
+
+
+def table(results: Sequence[Result], header: str = HEADER, cells: Callable[[Result], str] = row) -> list[str]:
+    return [header, "|---" * (header.count("|") - 1) + "|", *(cells(r) for r in results)]
 
 
 def summary(results: Sequence[Result]) -> list[str]:
@@ -85,6 +121,17 @@ def summary(results: Sequence[Result]) -> list[str]:
     ]
 
 
+def further_tables(trained: Sequence[Result]) -> list[list[str]]:
+    """Return the tables of batch statistics, of starts that rounding cannot tell apart, and of default files."""
+    tables = {
+        "Batch statistics": ("statistics", STATISTICS_HEADER, statistics_row),
+        "Other starts": ("starts", STARTS_HEADER, starts_row),
+        "Files of the default export": ("default", DEFAULT_HEADER, default_row),
+    }
+    found = {title: [r for r in trained if key in r] for title, (key, _, _) in tables.items()}
+    return [[f"### {title}", "", *table(rows, *tables[title][1:])] for title, rows in found.items() if rows]
+
+
 def failures(results: Sequence[Result]) -> list[str]:
     refused = [r for r in results if "failure" in r]
     lines = [f"- {r['network']} ({r['exporter']}, {r['mode']}): {first_line(r['failure'])}" for r in refused]
@@ -100,10 +147,12 @@ def first_line(text: str) -> str:
 def report(results: Sequence[Result], sources: Mapping[str, Iterable[str]]) -> str:
     """Return the text of all results; ``sources`` lists the networks of each section."""
     parts = [summary(results)]
+    trained = [r for r in results if "build" in r]
     for source, names in sources.items():
-        found = [r for name in names for r in results if r["network"] == name and "build" in r]
+        found = [r for name in names for r in trained if r["network"] == name and "statistics" not in r]
         if found:
             parts.append([f"### {source}", "", *table(found)])
+    parts += further_tables(trained)
     parts.append(failures(results))
     return "\n\n".join("\n".join(part) for part in parts if part)
 

@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TRAINED = {
     "source": "own", "network": "GRU", "exporter": "dynamo", "mode": "evaluation", "parameters": 1234, "gradient": 4e-6,
     "gradient_torch": 1e-6, "weights": 2e-8, "weights_torch": 1e-8, "step": 0.5, "step_torch": 2.0, "build": 1.25,
-    "nodes": 83,
+    "nodes": 83, "measured": "2026-11-22",
 }  # fmt: skip
 REFUSED = {
     "source": "own",
@@ -41,6 +41,19 @@ def report(monkeypatch):
 
 def test_a_row_shows_errors_beside_those_of_pytorch_and_rounding_is_no_error(report):
     assert report.row(TRAINED) == ("| GRU | dynamo, evaluation | 1,234 | 4e-06 | 4.0 | 2e-08 | 1.0 | 0.25 | 1.2 | 83 |")
+
+
+def test_rows_of_another_day_are_marked_and_each_kind_of_result_has_a_table(report):
+    earlier = {key: value for key, value in TRAINED.items() if key != "measured"}
+    assert report.row(earlier).startswith("| GRU* | dynamo")
+    default = {"compared": 617, "gradient": 2e-6, "gradient_torch": 1e-6, "loss": 3e-6, "loss_torch": 1e-6}
+    row = TRAINED | {"default": default, "starts": [1e-6, 3e-6, 2e-6]}
+    batches = TRAINED | {"mode": "training", "statistics": 2e-6, "statistics_torch": 4e-6}
+    text = report.report([row, batches], {"own": ["GRU"]})
+    assert "| GRU | 50% | 2e-06 | 2.0 | 3e-06 | 3.0 |" in text
+    assert "| GRU | dynamo, evaluation | 2e-08 | 1e-08 | 1e-06 | 2e-06 | 3e-06 |" in text
+    assert "| GRU | dynamo, training | 4e-06 | 4.0 | 2e-08 | 1.0 | 2e-06 | 0.5 | 0.25 |" in text
+    assert text.count("| GRU | dynamo, training") == 1
 
 
 def test_files_that_are_not_trained_count_and_those_that_are_not_exported_do_not(report):
