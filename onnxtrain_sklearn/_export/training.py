@@ -169,7 +169,7 @@ class Training:
         fact = next(value for value in self._session("step").get_inputs() if value.name == known["input"])
         kind, width = _NUMPY_TYPES[fact.type], fact.shape[1:]
         if "position" in known["kind"]:
-            values = np.asarray(y)
+            values = _indices_at_positions(np.asarray(y), np.array(classes))
         elif task == "regression":
             values = regression_targets(y, allow_nd=True).values
         else:
@@ -179,6 +179,19 @@ class Training:
 
 
 _NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
+
+
+def _indices_at_positions(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return class indices, -1 where a label is ignored: negative numbers that are no classes, as -100."""
+    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    unknown = classes[places] != labels
+    ignored = unknown & (labels < 0) if labels.dtype.kind in "if" else np.zeros_like(unknown)
+    if (unknown & ~ignored).any():
+        others = np.unique(labels[unknown & ~ignored]).tolist()
+        raise ValueError(
+            f"y contains labels that are not among the classes: {others}. The classes are {classes.tolist()}."
+        )
+    return np.where(ignored, -1, places)
 
 
 def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_state: int | None = None) -> Training:
