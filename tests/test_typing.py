@@ -47,6 +47,8 @@ def stubs():
 
 @pytest.mark.parametrize(("module", "node"), stubs())
 def test_stubs_declare_what_the_libraries_have(module, node):
+    if module == "sklearn.callback":
+        pytest.importorskip(module, reason="of scikit-learn 1.9")
     owner = getattr(importlib.import_module(module), node.name)
     pairs = [(owner, node)]
     if isinstance(node, ast.ClassDef):
