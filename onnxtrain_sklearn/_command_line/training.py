@@ -177,7 +177,7 @@ def _raw_table(frame: pandas.DataFrame) -> Any:
     """Return the table with None for missing text, as estimators for raw tables take it."""
     table = as_numbers_and_text(frame)
     for name in text_columns(table):
-        table[name] = table[name].replace({MISSING_TEXT: None})
+        table[name] = np.array([*(text or None for text in table[name].tolist()), None], object)[:-1]
     return table
 
 
