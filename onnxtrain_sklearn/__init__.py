@@ -6,6 +6,7 @@ from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.earlier_modules import know_earlier_modules
 from ._estimators.export_function import export_training
+from ._estimators.multi_output import OrtGradientMultiOutput
 from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
 from ._export.training import load_training
@@ -40,6 +41,7 @@ __all__ = [
     "LoRA",
     "ModelLimits",
     "OrtGradientClassifier",
+    "OrtGradientMultiOutput",
     "OrtGradientRegressor",
     "RMSprop",
     "RealMLP",

@@ -95,6 +95,7 @@ PROTOBUF = {
     "_estimators.model_source": {"ModelProto"},  # takes what users give
     "_estimators.description": {"ModelProto"},  # tells what users give
     "_estimators.results": {"ModelProto"},  # to_onnx returns one
+    "_estimators.output_results": {"ModelProto"},
     "_estimators.classifier": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
     "_displays.graph": {"ModelProto"},  # draws what users give
@@ -125,6 +126,7 @@ PROTOBUF = {
 
 PUBLIC = {
     "OrtGradientClassifier",
+    "OrtGradientMultiOutput",
     "OrtGradientRegressor",
     "RealMLPClassifier",
     "RealMLPRegressor",
@@ -157,7 +159,8 @@ PUBLIC = {
 }
 
 PARAMETERS = (
-    "model loss optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio max_grad_norm "
+    "model loss loss_weights optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio "
+    "max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
     "trainable adapters finetune output output_kind training_mode class_axis ignore_label class_weight "
@@ -377,12 +380,13 @@ def test_public_names():
     assert all(hasattr(onnxtrain_sklearn, name) for name in PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["OrtGradientClassifier", "OrtGradientRegressor"])
+@pytest.mark.parametrize("name", ["OrtGradientClassifier", "OrtGradientRegressor", "OrtGradientMultiOutput"])
 def test_parameters_of_the_estimators(name):
     parameters = inspect.signature(getattr(onnxtrain_sklearn, name)).parameters
     others = {
-        "OrtGradientClassifier": {"target_scaling", "clip_predictions"},
-        "OrtGradientRegressor": {"class_axis", "ignore_label", "class_weight"},
+        "OrtGradientClassifier": {"target_scaling", "clip_predictions", "loss_weights"},
+        "OrtGradientRegressor": {"class_axis", "ignore_label", "class_weight", "loss_weights"},
+        "OrtGradientMultiOutput": {"target_scaling", "clip_predictions", "finetune", "output"},
     }[name]
     expected = [p for p in PARAMETERS if p not in others]
     assert list(parameters) == expected

@@ -8,7 +8,7 @@ into ``classes``, or as rows of zeros and a one for each of several; nothing els
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -57,6 +57,10 @@ class Targets:
     classes: Classes = None
     row_shape: tuple[int, ...] = ()
     label_weights: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> Targets:
+        """Return the targets of some rows."""
+        return replace(self, values=self.values[rows])
 
     @property
     def has_positions(self) -> bool:

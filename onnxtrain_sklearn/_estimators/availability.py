@@ -32,12 +32,12 @@ def is_on(switch: object) -> bool:
 def gives_probabilities(estimator: Parameters) -> bool:
     run: Run | None = getattr(estimator, "_run", None)
     loss = estimator.loss
-    if not (_links_classes(loss) if run is None else run.head.has_probabilities):
+    if not (links_classes(loss) if run is None else run.head.has_probabilities):
         raise AttributeError(f"predict_proba is not available: loss={loss!r} gives scores without probabilities.")
     return True
 
 
-def _links_classes(loss: object) -> bool:
+def links_classes(loss: object) -> bool:
     """Whether ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"

@@ -18,11 +18,13 @@ from .._data.targets import Classes, Targets
 from .._fitted.model import is_estimator
 from .._support.typing import Estimator, MatrixLike
 from .._training.loop import Trainer
+from .adaptation import Adapted
 from .attempt import Attempt
 from .availability import is_on
 from .callback_support import CallbackSupportMixin
 from .components import resolved
 from .copies import Copied
+from .description import Describable
 from .examples import Call, FitRows
 from .parameters import Parameters
 from .preparation import prepared
@@ -33,10 +35,43 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseOrtGradient(CallbackSupportMixin, Copied, Attempt, Results, Parameters, BaseEstimator, ABC):
-    """Base class of the classifier and the regressor."""
+class GraphEstimator(CallbackSupportMixin, Copied, Attempt, Describable, Adapted, Parameters, BaseEstimator, ABC):
+    """Base class of the estimators that train an ONNX graph, on one output or on several."""
 
     _run: Run
+
+    def set_params(self, **params: Any) -> GraphEstimator:
+        """Set parameters of this estimator, or of a nested builder or component by ``NAME__PARAMETER``.
+
+        If a component is given by name (``optimizer="sgd"``, or ``model=None`` for ``MLP()``), setting a parameter
+        within it replaces the name by the object.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            A name is unknown, or belongs to a fitted model: its parameters are those it was fitted with.
+        """
+        within = [name for name in params if name.startswith("model__")]
+        if within and is_estimator(params.get("model", self.model)):
+            raise ValueError(
+                f"{within[0]}: the parameters of a fitted model are those that it was fitted with. Set them before "
+                f"fitting it, and give it as model."
+            )
+        return super().set_params(**resolved(self, params))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = is_estimator(self.model) and _takes_nan(self.model)
+        return tags
+
+
+class BaseOrtGradient(Results, GraphEstimator):
+    """Base class of the classifier and the regressor."""
 
     def fit(
         self,
@@ -87,35 +122,6 @@ class BaseOrtGradient(CallbackSupportMixin, Copied, Attempt, Results, Parameters
 
     def _fit(self, rows: FitRows, classes: Classes = None) -> Self:
         return self._train(rows.call(classes, resume=is_on(self.warm_start)))
-
-    def set_params(self, **params: Any) -> BaseOrtGradient:
-        """Set parameters of this estimator, or of a nested builder or component by ``NAME__PARAMETER``.
-
-        If a component is given by name (``optimizer="sgd"``, or ``model=None`` for ``MLP()``), setting a parameter
-        within it replaces the name by the object.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ValueError
-            A name is unknown, or belongs to a fitted model: its parameters are those it was fitted with.
-        """
-        within = [name for name in params if name.startswith("model__")]
-        if within and is_estimator(params.get("model", self.model)):
-            raise ValueError(
-                f"{within[0]}: the parameters of a fitted model are those that it was fitted with. Set them before "
-                f"fitting it, and give it as model."
-            )
-        return super().set_params(**resolved(self, params))
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = is_estimator(self.model) and _takes_nan(self.model)
-        return tags
 
     @abstractmethod
     def _encode(self, y: ArrayLike, classes: Classes) -> Targets:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -27,6 +29,14 @@ def known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, *, fitt
 def by_label(head: Head, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
     """Return the columns of each label separately, if there are several."""
     return np.split(numbers, np.cumsum(head.groups)[:-1], axis=1) if head.groups else numbers
+
+
+def typed_labels(head: Head, labels: np.ndarray) -> np.ndarray:
+    """Return the labels that the graph gives in the type that they had in ``y``; indicators stay integers."""
+    if head.task == "multilabel":
+        return labels
+    several: Any = head.classes if isinstance(head.classes, list) else [head.classes]
+    return np.asarray(labels).astype(np.result_type(*several))
 
 
 def decisions(head: Head, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:

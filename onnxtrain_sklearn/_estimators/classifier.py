@@ -38,6 +38,7 @@ from .classification import (
     has_one_label,
     known_classes,
     score_of_labels,
+    typed_labels,
 )
 from .docstrings import attributes
 from .examples import Call, FitRows
@@ -221,11 +222,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators or labels
             With a label at each position of a row, the shape of ``y``.
         """
-        labels = self._predict(X)
-        if self._run.head.task == "multilabel":
-            return labels
-        several = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
-        return np.asarray(labels).astype(np.result_type(*several))
+        labels = self._predict(X)  # raises if it is not fitted
+        return typed_labels(self._run.head, labels)
 
     @available_if(gives_probabilities)
     def predict_proba(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:

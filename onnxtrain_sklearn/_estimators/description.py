@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,7 +70,7 @@ class Description:
         The gradient engine; "auto" if ``fit`` will choose it.
     opset : int or None
     output : str or None
-        The trained output.
+        The trained output, or the names of several.
     loss : str
         The position of the loss in the graph.
     """
@@ -162,7 +162,8 @@ def _describe(estimator: Describable) -> Description:
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
     joined, mode = isinstance(estimator.loss, LossSource), estimator.training_mode
-    given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode)
+    several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
+    given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode, several=several)
     source, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
     return replace(_with_factors(described, source, estimator), engine=estimator.engine)
@@ -203,8 +204,9 @@ def _described(
         model=title,
         entries=(*_weights(source, trained, running_statistics), *_constants(source)),
         opset=source.model.graph.opset_imports[""],
-        output=source.output,
-        loss=_place_of_the_loss(source),
+        output=", ".join(form.output for form in source.forms) or source.output,
+        loss="; ".join(f"{_place_of_the_loss(one)} of {one.output!r}" for one in source.views)
+        or _place_of_the_loss(source),
     )
 
 

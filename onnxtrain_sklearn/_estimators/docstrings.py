@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def attributes(*, score: str, classes: str = "") -> str:
     """Return the section on attributes.
@@ -15,6 +17,23 @@ def attributes(*, score: str, classes: str = "") -> str:
     """
     return ATTRIBUTE_SECTION.replace("{classes}\n", classes).replace("{score}", score)
 
+
+def output_attributes() -> str:
+    """Return the section of the estimator of several outputs."""
+    text = attributes(score="Mean of the scores of the outputs", classes=OUTPUT_ENTRIES)
+    kept = text.replace("n_outputs_ : int\n    Scores a row.", "n_outputs_ : int\n    Number of outputs.")
+    entries = re.split(r"\n(?=\S)", kept)
+    return "\n".join(entry for entry in entries if not entry.startswith(_OF_ONE_OUTPUT))
+
+
+_OF_ONE_OUTPUT = ("fine_tuning_ ", "coef_, ")
+
+OUTPUT_ENTRIES = """\
+classes_ : dict of str to ndarray, or to a list of them
+    Sorted labels of each output with labels.
+output_names_ : list of str
+    The outputs.
+"""
 
 ATTRIBUTE_SECTION = """\
 Attributes

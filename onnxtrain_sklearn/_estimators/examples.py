@@ -128,15 +128,31 @@ def _checked(
     at_positions: bool = False,
 ) -> Examples:
     """Return checked examples; targets must match ``head``, the head of the first call."""
+    n_rows = len(next(iter(columns.values())))
+    found = weighted_targets(estimator, n_rows, y, sample_weight, classes, head, at_positions=at_positions)
+    return Examples(columns, *found)
+
+
+def weighted_targets(
+    estimator: Any,
+    n_rows: int,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None,
+    classes: Classes,
+    head: Head | None,
+    *,
+    at_positions: bool,
+) -> tuple[Targets, np.ndarray | None]:
+    """Return checked targets of ``n_rows`` rows and their weights; None: all are one."""
     if at_positions or (head is not None and head.positions is not None):
         targets = position_targets(y, classes, estimator.ignore_label)
-        _require_rows(columns, targets)
-        return Examples(columns, *weighted_positions(targets, sample_weight, estimator.class_weight))
+        _require_rows(n_rows, targets)
+        return weighted_positions(targets, sample_weight, estimator.class_weight)
     targets = estimator._encode(y, classes)
-    _require_rows(columns, targets)
+    _require_rows(n_rows, targets)
     if head is not None:
         _require_like(targets, head)
-    return Examples(columns, targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None)))
+    return targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None))
 
 
 def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
@@ -173,9 +189,9 @@ def scaled_values(run: Run, targets: Targets) -> np.ndarray:
     return values if scale is None else scale.scaled(values)
 
 
-def _require_rows(columns: Columns, targets: Targets) -> None:
+def _require_rows(n_rows: int, targets: Targets) -> None:
     """Raise if the number of targets differs from the number of rows."""
-    n_rows, n_targets = len(next(iter(columns.values()))), len(targets.values)
+    n_targets = len(targets.values)
     if n_rows != n_targets:
         raise ValueError(
             f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {n_targets}."

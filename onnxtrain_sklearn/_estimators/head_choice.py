@@ -6,7 +6,7 @@ determined first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from .._inference.head import Head
 from .._runtime import devices
 from .._runtime.devices import Device
 from .._training.loss_graph import StepSettings, n_classes_of
+from .._training.total_loss import TotalLoss
 from ..losses import LOSSES, Loss, resolve_loss
 from ..optimizers import resolve_optimizer
 from .class_axis import class_axis_of, positions_of
@@ -76,7 +77,7 @@ def choose_head(
 
     ``is_new`` says whether the graph has a new head, which gives scores.
     """
-    loss, optimizer = loss_of(estimator, fitted, source), resolve_optimizer(estimator.optimizer)
+    loss = loss_of(estimator, fitted, source)
     loss.check_targets(examples.targets.values)
     device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
     own = None
@@ -84,9 +85,9 @@ def choose_head(
         _require_scores(estimator)
     elif old is None and fitted is None:
         own = own_output(estimator.model, source, examples.columns, device)
-    positions = _places_of_labels(estimator, old, source, own, examples.targets)
+    positions = places_of_labels(estimator, None if old is None else old.head, source, own, examples.targets)
     if own is not None:
-        own = own.at(positions) if positions is not None else _of_whole_rows(own, examples.targets)
+        own = own.at(positions) if positions is not None else of_whole_rows(own, examples.targets)
         source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
     elif old is not None:
         n_columns = old.head.n_outputs
@@ -94,14 +95,22 @@ def choose_head(
         n_columns = _score_columns(source, examples.columns, device)
     else:
         n_columns = examples.targets.n_outputs
-    seen, head = _head_for(source, loss, examples.targets, n_columns, positions)
-    settings = StepSettings(
+    seen, head = head_for(source, loss, examples.targets, n_columns, positions)
+    seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
+    settings = step_settings(estimator, loss, head, device, seed)
+    settings = replace(settings, positions=trained_positions(head, examples.targets))
+    return HeadChoice(source, seen, head, settings, own)
+
+
+def step_settings(estimator: Parameters, loss: Loss | TotalLoss, head: Head, device: Device, seed: int) -> StepSettings:
+    """Return the settings of the step for whole rows, by the parameters of the estimator."""
+    return StepSettings(
         loss=loss,
         task=head.task,
         link=head.link,
-        n_outputs=n_columns,
+        n_outputs=head.n_outputs,
         groups=head.groups,
-        optimizer=optimizer,
+        optimizer=resolve_optimizer(estimator.optimizer),
         alpha=float(estimator.alpha),
         l1_ratio=float(estimator.l1_ratio),
         max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
@@ -110,21 +119,20 @@ def choose_head(
         accumulate=int(estimator.accumulate),
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         session_options=estimator.session_options,
-        seed=int(rng.randint(2**31 - 1)) if old is None else old.seed,
-        positions=trained_positions(head, examples.targets),
+        seed=seed,
     )
-    return HeadChoice(source, seen, head, settings, own)
 
 
-def _places_of_labels(
-    estimator: Parameters, old: Run | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+def places_of_labels(
+    estimator: Parameters, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
 ) -> Positions | None:
+    """Return the axes of the scores at each position, where the targets have labels there."""
     if old is not None:
-        return old.head.positions
+        return old.positions
     return positions_of(own, source, targets, class_axis_of(estimator)) if targets.has_positions else None
 
 
-def _of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
+def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     """Return the output of a given graph; its rows must have the shape of those of the targets."""
     if targets.task == "regression":
         require_target_shape(own, targets)
@@ -170,7 +178,7 @@ def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> 
     return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
 
 
-def _head_for(
+def head_for(
     source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
 ) -> tuple[TrainableModel, Head]:
     """Return the head, and the model with the loss placed before or after its final activation."""

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from .._callbacks.base import ACTIVE
+from .._data.inputs import Inputs
 from .._training.loop import Trainer
 from .examples import Call
 from .run import Run
+from .scoring import rows_of
 from .validation import ScoredRows
 
 UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks_to_teardown")
@@ -35,7 +37,12 @@ class HookValues:
 
     def _metadata(self) -> dict[str, Any] | None:
         given = self._call.sample_weight
-        return None if given is None else {"sample_weight": np.asarray(given)[self._trained.rows]}
+        if given is None:
+            return None
+        rows = self._trained.rows
+        if isinstance(given, Mapping):  # by output
+            return {"sample_weight": {n: None if w is None else np.asarray(w)[rows] for n, w in given.items()}}
+        return {"sample_weight": rows_of(given, rows) if isinstance(given, Inputs) else np.asarray(given)[rows]}
 
     def fitted_attributes(self) -> dict[str, Any]:
         """Return the fitted attributes as if training had ended now; later epochs do not change them."""

@@ -9,6 +9,7 @@ from .._training.loss_graph import StepSettings
 from .._training.score_loss import ScoreLoss
 from ..exceptions import ModelError
 from .examples import scaled_values
+from .output_losses import loss_of_outputs
 from .parameters import Parameters
 from .run import Run
 from .scoring import Scoring
@@ -46,5 +47,7 @@ class Measures:
         if run.model.link == "votes":
             raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
         predictor = run.live_predictor(rows.live, with_scores=True)
+        if run.head.parts:
+            return loss_of_outputs(run, self._settings, rows, predictor)
         loss, y = ScoreLoss(self._settings, run.parameters.buffer.dtype), scaled_values(run, rows.targets)
         return lambda: loss(predictor.run(rows.live, rows.rows, -1), y, rows.weights)

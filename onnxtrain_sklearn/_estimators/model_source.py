@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
@@ -21,7 +22,7 @@ from .._graph.trainable import TrainableModel, trainable_model
 from .._graph.training_mode import in_training_mode
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
-from ..exceptions import instead_of, nearest
+from ..exceptions import ModelError, instead_of, nearest
 from ..losses import LossSource
 from ..models import MODELS, ModelSource, resolve_builder
 from .parameters import Parameters
@@ -39,11 +40,13 @@ def source_of(
     has_text: bool = False,
     joined: bool = False,
     training_mode: bool = False,
+    several: Sequence[str] = (),
 ) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of the user's ``model``, and for a fitted model its description.
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
-    concatenation of all outputs of the graph, ``training_mode`` whether its nodes are switched over to training.
+    concatenation of all outputs of the graph, ``training_mode`` whether its nodes are switched over to training,
+    ``several`` names the outputs that are trained together.
     """
     model = without_program(model)
     if is_estimator(model):
@@ -65,12 +68,22 @@ def source_of(
     whole = dequantized(widened(load(model)))
     whole = in_training_mode(whole) if training_mode else whole
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
+        _require_one_output(several)
         from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
 
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
     whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
-    return replace(trainable_model(whole, output, foreign=True), reference=whole, joined=widths), None
+    found = trainable_model(whole, output, foreign=True, several=several)
+    return replace(found, reference=whole, joined=widths), None
+
+
+def _require_one_output(several: Sequence[str]) -> None:
+    if several:
+        raise ModelError(
+            f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
+            f"{list(several)}: take OrtGradientClassifier or OrtGradientRegressor."
+        )
 
 
 def known_source(

@@ -14,6 +14,7 @@ from .._training.loop import Trainer
 from .built_source import built_for
 from .examples import Call, Examples, training_examples
 from .fine_tuning import tuner_of
+from .head_choice import choose_head
 from .model_source import known_source
 from .new_head import body_of, gets_new_head, headed
 from .parameters import Parameters
@@ -24,6 +25,7 @@ from .settings import trainer_settings
 from .start_checks import require_equal_start, require_fit
 from .trainer_setup import trainer_for
 from .training_rows import TrainingRows
+from .validation import validation_rows, validation_score
 
 
 def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
@@ -32,13 +34,17 @@ def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     The parameters of the estimator are read, and its feature attributes are set.
     """
     plan, source, examples = _planned(estimator, call)
-    run, settings = run_for(plan, source, examples)
+    is_new = plan.body is not None
+    chosen = choose_head(estimator, plan.old, source, plan.fitted, examples, plan.rng, is_new=is_new)
+    run, settings = run_for(plan, chosen, examples)
     require_equal_start(plan, run, examples)
     require_fit(plan, run, examples)
     # Fitted models were compared unclipped.
     run.head = replace(run.head, target_range=plan.rows.target_range(examples))
     run.predictors.clear()  # they hold the current weights
-    return run, trainer_for(plan, run, settings, examples)
+    scored = validation_rows(estimator, run, examples, plan.rows.split(examples)[1], call)
+    validate = validation_score(estimator, run, scored, call)
+    return run, trainer_for(plan, run, settings, examples, scored, validate)
 
 
 def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, Examples]:

@@ -20,6 +20,7 @@ from .._data.targets import (
     regression_targets,
 )
 from .._inference.graph import OutputOptions
+from .._inference.head import Head
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import MatrixLike
@@ -40,6 +41,14 @@ from .parameters import REGRESSOR
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+def numbers_in_rows(head: Head, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
+    """Return the numbers that the graph gives in rows of the shape of the targets, in a type that follows ``X``."""
+    prediction, row = prediction.astype(prediction_type(X), copy=False), head.row_shape
+    if row:  # a graph that takes rows of several sizes gives them
+        return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
+    return prediction.ravel() if head.n_outputs == 1 else prediction.reshape(len(prediction), -1)
 
 
 @documented(attributes=attributes(score="R²"))
@@ -143,11 +152,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         ndarray of shape (n_samples,) or (n_samples, n_outputs), or of the axes of ``y``
             float32 if ``X`` is float32, else float64; the numbers are those of the graph.
         """
-        prediction = self._predict(X).astype(prediction_type(X), copy=False)
-        row = self._run.head.row_shape
-        if row:  # a graph that takes rows of several sizes gives them
-            return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
-        return prediction.ravel() if self.n_outputs_ == 1 else prediction.reshape(len(prediction), -1)
+        prediction = self._predict(X)  # raises if it is not fitted
+        return numbers_in_rows(self._run.head, prediction, X)
 
     def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return R², the coefficient of determination.

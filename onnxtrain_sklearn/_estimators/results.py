@@ -12,17 +12,17 @@ from sklearn.utils.validation import check_is_fitted
 from .._graph.protobuf import to_proto
 from .._inference.graph import OutputOptions
 from .._support.typing import MatrixLike
-from .adaptation import Adapted, adaptable_graph
+from .adaptation import adaptable_graph
 from .coefficients import LinearCoefficients
-from .description import Describable
 from .device_training import DeviceTraining
 from .graph_inputs import graph_inputs, require_numbers
+from .parameters import Parameters
 from .plain_rows import plain_prediction
 from .run import Run
 from .trained_estimator import trained_estimator
 
 
-class Results(LinearCoefficients, Describable, DeviceTraining, Adapted):
+class Results(LinearCoefficients, DeviceTraining, Parameters):
     """An estimator with a run."""
 
     _run: Run

@@ -121,7 +121,18 @@ class Run:
 
     def fitted_attributes(self) -> dict[str, Any]:
         """Return the attributes of an estimator with this run; those of the history are properties."""
-        found = {"_run": self, "n_outputs_": self.head.n_outputs, "engine_": self.engine, "device_": self.device.name}
+        found: dict[str, Any] = {
+            "_run": self,
+            "n_outputs_": self.head.n_outputs,
+            "engine_": self.engine,
+            "device_": self.device.name,
+        }
+        if self.head.parts:
+            names = [form.output for form in self.source.forms]
+            known = {
+                n: part.classes for n, part in zip(names, self.head.parts, strict=True) if part.classes is not None
+            }
+            return {**found, "n_outputs_": len(names), "output_names_": names, "classes_": known}
         return found if self.head.classes is None else {**found, "classes_": self.head.classes}
 
     def weights(self) -> dict[str, np.ndarray]:

@@ -17,20 +17,20 @@ from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from .._training.step import OptimizerState
+from ..losses import Loss
 from .adaptation import adapted
 from .examples import Examples
 from .factors import factors_of, require_schedulable, require_steps, sparse_updates_of
 from .fine_tuning import tuned_names
-from .head_choice import choose_head
+from .head_choice import HeadChoice
 from .plan import Plan
 from .run import Columns, Run, trained_form
 from .start import Start
 
 
-def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run, StepSettings]:
-    """Return a new run of ``source``, or the old one with the current parameters, and the settings of its step."""
+def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, StepSettings]:
+    """Return a new run with this head, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
-    chosen = choose_head(estimator, old, source, plan.fitted, examples, plan.rng, is_new=plan.body is not None)
     seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
     factors = factors_of(estimator, seen, chosen.settings.optimizer)
     require_schedulable(plan.loop.scheduled, chosen.settings.optimizer)
@@ -43,7 +43,8 @@ def run_for(plan: Plan, source: TrainableModel, examples: Examples) -> tuple[Run
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
         fitted = plan.fitted if plan.body is None else plan.body.fitted
         trainable = tuned_names(estimator, plan.tuner, seen, fitted, plan.head_names)
-    plan.rows.require_same_units(settings.loss)
+    if isinstance(settings.loss, Loss):
+        plan.rows.require_same_units(settings.loss)
     head = replace(chosen.head, target_scale=plan.rows.scale)
     if old is not None:
         return _resumed_run(old, seen, head, settings, trainable, columns), settings

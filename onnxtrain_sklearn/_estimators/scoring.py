@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from .._fitted import sklearn_private
+from .._inference.predictor import Predictor
 from .._support.typing import MatrixLike
 from ..exceptions import nearest
 from .run import Columns, Run
@@ -23,8 +25,7 @@ def scorer_of(
     scoring: Scoring,
     run: Run,
     data: tuple[MatrixLike, Any, np.ndarray | None],
-    live: Columns,
-    rows: np.ndarray,
+    predictions: Predictions[Any],
 ) -> Callable[[], float]:
     """Return the function that scores the current parameters.
 
@@ -35,14 +36,11 @@ def scorer_of(
     run : Run
     data : tuple of X, y and weights
         The validation data as given by the user.
-    live : mapping of str to Column
-        The data that contain the rows, as inputs of the trained graph.
-    rows : ndarray of int
-        The validation rows among them.
+    predictions : Predictions
+        Those of the validation data by the parameters in training.
     """
     X, y, weights = data
     scorer = _scorer(estimator, scoring)
-    predictions = LivePredictions(run, X, live, rows)
     twin = _twin(estimator, run, predictions)
     if weights is not None and not _takes_weights(scorer):
         raise ValueError(
@@ -89,36 +87,66 @@ def rows_of(data: Any, rows: np.ndarray) -> Any:
     return sklearn_private._safe_indexing(data, rows)
 
 
-class LivePredictions:
-    """The predictions for the validation rows, computed once per score."""
+P = TypeVar("P")
+
+
+class Predictions(ABC, Generic[P]):
+    """The predictions for the validation rows, computed once per score.
+
+    Parameters
+    ----------
+    run : Run
+    X : data
+        The validation data as given by the user.
+    live : mapping of str to Column
+        The data that contain the rows, as inputs of the trained graph.
+    rows : ndarray of int
+        The validation rows among them.
+    """
 
     def __init__(self, run: Run, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
         self._run, self._X, self._live, self._rows = run, X, live, rows
         self._predictors = {False: run.live_predictor(live)}
-        self._found: dict[tuple[int, bool], np.ndarray] = {}
+        self._found: dict[tuple[int, bool], P] = {}
 
     def forget(self) -> None:
         """Discard the predictions: the parameters have changed."""
         self._found.clear()
 
+    @abstractmethod
     def finite(self) -> bool:
         """Whether all scores are finite."""
-        scores = self(self._X, -1, with_scores=True)
-        return bool(np.isfinite(scores).all())
 
-    def __call__(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
+    @abstractmethod
+    def _computed(self, output: int, *, with_scores: bool) -> P:
+        """Return the predictions by the current parameters."""
+
+    def _predictor(self, *, with_scores: bool) -> Predictor:
+        if with_scores not in self._predictors:
+            self._predictors[with_scores] = self._run.live_predictor(self._live, with_scores=with_scores)
+        return self._predictors[with_scores]
+
+    def __call__(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> P:
         """Return an output of the graph; replaces the estimator's own method during training."""
         if X is not self._X:
             raise ValueError("A scorer can predict the validation data only, as they are given to it.")
         if (output, with_scores) not in self._found:
-            if with_scores not in self._predictors:
-                self._predictors[with_scores] = self._run.live_predictor(self._live, with_scores=with_scores)
-            predictor = self._predictors[with_scores]
-            self._found[output, with_scores] = predictor.run(self._live, self._rows, output)
+            self._found[output, with_scores] = self._computed(output, with_scores=with_scores)
         return self._found[output, with_scores]
 
 
-def _twin(estimator: Any, run: Run, predictions: LivePredictions) -> Any:
+class LivePredictions(Predictions[np.ndarray]):
+    """The predictions of a graph with one trained output."""
+
+    def _computed(self, output: int, *, with_scores: bool) -> np.ndarray:
+        return self._predictor(with_scores=with_scores).run(self._live, self._rows, output)
+
+    def finite(self) -> bool:
+        scores = self(self._X, -1, with_scores=True)
+        return bool(np.isfinite(scores).all())
+
+
+def _twin(estimator: Any, run: Run, predictions: Predictions[Any]) -> Any:
     """Return a fitted copy of the estimator that predicts with the parameters in training."""
     twin = object.__new__(type(estimator))
     vars(twin).update(vars(estimator))

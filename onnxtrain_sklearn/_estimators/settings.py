@@ -34,7 +34,8 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     _check_output(estimator)
     _check_output_kind(estimator)
     _check_training_mode(estimator)
-    _check_class_weight(getattr(estimator, "class_weight", None))
+    if not isinstance(estimator.loss, Mapping):  # else each output checks its own
+        _check_class_weight(getattr(estimator, "class_weight", None))
 
 
 def _check_output(estimator: Parameters) -> None:

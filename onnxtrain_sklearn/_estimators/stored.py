@@ -25,6 +25,7 @@ CLASSES: Mapping[str, str] = {
     "OptimizerState": "_training.step",
     "LowRank": "_graph.low_rank",
     "Origin": "_fitted.provenance",
+    "OutputForm": "_graph.trainable",
     "Positions": "_graph.positions",
     "Run": "_estimators.run",
     "Start": "_estimators.start",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .._optimizers.lbfgs import LBFGS
@@ -18,20 +20,25 @@ from .plan import Plan
 from .run import Run, sparse_inputs
 from .settings import batch_limit
 from .step_choice import prepare_step
-from .validation import scored_rows, validation_rows, validation_score
+from .validation import ScoredRows, scored_rows
 
 
-def trainer_for(plan: Plan, run: Run, settings: StepSettings, examples: Examples) -> Trainer:
-    """Return the loop over the training rows, with the score of the validation rows."""
+def trainer_for(
+    plan: Plan,
+    run: Run,
+    settings: StepSettings,
+    examples: Examples,
+    scored: ScoredRows | None,
+    validate: Callable[[], float] | None,
+) -> Trainer:
+    """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
     estimator, call, tuner = plan.estimator, plan.call, plan.tuner
-    rows, held_out = plan.rows.split(examples)
+    rows, _ = plan.rows.split(examples)
     old = old_examples(estimator, run, call, tuner)
     rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
     limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
     batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
-    scored = validation_rows(estimator, run, examples, held_out, call)
-    validate = validation_score(estimator, run, scored, call)
     if tuner is not None:
         trainer = tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from .._data.positions import given_weights, require_same_places
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
 from .examples import Call, Examples, validation_examples
+from .output_predictions import LiveOutputs
 from .parameters import Parameters
 from .run import Columns, Run
-from .scoring import Scoring, rows_of, scorer_of
+from .scoring import LivePredictions, Scoring, rows_of, scorer_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +54,19 @@ def validation_rows(
         trained, examples = examples, validation_examples(estimator, run, *given)
         require_same_places(trained.targets, examples.targets)
     require_scorable(examples.targets, examples.weights)
-    return _scored_rows(run, examples, np.arange(len(examples)), given[:2])
+    return rows_to_score(run, examples, np.arange(len(examples)), given[:2])
 
 
 def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
     """Return some rows of the training data of the call."""
     every = len(rows) == len(examples)
     data = (call.X, call.y) if every else (rows_of(call.X, rows), rows_of(call.y, rows))
-    return _scored_rows(run, examples, rows, data)
+    return rows_to_score(run, examples, rows, data)
 
 
-def _scored_rows(run: Run, examples: Examples, rows: np.ndarray, data: tuple[Any, Any]) -> ScoredRows:
-    targets = replace(examples.targets, values=examples.targets.values[rows])
+def rows_to_score(run: Run, examples: Examples, rows: np.ndarray, data: tuple[Any, Any]) -> ScoredRows:
+    """Return some rows of the examples; ``data`` are X and y of these rows as the user gave them."""
+    targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
     return ScoredRows(*data, targets, weights, live, rows)
@@ -73,7 +75,7 @@ def _scored_rows(run: Run, examples: Examples, rows: np.ndarray, data: tuple[Any
 def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: Call) -> Callable[[], float] | None:
     """Return the function that scores the current parameters; None without validation data."""
     if scored is None:
-        _require_no_scoring(estimator, call)
+        require_no_scoring(estimator, call)
         return None
     if estimator.scoring is not None:
         return score_by(estimator, estimator.scoring, run, scored)
@@ -91,11 +93,24 @@ def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: 
 def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
     """Return the function that scores the current parameters by a scorer of scikit-learn."""
     weights, targets = scored.weights, scored.targets
+    if run.head.parts:
+        _require_function(scoring)
+        several = LiveOutputs(run, scored.X, scored.live, scored.rows)
+        return scorer_of(estimator, scoring, run, (scored.X, scored.y, None), several)
     weights = given_weights(targets, weights) if targets.has_positions and weights is not None else weights
-    return scorer_of(estimator, scoring, run, (scored.X, scored.y, weights), scored.live, scored.rows)
+    predictions = LivePredictions(run, scored.X, scored.live, scored.rows)
+    return scorer_of(estimator, scoring, run, (scored.X, scored.y, weights), predictions)
 
 
-def _require_no_scoring(estimator: Parameters, call: Call) -> None:
+def _require_function(scoring: Scoring) -> None:
+    if not callable(scoring):
+        raise ValueError(
+            f"scoring must be a function (estimator, X, y) -> float where y has several outputs, or None; "
+            f"scikit-learn's scorers take one. Got {scoring!r}."
+        )
+
+
+def require_no_scoring(estimator: Parameters, call: Call) -> None:
     """Raise if ``scoring`` is set but there are no validation data."""
     if estimator.scoring is not None and not call.one_pass:
         raise ValueError(

@@ -96,7 +96,8 @@ def own_output(
     if not is_foreign(model):
         return None
     whole = source.model if source.reference is None else source.reference
-    graph, n = multiply_by_columns(alone(whole, source.output)), len(next(iter(columns.values())))
+    graph = multiply_by_columns(alone(whole, source.output))
+    columns, n = _inputs_of(graph, columns, source.output), len(next(iter(columns.values())))
     rows = np.linspace(0, n - 1, max(3, min(n, _most_rows(whole.graph, source.output)))).astype(int)
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
@@ -171,7 +172,15 @@ EXPORT = (
 def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: Device) -> np.ndarray:
     """Return the output of a graph for some rows; raise ModelError if it does not run on them."""
     with refusing("The graph does not run on the data"):
-        return Predictor(graph, device, None).run(columns, rows)
+        return Predictor(graph, device, None).run(_inputs_of(graph, columns, graph.graph.outputs[0].name or ""), rows)
+
+
+def _inputs_of(graph: ir.Model, columns: Mapping[str, Column], output: str) -> Mapping[str, Column]:
+    """Return the inputs of a graph: one of several outputs may depend on some of the inputs alone."""
+    names = {value.name for value in graph.graph.inputs}
+    if not names:
+        raise ModelError(f"Output {output!r} depends on no input of the graph: there are no data to train it on.")
+    return {name: column for name, column in columns.items() if name in names}
 
 
 def _as_flat_rows(numbers: np.ndarray) -> np.ndarray:

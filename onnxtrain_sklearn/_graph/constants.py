@@ -51,9 +51,9 @@ def _dequantizes(node: ir.Node) -> bool:
     return node.op_type == "DequantizeLinear" and not node.domain
 
 
-def verdicts(graph: ir.Graph, scores: ir.Value) -> dict[str, Verdict]:
-    """Return for each float constant that ``scores`` depends on whether it is a weight, with the reason."""
-    reached, roles = reaching(scores), Roles(graph)
+def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
+    """Return for each float constant that ``scores`` depend on whether it is a weight, with the reason."""
+    reached, roles = set[str]().union(*map(reaching, scores)), Roles(graph)
     constants = ((value, array) for value, array in _float_constants(graph) if value.name in reached and array.size)
     return {value.name or "": roles.verdict(value, array) for value, array in constants}
 

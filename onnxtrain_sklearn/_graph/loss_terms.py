@@ -42,13 +42,44 @@ def append_loss(
     ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have
     no effect if their loss is finite; with the link "exp", if their scores and targets are finite.
     """
+    rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups)
+    return weighted_row_mean(op, rows, sample_weight, columns)
+
+
+def row_means(
+    op: GraphBuilder,
+    loss: RowLoss,
+    *,
+    scores: ir.Value,
+    y: ir.Value,
+    weight: ir.Value,
+    link: Link,
+    groups: Sequence[int] = (),
+) -> ir.Value:
+    """Emit the loss of each row as a column (N, 1), the mean over its columns or labels; ``weight`` says which count.
+
+    The operands are those of :func:`append_loss`, and so are the losses, but for the weights.
+    """
+    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups)
+    return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
+
+
+def _losses_of_rows(
+    op: GraphBuilder,
+    loss: RowLoss,
+    scores: ir.Value,
+    y: ir.Value,
+    weight: ir.Value,
+    link: Link,
+    groups: Sequence[int],
+) -> tuple[ir.Value, int]:
+    """Return the losses of the rows and their number of columns."""
     if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
-        nonzero = _nonzero(op, sample_weight)
+        nonzero = _nonzero(op, weight)
         scores, y = op.Mul(scores, nonzero), op.Mul(y, nonzero)
-    rows, columns = (
-        _group_losses(op, loss, scores, y, link, groups) if groups else _row_losses(op, loss, scores, y, link)
-    )
-    return _weighted_row_mean(op, rows, sample_weight, columns)
+    if groups:
+        return _group_losses(op, loss, scores, y, link, groups)
+    return _row_losses(op, loss, scores, y, link)
 
 
 def append_pairwise_loss(
@@ -64,7 +95,7 @@ def append_pairwise_loss(
     rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
     if op.shape(rows) != op.shape(scores):
         raise ModelError(f"{type(loss).__name__} gives one loss a row, but scores of pairs need one for each of them.")
-    return _weighted_row_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
+    return weighted_row_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
 
 
 def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +104,8 @@ def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
     return pairs[:, 1] == classes, (pairs[:, 0] == classes) | (pairs[:, 1] == classes)
 
 
-def _weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
+def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
+    """Emit the weighted mean over rows of the plain mean over their columns."""
     total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
     share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
     return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)

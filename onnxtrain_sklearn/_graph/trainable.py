@@ -6,7 +6,7 @@ Losses, data and sessions are not known here, and no function changes the model 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -41,6 +41,18 @@ class TensorSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """How one of several trained outputs is computed from its scores; the attributes are those of the model."""
+
+    output: str
+    scores: str
+    link: str | None
+    log_output: bool = False
+    paired: bool = False
+    normalised: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,8 @@ class TrainableModel:
         Of a foreign graph: the weights with a float type other than float32 and float64.
     low_rank : tuple of LowRank
         The matrices that low-rank factors change; the factors are among the parameters.
+    forms : tuple of OutputForm
+        Of a graph that is trained on several outputs: each of them, the first of which is ``output``.
     """
 
     model: ir.Model
@@ -116,12 +130,18 @@ class TrainableModel:
     members: int | None = None
     kept: KeptTypes = NOTHING_KEPT
     low_rank: tuple[LowRank, ...] = ()
+    forms: tuple[OutputForm, ...] = ()
 
     @property
     def activation(self) -> dict[str, Any]:
-        """How the output is computed from the scores."""
-        names = ("scores", "link", "log_output", "paired", "normalised")
+        """How the output is computed from the scores, or each of several outputs."""
+        names = ("scores", "link", "log_output", "paired", "normalised", "forms")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def views(self) -> tuple[TrainableModel, ...]:
+        """The model as one of each of several outputs; the graph and its parameters are those of all."""
+        return tuple(replace(self, forms=(), **vars(form)) for form in self.forms)
 
     @property
     def output_row(self) -> tuple[int | None, ...]:
@@ -202,6 +222,13 @@ class TrainableModel:
         self.__dict__.update(state, model=model)
 
 
+def with_outputs_of(source: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
+    """Return the model with the forms of these outputs of it."""
+    names = [field.name for field in fields(OutputForm)]
+    forms = [OutputForm(*(getattr(view, name) for name in names)) for view in views]
+    return replace(source, forms=tuple(forms), **vars(forms[0]))
+
+
 def with_output_for(
     source: TrainableModel, link: str, *, log: bool = False, normalised: bool = False
 ) -> TrainableModel:
@@ -223,8 +250,9 @@ def trainable_model(
     pairs: str | None = None,
     choice: str | None = None,
     foreign: bool = False,
+    several: Sequence[str] = (),
 ) -> TrainableModel:
-    """Prune ``source`` to the output that is trained and find its parameters.
+    """Prune ``source`` to the output that is trained, or to ``several``, and find its parameters.
 
     Parameters of a ``foreign`` graph are found by their roles, wherever they are stored; otherwise they are all float
     initializers that are not settings of operators. ``choice`` names the output with the index of the class that the
@@ -240,35 +268,44 @@ def trainable_model(
         store_weights(graph)
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
-    final = _trained_output(graph, output, find)
-    activation = activation_of(final) if pairs is None else None
-    scores = named[pairs] if pairs is not None else final if activation is None else activation.scores(graph, final)
-    kept = dict.fromkeys([scores, final] if choice is None else [scores, final, named[choice]])
+    wanted: Sequence[str | None] = several or [output]
+    finals = [_trained_output(graph, name, find) for name in wanted]
+    ends = [_end(graph, final, None if pairs is None else named[pairs]) for final in finals]
+    every = [scores for scores, _ in ends]
+    kept = dict.fromkeys([*every, *finals] if choice is None else [*every, *finals, named[choice]])
     keep_outputs(model, list(kept), inputs=True)
     if not graph.inputs:
-        raise ModelError(f"Output {final.name!r} depends on no input of the graph: there are no data to train it on.")
+        name = finals[0].name
+        raise ModelError(f"Output {name!r} depends on no input of the graph: there are no data to train it on.")
     separate_running_statistics(graph)
-    judged = _with_own_names(graph, verdicts(graph, scores)) if foreign else {}
-    parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, scores)
-    _require_parameters(parameters, scores, initializers)
+    judged = _with_own_names(graph, verdicts(graph, *every)) if foreign else {}
+    parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, every[0])
+    _require_parameters(parameters, every[0], initializers)
     return TrainableModel(
         model=model,
         inputs=tuple(spec_of(v) for v in graph.inputs),
-        output=final.name or "",
-        scores=scores.name or "",
-        link=activation.link if activation is not None else None if pairs is None else "votes",
-        log_output=activation is not None and activation.log,
-        paired=activation is not None and activation.paired,
+        **vars(ends[0][1]),
+        forms=tuple(form for _, form in ends) if several else (),
         parameters=tuple(parameters),
         statistics=tuple(statistics_of(graph)),
         dtype=common_dtype(graph, parameters),
         choice=choice,
         roles={name: verdict.reason for name, verdict in judged.items() if name in parameters},
         constants={name: verdict.reason for name, verdict in judged.items() if name not in parameters},
-        quantized=quantized_nodes(graph, scores) if foreign else (),
-        narrow=narrow_weights(graph, scores) if foreign else (),
-        kept=kept_types(graph, final),
+        quantized=tuple(dict.fromkeys(n for v in every for n in quantized_nodes(graph, v))) if foreign else (),
+        narrow=tuple(dict.fromkeys(n for v in every for n in narrow_weights(graph, v))) if foreign else (),
+        kept=kept_types(graph, finals[0]),
     )
+
+
+def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None) -> tuple[ir.Value, OutputForm]:
+    """Return the scores that an output is computed from, and how; ``pairs`` are those of pairs of classes."""
+    name, activation = final.name or "", activation_of(final) if pairs is None else None
+    if activation is None:
+        scores = final if pairs is None else pairs
+        return scores, OutputForm(name, scores.name or "", None if pairs is None else "votes")
+    scores = activation.scores(graph, final)
+    return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
 
 
 def _require_parameters(parameters: Sequence[str], scores: ir.Value, initializers: str) -> None:

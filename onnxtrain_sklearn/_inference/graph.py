@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -66,11 +67,52 @@ def inference_model(
     result = inference_form(model.model)
     graph = result.graph
     swap_initializers(graph, weights)
-    outputs = {v.name: v for v in graph.outputs}
-    given, scores = outputs[model.output], outputs[model.scores]
+    outputs = {v.name or "": v for v in graph.outputs}
     graph.outputs.clear()
     # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
+    if head.parts:
+        for view, part in zip(model.views, head.parts, strict=True):
+            names = OutputNames(view.output, f"{view.output}_")
+            _append_outputs(op, view, outputs, part, form, names, with_scores=with_scores, in_double=in_double)
+    else:
+        _append_outputs(op, model, outputs, head, form, OutputNames(), with_scores=with_scores, in_double=in_double)
+    common.RemoveUnusedNodesPass()(result)
+    infer_shapes(result)
+    multiply_by_columns(result)
+    _restore_sequence_types(graph)
+    if form.zipmap is True:
+        _zip(op, head)
+    return result
+
+
+def _restore_sequence_types(graph: ir.Graph) -> None:
+    """Give the outputs that are sequences their types, which inference takes away."""
+    for node in (v.producer() for v in graph.outputs):
+        if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
+            node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
+
+
+class OutputNames(NamedTuple):
+    """The name of predicted numbers, and what precedes that of labels, probabilities and scores."""
+
+    numbers: str = "variable"
+    prefix: str = ""
+
+
+def _append_outputs(
+    op: GraphBuilder,
+    model: TrainableModel,
+    outputs: Mapping[str, ir.Value],
+    head: Head,
+    form: OutputOptions,
+    names: OutputNames,
+    *,
+    with_scores: bool,
+    in_double: bool,
+) -> None:
+    """Append what follows the scores of one output of the graph; ``outputs`` are those before."""
+    given, scores = outputs[model.output], outputs[model.scores]
     own = given if model.link == head.link and not (model.log_output or model.normalised) else None
     scores = scores if model.members is None else mean_of_members(op, scores, head.link, head.groups)
     final = given if model.members is None else scores
@@ -79,28 +121,20 @@ def inference_model(
         prediction = final if model.link is None and head.link == "identity" else own
         prediction = apply_link(op, head.link, scores) if prediction is None else prediction
         prediction = _graph_in_units(op, _in_row_shape(op, prediction, head), head)
-        _add_output(op, "variable", _clipped(op, prediction, head), given)
+        _add_output(op, names.numbers, _clipped(op, prediction, head), given)
     else:
         exact = with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores))
         columns, own, in_places = _as_rows_of_labels(op, decision, own, head, form)
         label = (
             _label_output(op, columns, head) if model.choice is None else _label_names(op, outputs[model.choice], head)
         )
-        _add_output(op, "output_label" if form.zipmap else "label", in_places(label), None)
+        _add_output(op, names.prefix + ("output_label" if form.zipmap else "label"), in_places(label), None)
         if exact:
             op, columns, own = *_in_double(op, columns, head), None
         for name, values in _further_outputs(op, columns, own, head, form).items():
-            _add_output(op, name, in_places(values), None)
+            _add_output(op, names.prefix + name, in_places(values), None)
     if with_scores:
-        _add_output(op, "raw_scores", op.Identity(_raw_scores(op, decision, head)), None)
-    common.RemoveUnusedNodesPass()(result)
-    infer_shapes(result)
-    multiply_by_columns(result)
-    for node in (node for node in graph if head.groups and node.op_type == "SequenceConstruct"):
-        node.outputs[0].type = ir.SequenceType(ir.TensorType(op.dtype))  # which inference takes away
-    if form.zipmap is True:
-        _zip(op, head)
-    return result
+        _add_output(op, f"{names.prefix}raw_scores", op.Identity(_raw_scores(op, decision, head)), None)
 
 
 def _as_rows_of_labels(

@@ -33,6 +33,8 @@ class Head:
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
         Of a classifier that predicts a label at each position of a row; ``n_outputs`` are scores of one position.
+    parts : tuple of Head
+        The heads of a graph with several outputs; ``n_outputs`` are then the columns of all targets.
     """
 
     task: Task
@@ -43,6 +45,7 @@ class Head:
     target_range: TargetRange | None = None
     row_shape: tuple[int, ...] = ()
     positions: Positions | None = None
+    parts: tuple[Head, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...]:

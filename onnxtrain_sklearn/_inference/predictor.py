@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,11 +113,17 @@ class Predictor:
 
     def run(self, columns: Mapping[str, Column], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
-        n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
-        dense = [column for name, column in columns.items() if name not in self._sparse]
-        pieces = self._pieces(n_rows, max([1, *(math.prod(column.shape[1:]) for column in dense)]))
+        pieces = self._pieces_of(columns, rows)
         found = [self._chunk(columns, one if rows is None else rows[one], output) for one in pieces]
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def run_several(
+        self, columns: Mapping[str, Column], outputs: Sequence[int], rows: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Return the outputs of these numbers for all rows of the data, or for the given ones, in one pass."""
+        pieces = self._pieces_of(columns, rows)
+        found = [self._several_of_chunk(columns, one if rows is None else rows[one], outputs) for one in pieces]
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
 
     def run_finite(self, name: str, rows: np.ndarray, dtype: DType, output: int = 0) -> np.ndarray | None:
         """Return output number ``output`` for rows of the only input that are one chunk.
@@ -128,6 +134,12 @@ class Predictor:
         piece = finite_rows(rows, dtype) if one_chunk else None
         return None if piece is None else self._computed({name: piece}, len(piece), output)
 
+    def _pieces_of(self, columns: Mapping[str, Column], rows: np.ndarray | None) -> list[slice]:
+        """Return the chunks of the data, or of the given rows of them."""
+        n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
+        dense = [column for name, column in columns.items() if name not in self._sparse]
+        return self._pieces(n_rows, max([1, *(math.prod(column.shape[1:]) for column in dense)]))
+
     def _pieces(self, n_rows: int, width: int) -> list[slice]:
         """Return the chunks of rows of ``width`` numbers."""
         width = max(self._width, width)
@@ -135,23 +147,41 @@ class Predictor:
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray | slice, output: int) -> np.ndarray:
+        return self._computed(self._feeds(columns, rows), _number_of_rows(rows), output)
+
+    def _several_of_chunk(
+        self, columns: Mapping[str, Column], rows: np.ndarray | slice, outputs: Sequence[int]
+    ) -> list[np.ndarray]:
+        feeds, names = {**self._feeds(columns, rows), **self._live}, [self.outputs[i] for i in outputs]
+        return [_as_rows(one, _number_of_rows(rows)) for one in sessions.run_session(self._session, names, feeds)]
+
+    def _feeds(self, columns: Mapping[str, Column], rows: np.ndarray | slice) -> dict[str, np.ndarray]:
         feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
         parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
         for one, matrix in zip(self._products, self._matrices, strict=True):
             feeds[one.name] = sparse_rows.product(parts[one.input], matrix, transposed=one.transposed)
-        return self._computed(feeds, rows.stop - rows.start if isinstance(rows, slice) else len(rows), output)
+        return feeds
 
     def _computed(self, feeds: Mapping[str, np.ndarray], n_rows: int, output: int) -> np.ndarray:
         feeds = {**feeds, **self._live} if self._live else feeds
         found = sessions.run_session(self._session, [self.outputs[output]], feeds)[0]
-        result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
-        if result.shape[:1] != (n_rows,):
-            found = f"{len(result)} output rows" if result.ndim else "a single number"
-            raise ModelError(
-                f"The graph gives {found} for {n_rows} input rows; each input row must give one output row. Export "
-                f"the graph with a dynamic batch axis."
-            )
-        return result
+        return _as_rows(found, n_rows)
+
+
+def _number_of_rows(rows: np.ndarray | slice) -> int:
+    return int(rows.stop - rows.start) if isinstance(rows, slice) else len(rows)
+
+
+def _as_rows(found: Any, n_rows: int) -> np.ndarray:
+    """Return an output as an array, the parts of a sequence side by side; raise if it has not ``n_rows`` rows."""
+    result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
+    if result.shape[:1] != (n_rows,):
+        what = f"{len(result)} output rows" if result.ndim else "a single number"
+        raise ModelError(
+            f"The graph gives {what} for {n_rows} input rows; each input row must give one output row. Export "
+            f"the graph with a dynamic batch axis."
+        )
+    return result
 
 
 def _widest_row(graph: ir.Graph) -> int:

@@ -33,6 +33,7 @@ from ..exceptions import ModelError
 from ..losses import Loss
 from .many_classes import of_labels, takes_labels
 from .segments import Factors
+from .total_loss import TotalLoss, append_total_loss
 
 PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
@@ -61,9 +62,12 @@ class TrainedPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The settings of a training step, beside the model and its parameters."""
+    """The settings of a training step, beside the model and its parameters.
 
-    loss: Loss
+    With a loss on several outputs, ``n_outputs`` are the columns of all targets, which are numbers.
+    """
+
+    loss: Loss | TotalLoss
     task: Task
     link: Link
     n_outputs: int
@@ -101,7 +105,11 @@ def training_graph(
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
     sample_weight = ir.val(WEIGHT, ir_type(model.dtype), (batch,))
     graph.inputs.extend([y, sample_weight])
-    if settings.positions is not None:
+    if isinstance(settings.loss, TotalLoss):
+        every = {v.name: v for v in graph.outputs}
+        outputs = [every[form.scores] for form in model.forms]
+        loss = append_total_loss(op, settings.loss, outputs, y, sample_weight, batch)
+    elif settings.positions is not None:
         loss = _mean_loss_at_positions(op, settings, settings.positions, scores, y, sample_weight, batch)
     elif model.members is None:
         columns = _as_columns(op, scores, batch, settings.n_outputs)
@@ -121,6 +129,7 @@ def training_graph(
 def _mean_loss(
     op: GraphBuilder, settings: StepSettings, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, *, of_pairs: bool
 ) -> ir.Value:
+    assert isinstance(settings.loss, Loss)
     if settings.task == "multiclass" and of_pairs:
         classes = n_classes_of(settings.n_outputs)
         return append_pairwise_loss(

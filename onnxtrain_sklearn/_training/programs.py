@@ -121,7 +121,15 @@ def _key(source: PassSource) -> Hashable:
     erased = {*parameters.names, *parameters.running_statistics, *source.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
     origin = is_from_torch(model.model)  # decides how running variances are averaged
-    form = (structure(model.model, erased), origin, model.scores, model.link, model.members, model.dtype.str)
+    form = (
+        structure(model.model, erased),
+        origin,
+        model.scores,
+        model.link,
+        model.members,
+        model.forms,
+        model.dtype.str,
+    )
     head_key = *head, settings.positions, settings.scheduled.dropout
     return form, values_digest(source.frozen), head_key, *_key_of_gradient(source)
 

@@ -1,0 +1,78 @@
+"""The preparation of a call that trains several outputs, in the steps of :mod:`.preparation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sklearn.utils import check_random_state
+
+from .._data.rounding import warn_of_rounding
+from .._fitted.model import is_estimator
+from .._graph.trainable import TrainableModel
+from .._training.loop import Trainer
+from ..exceptions import ModelError
+from ..models import resolve_builder
+from .examples import Call
+from .model_source import source_of
+from .output_estimators import by_output, output_estimators
+from .output_examples import Singles, several_examples, with_factors
+from .output_heads import choose_heads, require_own_starts
+from .output_validation import score_of_outputs, validation_rows_of_outputs
+from .plan import Plan
+from .run import Run
+from .run_setup import run_for
+from .settings import trainer_settings
+from .trainer_setup import trainer_for
+from .training_rows import TrainingRows
+
+
+def prepared_outputs(estimator: Any, call: Call) -> tuple[Run, Trainer]:
+    """Validate everything; return the run and the loop that will train it."""
+    if call.y is None:
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+    loop, singles = trainer_settings(estimator), output_estimators(estimator)
+    old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+    rng = check_random_state(estimator.random_state) if old is None else old.rng
+    source = _known_outputs(estimator, old, singles)
+    rows = TrainingRows(estimator, call, old, rng)
+    examples = several_examples(estimator, singles, call, source, old)
+    examples = with_factors(examples, rows.split(examples)[0])
+    plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
+    chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)
+    run, settings = run_for(plan, chosen, examples)
+    require_own_starts(run, owns, examples.columns)
+    _warn_of_rounding(run, by_output(call.y, singles, "y"))
+    run.predictors.clear()  # they hold the current weights
+    scored = validation_rows_of_outputs(plan, run, singles, examples)
+    validate = score_of_outputs(estimator, singles, run, scored, call)
+    return run, trainer_for(plan, run, settings, examples, scored, validate)
+
+
+def _known_outputs(estimator: Any, old: Run | None, singles: Singles) -> TrainableModel:
+    """Return the given graph with the outputs that have a loss, or that of an earlier call."""
+    names = tuple(singles)
+    if old is not None:
+        assert old.began is not None
+        old.began.require_same(estimator)
+        earlier = tuple(form.output for form in old.source.forms)
+        if earlier != names:
+            raise ModelError(
+                f"loss was changed from the outputs {list(earlier)} to {list(names)}, but warm_start and partial_fit "
+                f"go on training those of the first call. Give a loss for each of them, in that order."
+            )
+        return old.given
+    model = estimator.model
+    if is_estimator(model) or resolve_builder(model) is not None:
+        what = "None" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
+        raise ValueError(
+            f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
+            f"ONNXProgram. Builders and fitted models have one output; got {what}."
+        )
+    return source_of(model, None, training_mode=estimator.training_mode, several=names)[0]
+
+
+def _warn_of_rounding(run: Run, y: Mapping[str, Any]) -> None:
+    for head, (name, own) in zip(run.head.parts, y.items(), strict=True):
+        if head.task == "regression":
+            warn_of_rounding(own, run.model.dtype, f"y[{name!r}]")
