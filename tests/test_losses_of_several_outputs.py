@@ -9,6 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import LBFGS, SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.engines import each_engine
 from tests.helpers.several_outputs import KINDS, data, graph, slopes, total_loss, weights
@@ -166,3 +167,15 @@ def test_every_link_of_a_loss_is_among_the_kinds():
         LOSSES[kind.loss]().link(kind.task if kind.task != "multioutput" else "multiclass") for kind in KINDS.values()
     }
     assert links >= {"identity", "exp", "sigmoid", "softmax"}
+
+
+def test_callbacks_measure_the_same_sum_on_rows_that_are_not_trained():
+    held = {name: own[20:] for name, own in SAMPLE_WEIGHTS.items()}
+    scores = [EpochScoring("loss"), EpochScoring("loss", on="train")]
+    estimator = net(KINDS, loss_weights=LOSS_WEIGHTS, callbacks=scores)
+    y, y_held = ({name: Y[name][rows] for name in KINDS} for rows in (slice(20), slice(20, None)))
+    estimator.fit(X[:20], y, {"map": None}, X_val=X[20:], y_val=y_held, sample_weight_val=held)
+    found = {name: array.astype(float) for name, array in estimator.weights_.items()}
+    row = estimator.history_[-1]
+    assert_allclose(row["validation_loss"], total_loss(found, X[20:], y_held, LOSS_WEIGHTS, held), rtol=1e-5)
+    assert_allclose(row["train_loss"], total_loss(found, X[:20], y, LOSS_WEIGHTS, {}), rtol=1e-5)

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from .._data.several_targets import SeveralTargets
 from .._graph.protobuf import to_proto
 from .._runtime import distributions
 from .._support.digest import digest
@@ -46,3 +47,5 @@ def _add_rows(update: Callable[[bytes], object], scored: ScoredRows) -> None:
         for start in range(0, len(scored.rows), PIECE_ROWS):
             update(column.rows(scored.rows[start : start + PIECE_ROWS]).tobytes())
     update(digest([np.asarray(scored.targets.values), scored.weights]))
+    if isinstance(scored.targets, SeveralTargets):
+        update(digest(list(scored.targets.weights)))
