@@ -172,9 +172,9 @@ class GradientStatistics(Callback):
     >>> from onnxtrain_sklearn.callbacks import GradientStatistics
     >>> X, y = load_iris(return_X_y=True)
     >>> statistics = GradientStatistics(by_parameter=True)
-    >>> net = OrtGradientClassifier(Linear(), callbacks=[statistics], max_iter=500, tol=1e-3).fit(X, y)
+    >>> net = OrtGradientClassifier(Linear(), callbacks=[statistics]).partial_fit(X, y, classes=[0, 1, 2])
     >>> [name for name in net.history_[-1] if name.startswith("gradient")]
-    ['gradient_norm', 'gradient_norm/layers.0.weight', 'gradient_norm/layers.0.bias']
+    ['gradient_norm', 'gradient_norm/weight', 'gradient_norm/bias']
     """
 
     __module__ = CALLBACKS_MODULE

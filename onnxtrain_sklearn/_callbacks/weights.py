@@ -31,15 +31,14 @@ class WeightAveraging(Callback):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sklearn.datasets import load_iris
     >>> from onnxtrain_sklearn import OrtGradientClassifier
     >>> from onnxtrain_sklearn.callbacks import WeightAveraging
     >>> X, y = load_iris(return_X_y=True)
-    >>> settings = {"learning_rate_init": 0.05, "max_iter": 40, "tol": -np.inf, "batch_size": 16, "random_state": 0}
-    >>> net = OrtGradientClassifier(callbacks=[WeightAveraging(start=0.5)], **settings)
-    >>> net.fit(X, y).score(X, y) > 0.9, net.callbacks_["WeightAveraging"]["count"]
-    (True, 20)
+    >>> settings = {"learning_rate_init": 0.05, "max_iter": 1000, "random_state": 0}
+    >>> net = OrtGradientClassifier(callbacks=[WeightAveraging(start=0.01)], **settings).fit(X, y)
+    >>> net.score(X, y) > 0.9, net.callbacks_["WeightAveraging"]["count"] == net.n_iter_ - 10
+    (True, True)
     """
 
     __module__ = CALLBACKS_MODULE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +20,7 @@ from ..schedules import Schedule
 from .availability import check_one_pass, is_on, trains_in_minibatches
 from .base import GraphEstimator
 from .docstrings import output_attributes
-from .examples import Call, FitRows
+from .examples import Call, FitRows, GivenRows
 from .output_parameters import OUTPUTS
 from .output_preparation import prepared_outputs
 from .output_results import OutputResults
@@ -139,11 +139,11 @@ class OrtGradientMultiOutput(OutputResults, GraphEstimator):
     def fit(
         self,
         X: MatrixLike,
-        y: Any,
+        y: MatrixLike,
         sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
         *,
         X_val: MatrixLike | None = None,
-        y_val: Any = None,
+        y_val: MatrixLike | None = None,
         sample_weight_val: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
         classes: Mapping[str, ArrayLike] | None = None,
     ) -> Self:
@@ -178,14 +178,15 @@ class OrtGradientMultiOutput(OutputResults, GraphEstimator):
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
         known: Any = classes
-        rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (None, None, None))  # type: ignore[arg-type]
+        training: Any = (X, y, sample_weight)
+        rows = FitRows(training, cast(GivenRows, (X_val, y_val, sample_weight_val)), (None, None, None))
         return self._train(rows.call(known, resume=is_on(self.warm_start)))
 
     @available_if(trains_in_minibatches)
     def partial_fit(
         self,
         X: MatrixLike,
-        y: Any,
+        y: MatrixLike,
         classes: Mapping[str, ArrayLike] | None = None,
         sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
     ) -> Self:
@@ -203,8 +204,8 @@ class OrtGradientMultiOutput(OutputResults, GraphEstimator):
         self
         """
         check_one_pass(self)
-        known: Any = classes
-        return self._train(Call(X, y, sample_weight, known, resume=True, one_pass=True))  # type: ignore[arg-type]
+        by_output, known, weights = cast(tuple[Any, Any, Any], (y, classes, sample_weight))
+        return self._train(Call(X, by_output, weights, known, resume=True, one_pass=True))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -12,6 +12,7 @@ from .._data.inputs import Inputs, frame_arrays, is_frame
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss, resolve_loss
 from .classifier import OrtGradientClassifier
+from .parameters import Parameters
 from .regressor import OrtGradientRegressor
 from .settings import check_estimator_parameters
 
@@ -59,7 +60,7 @@ def loss_weights(estimator: Any) -> dict[str, float]:
     return weights
 
 
-def _losses_by_output(estimator: Any) -> dict[str, Loss]:
+def _losses_by_output(estimator: Parameters) -> dict[str, Loss]:
     if not isinstance(estimator.loss, Mapping) or not estimator.loss:
         raise ValueError(
             f"loss must be a dict with a loss for each output of the graph that is trained, such as "
@@ -77,7 +78,7 @@ def _require_outputs(what: str, given: Mapping[str, object], losses: Mapping[str
         raise ValueError(f"{what} names {unknown[0]!r}, an output without a loss.{nearest(str(unknown[0]), losses)}")
 
 
-def _single(estimator: Any, output: str, loss: Loss) -> OutputEstimator:
+def _single(estimator: Parameters, output: str, loss: Loss) -> OutputEstimator:
     """Return the estimator of one output, a classifier or a regressor by the tasks of the loss."""
     classifies, regresses = bool(loss.tasks - {"regression"}), "regression" in loss.tasks
     if classifies and regresses:

@@ -22,13 +22,16 @@ from .class_axis import takes_positions
 from .examples import Call, Examples, weighted_targets
 from .graph_inputs import graph_inputs
 from .output_estimators import OutputEstimator, by_output, naming, weights_by_output
+from .parameters import Parameters
 from .run import Run
 from .scoring import rows_of
 
 Singles = Mapping[str, OutputEstimator]
 
 
-def several_examples(estimator: Any, singles: Singles, call: Call, source: TrainableModel, old: Run | None) -> Examples:
+def several_examples(
+    estimator: Parameters, singles: Singles, call: Call, source: TrainableModel, old: Run | None
+) -> Examples:
     """Return the examples of a call; the factors of the targets are yet to be made, for the rows to train on."""
     columns = graph_inputs(estimator, call.X, source.inputs, None, reset=old is None)
     n_rows, y = len(next(iter(columns.values()))), by_output(call.y, singles, "y")
@@ -58,7 +61,7 @@ def several_examples(estimator: Any, singles: Singles, call: Call, source: Train
     return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))
 
 
-def _require_outputs_with_labels(classes: Any, singles: Singles) -> None:
+def _require_outputs_with_labels(classes: object, singles: Singles) -> None:
     """Raise if ``classes`` are not labels of outputs that have some."""
     if classes is None:
         return
@@ -70,7 +73,7 @@ def _require_outputs_with_labels(classes: Any, singles: Singles) -> None:
             raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), names)}")
 
 
-def _known_classes(classes: Any, head: Head | None) -> Classes:
+def _known_classes(classes: np.ndarray | None, head: Head | None) -> Classes:
     """Return the labels that are known of an output, sorted; those that a user names must be those of earlier calls."""
     given = None if classes is None else sorted_classes(classes)
     if given is not None:
@@ -122,7 +125,7 @@ def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
 
 
 def several_validation_examples(
-    estimator: Any, singles: Singles, run: Run, X: Any, y: Any, sample_weight: Any
+    estimator: Parameters, singles: Singles, run: Run, X: Any, y: Any, sample_weight: Any
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, run.source.inputs, None, reset=False)

@@ -23,6 +23,7 @@ from .examples import Examples, trained_positions
 from .head_choice import HeadChoice, head_for, of_whole_rows, places_of_labels, step_settings
 from .output_estimators import OutputEstimator, loss_weights, naming
 from .output_examples import Singles
+from .parameters import Parameters
 from .run import Columns, Run
 
 
@@ -37,7 +38,7 @@ class _Part:
 
 
 def choose_heads(
-    estimator: Any,
+    estimator: Parameters,
     singles: Singles,
     old: Run | None,
     source: TrainableModel,
@@ -66,7 +67,7 @@ def choose_heads(
 
 
 def _chosen_part(
-    estimator: Any,
+    estimator: Parameters,
     single: OutputEstimator,
     view: TrainableModel,
     head: Head | None,
@@ -87,7 +88,7 @@ def _chosen_part(
 
 
 def _losses_of_parts(
-    estimator: Any, singles: Singles, parts: list[_Part], targets: SeveralTargets
+    estimator: Parameters, singles: Singles, parts: list[_Part], targets: SeveralTargets
 ) -> tuple[OutputLoss, ...]:
     weights, found = loss_weights(estimator), []
     for (name, single), part, own in zip(singles.items(), parts, targets.parts, strict=True):

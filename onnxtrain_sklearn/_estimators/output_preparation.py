@@ -19,6 +19,7 @@ from .output_estimators import by_output, output_estimators
 from .output_examples import Singles, several_examples, with_factors
 from .output_heads import choose_heads, require_own_starts
 from .output_validation import score_of_outputs, validation_rows_of_outputs
+from .parameters import Parameters
 from .plan import Plan
 from .run import Run
 from .run_setup import run_for
@@ -27,7 +28,7 @@ from .trainer_setup import trainer_for
 from .training_rows import TrainingRows
 
 
-def prepared_outputs(estimator: Any, call: Call) -> tuple[Run, Trainer]:
+def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     """Validate everything; return the run and the loop that will train it."""
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
@@ -49,7 +50,7 @@ def prepared_outputs(estimator: Any, call: Call) -> tuple[Run, Trainer]:
     return run, trainer_for(plan, run, settings, examples, scored, validate)
 
 
-def _known_outputs(estimator: Any, old: Run | None, singles: Singles) -> TrainableModel:
+def _known_outputs(estimator: Parameters, old: Run | None, singles: Singles) -> TrainableModel:
     """Return the given graph with the outputs that have a loss, or that of an earlier call."""
     names = tuple(singles)
     if old is not None:

@@ -24,12 +24,13 @@ from .classification import accuracy_of_several, by_label, decisions, has_one_la
 from .graph_inputs import graph_inputs
 from .output_estimators import OutputEstimator, by_output, naming, output_estimators, weights_by_output
 from .output_predictions import numbers_of_outputs
+from .parameters import Parameters
 from .regressor import numbers_in_rows
 from .run import Run
 from .scoring import rows_of
 
 
-def _gives_probabilities(estimator: Any) -> bool:
+def _gives_probabilities(estimator: Parameters) -> bool:
     run, losses = vars(estimator).get("_run"), estimator.loss
     if run is not None:
         some = any(part.has_probabilities for part in run.head.parts)
@@ -99,7 +100,7 @@ class OutputResults:
         found = self._predicted(X, -1, with_scores=True)
         return {name: decisions(head, own) for name, head, own in found if head.task != "regression"}
 
-    def score(self, X: MatrixLike, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
         """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.
 
         Parameters
@@ -114,7 +115,7 @@ class OutputResults:
         """
         return float(np.mean(list(self.output_scores(X, y, sample_weight).values())))
 
-    def output_scores(self, X: MatrixLike, y: Any, sample_weight: Any = None) -> dict[str, float]:
+    def output_scores(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> dict[str, float]:
         """Return the score of each output: accuracy of labels, R² of numbers.
 
         Parameters

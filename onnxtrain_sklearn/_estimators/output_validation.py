@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from .examples import Call, Examples
 from .output_estimators import naming
 from .output_examples import Singles, several_validation_examples
 from .output_predictions import first_outputs
+from .parameters import Parameters
 from .plan import Plan
 from .run import Run
 from .validation import ScoredRows, require_no_scoring, rows_to_score, score_by, scored_rows
@@ -39,7 +39,7 @@ def validation_rows_of_outputs(plan: Plan, run: Run, singles: Singles, examples:
 
 
 def score_of_outputs(
-    estimator: Any, singles: Singles, run: Run, scored: ScoredRows | None, call: Call
+    estimator: Parameters, singles: Singles, run: Run, scored: ScoredRows | None, call: Call
 ) -> Callable[[], float] | None:
     """Return the function that scores the current parameters; None without validation data."""
     if scored is None:
@@ -61,7 +61,7 @@ def score_of_outputs(
     return score
 
 
-def _given_examples(estimator: Any, singles: Singles, run: Run, trained: Examples, call: Call) -> Examples:
+def _given_examples(estimator: Parameters, singles: Singles, run: Run, trained: Examples, call: Call) -> Examples:
     """Return the validation data of the call, checked."""
     assert call.validation is not None
     with faults_of_validation_data():

@@ -74,7 +74,7 @@ class TrainingFiles:
         >>> from sklearn.datasets import load_iris
         >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
         >>> X, y = load_iris(return_X_y=True)
-        >>> classifier = OrtGradientClassifier(MLP((8,)), max_iter=5, tol=1, random_state=0).fit(X, y)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), random_state=0).partial_fit(X, y, classes=[0, 1, 2])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     classifier.export_training(f"{folder}/iris", batch_size=32)
         ...     sorted(os.listdir(f"{folder}/iris"))
@@ -114,7 +114,8 @@ class TrainingFiles:
         >>> from sklearn.datasets import load_iris
         >>> from onnxtrain_sklearn import SGD, MLP, OrtGradientClassifier
         >>> X, y = load_iris(return_X_y=True)
-        >>> classifier = OrtGradientClassifier(MLP((8,)), optimizer=SGD(), max_iter=5, tol=1, random_state=0).fit(X, y)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), optimizer=SGD(), random_state=0)
+        >>> classifier = classifier.partial_fit(X, y, classes=[0, 1, 2])
         >>> info = classifier.to_training_onnx().training_info[0]
         >>> sorted(binding.key for binding in info.update_binding)
         ['layers.0.bias', 'layers.0.weight', 'layers.1.bias', 'layers.1.weight', 'step']
@@ -152,7 +153,8 @@ class TrainingFiles:
         >>> from sklearn.datasets import load_iris
         >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
         >>> X, y = load_iris(return_X_y=True)
-        >>> one, other = (OrtGradientClassifier(MLP((8,)), max_iter=5, tol=1, random_state=i).fit(X, y) for i in (0, 1))
+        >>> one, other = (OrtGradientClassifier(MLP((8,)), random_state=i) for i in (0, 1))
+        >>> one, other = (net.partial_fit(X, y, classes=[0, 1, 2]) for net in (one, other))
         >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
         True
         """
