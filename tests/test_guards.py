@@ -44,7 +44,7 @@ ROOMS = (
     {"_training", "_given", "classic"},
     {"_export"},
     {"_estimators"},
-    {"_recipes"},
+    {"_recipes", "_multi_output"},
     {"_displays"},
     {"displays"},
     {"_command_line"},
@@ -95,7 +95,7 @@ PROTOBUF = {
     "_estimators.model_source": {"ModelProto"},  # takes what users give
     "_estimators.description": {"ModelProto"},  # tells what users give
     "_estimators.results": {"ModelProto"},  # to_onnx returns one
-    "_estimators.output_results": {"ModelProto"},
+    "_multi_output.results": {"ModelProto"},
     "_estimators.classifier": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
     "_displays.graph": {"ModelProto"},  # draws what users give

@@ -9,6 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 
+from .._estimators.availability import check_one_pass, is_on, trains_in_minibatches
+from .._estimators.base import GraphEstimator
+from .._estimators.docstrings import output_attributes
+from .._estimators.examples import Call, FitRows, GivenRows
+from .._estimators.run import Run
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import MatrixLike
@@ -17,14 +22,9 @@ from ..adapters import LoRA
 from ..losses import Loss, LossSource
 from ..models import ModelSource
 from ..schedules import Schedule
-from .availability import check_one_pass, is_on, trains_in_minibatches
-from .base import GraphEstimator
-from .docstrings import output_attributes
-from .examples import Call, FitRows, GivenRows
-from .output_parameters import OUTPUTS
-from .output_preparation import prepared_outputs
-from .output_results import OutputResults
-from .run import Run
+from .parameters import OUTPUTS
+from .preparation import prepared_outputs
+from .results import OutputResults
 
 if TYPE_CHECKING:
     from typing_extensions import Self

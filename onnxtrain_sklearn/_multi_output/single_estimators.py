@@ -9,12 +9,12 @@ from numbers import Real
 from typing import Any
 
 from .._data.inputs import Inputs, frame_arrays, is_frame
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.parameters import Parameters
+from .._estimators.regressor import OrtGradientRegressor
+from .._estimators.settings import check_estimator_parameters
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss, resolve_loss
-from .classifier import OrtGradientClassifier
-from .parameters import Parameters
-from .regressor import OrtGradientRegressor
-from .settings import check_estimator_parameters
 
 OutputEstimator = OrtGradientClassifier | OrtGradientRegressor
 

@@ -10,6 +10,10 @@ from sklearn.base import is_classifier
 
 from .._data.several_targets import SeveralTargets
 from .._data.targets import Targets
+from .._estimators.examples import Examples, trained_positions
+from .._estimators.head_choice import HeadChoice, head_for, of_whole_rows, places_of_labels, step_settings
+from .._estimators.parameters import Parameters
+from .._estimators.run import Columns, Run
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._graph.trainable import TrainableModel, with_outputs_of
 from .._inference.graph import inference_model
@@ -19,12 +23,8 @@ from .._runtime import devices
 from .._runtime.devices import Device
 from .._training.loss_graph import StepSettings
 from .._training.total_loss import OutputLoss, TotalLoss
-from .examples import Examples, trained_positions
-from .head_choice import HeadChoice, head_for, of_whole_rows, places_of_labels, step_settings
-from .output_estimators import OutputEstimator, loss_weights, naming
-from .output_examples import Singles
-from .parameters import Parameters
-from .run import Columns, Run
+from .examples import Singles
+from .single_estimators import OutputEstimator, loss_weights, naming
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .._estimators.parameters import CLASSIFIER, SHARED
 from .._support.declared import Parameter
 from .._support.rules import Instance, OneOf
-from .parameters import CLASSIFIER, SHARED
 
 _BY_OUTPUT = Instance(Mapping, "a dict by output")
 

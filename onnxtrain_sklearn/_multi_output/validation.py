@@ -11,14 +11,14 @@ from .._data.positions import require_same_places
 from .._data.several_targets import SeveralTargets
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
-from .examples import Call, Examples
-from .output_estimators import naming
-from .output_examples import Singles, several_validation_examples
-from .output_predictions import first_outputs
-from .parameters import Parameters
-from .plan import Plan
-from .run import Run
-from .validation import ScoredRows, require_no_scoring, rows_to_score, score_by, scored_rows
+from .._estimators.examples import Call, Examples
+from .._estimators.output_predictions import first_outputs
+from .._estimators.parameters import Parameters
+from .._estimators.plan import Plan
+from .._estimators.run import Run
+from .._estimators.validation import ScoredRows, require_no_scoring, rows_to_score, score_by, scored_rows
+from .examples import Singles, several_validation_examples
+from .single_estimators import naming
 
 
 def validation_rows_of_outputs(plan: Plan, run: Run, singles: Singles, examples: Examples) -> ScoredRows | None:

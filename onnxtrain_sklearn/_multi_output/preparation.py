@@ -8,24 +8,24 @@ from typing import Any
 from sklearn.utils import check_random_state
 
 from .._data.rounding import warn_of_rounding
+from .._estimators.examples import Call
+from .._estimators.model_source import source_of
+from .._estimators.parameters import Parameters
+from .._estimators.plan import Plan
+from .._estimators.run import Run
+from .._estimators.run_setup import run_for
+from .._estimators.settings import trainer_settings
+from .._estimators.trainer_setup import trainer_for
+from .._estimators.training_rows import TrainingRows
 from .._fitted.model import is_estimator
 from .._graph.trainable import TrainableModel
 from .._training.loop import Trainer
 from ..exceptions import ModelError
 from ..models import resolve_builder
-from .examples import Call
-from .model_source import source_of
-from .output_estimators import by_output, output_estimators
-from .output_examples import Singles, several_examples, with_factors
-from .output_heads import choose_heads, require_own_starts
-from .output_validation import score_of_outputs, validation_rows_of_outputs
-from .parameters import Parameters
-from .plan import Plan
-from .run import Run
-from .run_setup import run_for
-from .settings import trainer_settings
-from .trainer_setup import trainer_for
-from .training_rows import TrainingRows
+from .examples import Singles, several_examples, with_factors
+from .heads import choose_heads, require_own_starts
+from .single_estimators import by_output, output_estimators
+from .validation import score_of_outputs, validation_rows_of_outputs
 
 
 def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:

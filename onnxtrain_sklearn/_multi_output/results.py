@@ -14,20 +14,20 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.inputs import prediction_type
 from .._data.maps import r2_of_maps
 from .._data.targets import checked_weights
+from .._estimators.adaptation import adaptable_graph
+from .._estimators.availability import links_classes
+from .._estimators.classification import accuracy_of_several, by_label, decisions, has_one_label, typed_labels
+from .._estimators.graph_inputs import graph_inputs
+from .._estimators.output_predictions import numbers_of_outputs
+from .._estimators.parameters import Parameters
+from .._estimators.regressor import numbers_in_rows
+from .._estimators.run import Run
+from .._estimators.scoring import rows_of
 from .._graph.protobuf import to_proto
 from .._inference.graph import OutputOptions
 from .._inference.head import Head
 from .._support.typing import MatrixLike
-from .adaptation import adaptable_graph
-from .availability import links_classes
-from .classification import accuracy_of_several, by_label, decisions, has_one_label, typed_labels
-from .graph_inputs import graph_inputs
-from .output_estimators import OutputEstimator, by_output, naming, output_estimators, weights_by_output
-from .output_predictions import numbers_of_outputs
-from .parameters import Parameters
-from .regressor import numbers_in_rows
-from .run import Run
-from .scoring import rows_of
+from .single_estimators import OutputEstimator, by_output, naming, output_estimators, weights_by_output
 
 
 def _gives_probabilities(estimator: Parameters) -> bool:

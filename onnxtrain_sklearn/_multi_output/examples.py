@@ -13,18 +13,18 @@ from sklearn.base import is_classifier
 from .._data.positions import IGNORED
 from .._data.several_targets import SeveralTargets, joined_targets, spread
 from .._data.targets import Classes, Targets, checked_weights, require_labels, require_sorted, sorted_classes
+from .._estimators.class_axis import takes_positions
+from .._estimators.examples import Call, Examples, weighted_targets
+from .._estimators.graph_inputs import graph_inputs
+from .._estimators.parameters import Parameters
+from .._estimators.run import Run
+from .._estimators.scoring import rows_of
 from .._fitted.model import listed
 from .._graph.links import Task
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from ..exceptions import nearest
-from .class_axis import takes_positions
-from .examples import Call, Examples, weighted_targets
-from .graph_inputs import graph_inputs
-from .output_estimators import OutputEstimator, by_output, naming, weights_by_output
-from .parameters import Parameters
-from .run import Run
-from .scoring import rows_of
+from .single_estimators import OutputEstimator, by_output, naming, weights_by_output
 
 Singles = Mapping[str, OutputEstimator]
 
