@@ -40,7 +40,7 @@ def scorer_of(
         Those of the validation data by the parameters in training.
     """
     X, y, weights = data
-    scorer = _scorer(estimator, scoring)
+    scorer = scorer_by_name(estimator, scoring)
     twin = _twin(estimator, run, predictions)
     if weights is not None and not _takes_weights(scorer):
         raise ValueError(
@@ -61,7 +61,8 @@ def scorer_of(
     return score
 
 
-def _scorer(estimator: Any, scoring: Scoring) -> Callable[..., float]:
+def scorer_by_name(estimator: Any, scoring: Scoring) -> Callable[..., float]:
+    """Return the scorer of scikit-learn of this name, or a function as it is."""
     from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
 
     names = get_scorer_names()

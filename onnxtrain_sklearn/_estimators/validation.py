@@ -13,6 +13,7 @@ from .._data.positions import given_weights, require_same_places
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
 from .examples import Call, Examples, validation_examples
+from .flat_scoring import FlatScorer
 from .output_predictions import LiveOutputs
 from .parameters import Parameters
 from .run import Columns, Run
@@ -97,6 +98,8 @@ def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRo
         _require_function(scoring)
         several = LiveOutputs(run, scored.X, scored.live, scored.rows)
         return scorer_of(estimator, scoring, run, (scored.X, scored.y, None), several)
+    if targets.row_shape and isinstance(scoring, str):
+        scoring = FlatScorer(estimator, scoring, targets, weights)
     weights = given_weights(targets, weights) if targets.has_positions and weights is not None else weights
     predictions = LivePredictions(run, scored.X, scored.live, scored.rows)
     return scorer_of(estimator, scoring, run, (scored.X, scored.y, weights), predictions)
