@@ -19,7 +19,7 @@ from .._support.typing import Estimator, MatrixLike
 from ..exceptions import nearest
 from .command import UsageError
 from .tables import MISSING_TEXT, as_numbers_and_text, is_number, text_columns
-from .training import Trained
+from .trained import Trained
 
 if TYPE_CHECKING:
     import pandas

@@ -24,7 +24,7 @@ from .._training.selection import selected
 from ..exceptions import ModelError
 from .command import Command, Outcome, Record, UsageError
 from .console import Console, sentence
-from .sources import SECURITY, ModelOption, is_classifier_option, source_named
+from .sources import SECURITY, ModelOption, is_classifier_option, own_estimator, source_named
 
 MOST_PARAMETERS = 100
 """Parameters that are tried one by one where an engine refuses all of them together."""
@@ -42,6 +42,8 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
     option = source_named(options.model, options.trust)
+    if option.kind == "own":
+        option = _as_graph(option, console)
     if option.kind not in ("graph", "fitted"):
         raise UsageError(f"{options.model!r} is built for the data of a fit: inspect takes a file.")
     record: dict[str, Any] = {"model": option.text}
@@ -61,6 +63,14 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
     record |= _told_description(described)
     record["engines"] = {engine: _verdict_of(engine, source, names) for engine in ENGINES}
     return Outcome(record, _text(record))
+
+
+def _as_graph(option: ModelOption, console: Console) -> ModelOption:
+    """Return the graph of an estimator of this package, of a pipeline that of its last step."""
+    net = own_estimator(option.model)
+    if net is not option.model:
+        console.progress(f"inspected: the last step, {type(net).__name__}; it takes what the steps before it give")
+    return ModelOption("graph", net.to_onnx(), option.text)
 
 
 def _inspected(option: ModelOption, options: argparse.Namespace) -> tuple[Description, TrainableModel]:

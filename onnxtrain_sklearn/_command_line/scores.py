@@ -8,7 +8,7 @@ import numpy as np
 from sklearn import metrics
 
 from .tables import TableTask
-from .training import Rows, Trained
+from .trained import Rows, Trained
 
 LARGEST_TABLE = 12
 """Classes up to which the report has a confusion matrix."""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sklearn.base import is_classifier
+from sklearn.pipeline import Pipeline
 
+from .._estimators.base import GraphEstimator
 from .._recipes.base import BaseRecipe
 from .._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from .._recipes.tabm import TabMClassifier, TabMRegressor
 from ..exceptions import nearest
 from ..models import MODELS
 from .command import UsageError
+from .tables import require_columns
 
-Kind: TypeAlias = Literal["builder", "recipe", "fitted", "graph"]
+if TYPE_CHECKING:
+    import pandas
+
+Kind: TypeAlias = Literal["builder", "recipe", "fitted", "own", "graph"]
 
 RECIPES: dict[str, dict[str, type[BaseRecipe]]] = {
     "realmlp": {"classification": RealMLPClassifier, "regression": RealMLPRegressor},
@@ -39,7 +45,10 @@ OWN_TYPES = "onnxtrain_sklearn."
 
 @dataclass(frozen=True)
 class ModelOption:
-    """What is trained: ``model`` is the name of a recipe, a builder, a fitted estimator, or the path of a graph."""
+    """What is trained: ``model`` is the name of a recipe, a builder, a fitted estimator, or the path of a graph.
+
+    A fitted estimator of this package, alone or at the end of a pipeline, is of the kind "own".
+    """
 
     kind: Kind
     model: Any
@@ -68,13 +77,41 @@ def source_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
         loaded = _unpickled(path) if path.suffix in PICKLES else _from_skops(path, trust)
         if not hasattr(loaded, "predict"):
             raise UsageError(f"{name!r} holds a {type(loaded).__name__}, which is no fitted estimator.")
-        return ModelOption("fitted", loaded, f"{path.name} ({type(loaded).__name__})")
+        return _stored(loaded, path)
     return ModelOption("graph", str(path), path.name)
 
 
 def is_classifier_option(option: ModelOption) -> bool:
     """Whether the option is a fitted classifier."""
-    return option.kind == "fitted" and is_classifier(option.model)
+    return option.kind in ("fitted", "own") and is_classifier(option.model)
+
+
+def own_estimator(model: Any) -> Any:
+    """Return the estimator of this package that a stored model is, or ends in; None for others."""
+    last = model.steps[-1][1] if isinstance(model, Pipeline) else model
+    return last if isinstance(last, GraphEstimator | BaseRecipe) else None
+
+
+def _stored(loaded: Any, path: Path) -> ModelOption:
+    text = f"{path.name} ({type(loaded).__name__})"
+    best = getattr(loaded, "best_estimator_", loaded)  # of a search
+    if own_estimator(best) is not None:
+        return ModelOption("own", best, text)
+    return ModelOption("fitted", loaded, text)
+
+
+def fitted_columns(source: ModelOption, frame: pandas.DataFrame) -> tuple[Callable[[Any], Any], list[str]]:
+    """Return how the data of a fitted model are taken from the table: its own columns, or all of them."""
+    named = getattr(source.model, "feature_names_in_", None)
+    if named is not None:
+        names = [str(name) for name in named]
+        require_columns(frame, names, "The fitted model's column")
+        return lambda table: table[names], names
+    names = list(frame.columns)
+    expected = getattr(source.model, "n_features_in_", len(names))
+    if expected != len(names):
+        raise UsageError(f"The fitted model takes {expected} columns, the table has {len(names)} besides the target.")
+    return lambda table: table[names].to_numpy(), names
 
 
 def _unpickled(path: Path) -> Any:

@@ -19,6 +19,7 @@ from .report import Report, write_report
 from .scores import baseline, confusion, prediction_scores
 from .settings import parsed_settings
 from .sources import BUILDERS, RECIPES, SECURITY, ModelOption, source_named
+from .storage import require_joblib_name, save_estimator
 from .tables import (
     Target,
     read_table_file,
@@ -27,7 +28,8 @@ from .tables import (
     target_of,
     without_columns,
 )
-from .training import Rows, Trained, task_of_model, train_source
+from .trained import Rows, Trained
+from .training import task_of_model, train_source
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +41,8 @@ NOTES = f"""\
 models:
   {", ".join(BUILDERS)}: a network of that kind behind imputation, scaling and one-hot encoding
   {", ".join(RECIPES)}: estimators for raw tables, with a preprocessing of their own
-  FILE.joblib, FILE.pkl, FILE.skops: a fitted scikit-learn model or pipeline, which is fine-tuned as a whole
+  FILE.joblib, FILE.pkl, FILE.skops: a fitted scikit-learn model or pipeline, which is fine-tuned as a whole;
+    an OrtGradient estimator, alone or at the end of a pipeline, goes on from its weights with its settings
   FILE.onnx: a graph, trained from its own weights; its columns are given as they are
 
 {SECURITY}
@@ -81,6 +84,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, metavar="N", help="of the split, the weights and the order; default: %(default)s"
     )
     add("--output", type=Path, default=Path("model.onnx"), metavar="FILE", help="default: %(default)s")
+    add("--save", type=Path, metavar="FILE", help="a .joblib file of the trained estimator, which --model takes again")
     add("--report", type=Path, metavar="FILE", help="a report with a picture: .html, or .md with a .png beside it")
     add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file that may be loaded")
 
@@ -95,6 +99,7 @@ def _share(text: str) -> float:
 def _train(options: argparse.Namespace, console: Console) -> Outcome:
     if options.report is not None and options.report.suffix not in (".html", ".md"):
         raise UsageError(f"--report writes .html or .md, got {options.report.name!r}.")
+    require_joblib_name(options.save)
     settings = parsed_settings(options.set)
     source = source_named(options.model, options.trust)
     table = read_table_file(options.data, options.separator)
@@ -110,6 +115,8 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     seconds = time.monotonic() - begun
     written = _write(trained, splits.test or splits.train, target, options.output, console)
     record = _train_record(source, target, splits, trained, written, settings) | {"seconds": seconds}
+    if options.save is not None:
+        record["saved"] = {"path": str(options.save), "bytes": save_estimator(trained, options.save)}
     if options.report is not None:
         matrix = confusion(trained, splits.test, target.task) if splits.test is not None else None
         record["report"] = [
@@ -189,7 +196,7 @@ def _train_record(
         "rows": {"train": len(splits.train.y), "test": 0 if test is None else len(test.y)},
         "settings": dict(settings),
         "engine": net.engine_,
-        "epochs": net.n_iter_,
+        "epochs": net.n_iter_ - trained.earlier,
         "scores": {"train": prediction_scores(trained, splits.train, target.task)}
         | ({} if test is None else {"test": prediction_scores(trained, test, target.task)}),
         "baseline": {} if test is None else baseline(splits.train.y, test.y, target.task),
@@ -212,6 +219,8 @@ def _summary(record: Record) -> str:
         lines.append(f"constant prediction: {told}")
     file = record["onnx"]
     lines.append(f"{file['path']}: {file['bytes']:,} bytes, {_verdict(file)}")
+    if saved := record.get("saved"):
+        lines.append(f"{saved['path']}: {saved['bytes']:,} bytes, the trained estimator")
     return "\n".join([*lines, *record.get("report", [])])
 
 

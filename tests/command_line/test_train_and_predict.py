@@ -222,13 +222,13 @@ def test_text_in_reports_is_escaped(tmp_path, capsys):
 
 
 def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn._command_line import training
+    from onnxtrain_sklearn._command_line import progress
 
-    def interrupt(progress, epoch):
+    def interrupt(shown, epoch):
         if epoch.number == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(training.EpochProgress, "__call__", interrupt)
+    monkeypatch.setattr(progress.EpochProgress, "__call__", interrupt)
     options = ["--target", "species", "--output", tmp_path / "m.onnx", "--set", "max_iter=30"]
     status, told = program_json(capsys, "train", folder / "iris.csv", *options)
     assert status == 0
