@@ -186,11 +186,31 @@ def test_a_convolutional_network_of_float16():
     assert np.mean(found[0] == b.predict(images)) == 1
 
 
-def test_a_new_head_on_a_narrow_body():
-    fitted = OrtGradientRegressor(network("float16"), finetune=FineTuner(new_head=True), output="T").fit(X, y)
-    kept = {t.name: t.data_type for t in fitted.to_onnx().graph.initializer}
-    assert kept["W"] == 10
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("body", "border"), CASES[:2], ids=["all", "inside"])
+def test_a_new_head_on_a_narrow_body(body, border, kind):
+    given = network(kind, body, border, border)
+    fitted = OrtGradientRegressor(given, finetune=FineTuner(new_head=True), output="T").fit(X, y)
+    exported = fitted.to_onnx()
+    onnx.checker.check_model(exported, full_check=True)
+    number = ir.DataType[kind.upper()].value
+    kept = {t.name: t.data_type for t in exported.graph.initializer}
+    assert kept == {"W": number, "head.weight": number, "head.bias": number}
+    assert borders(exported) == borders(given)
     assert fitted.score(X, y) > 0.9
+    for tensor in exported.graph.initializer:
+        assert_array_equal(ir.from_proto(tensor).numpy().astype(np.float32), fitted.weights_[tensor.name])
+
+
+def test_a_new_head_on_an_export():
+    once = regressor(network("float16", "H = MatMul(X, W) T = Tanh(H) Y = MatMul(T, V)")).fit(X, y).to_onnx()
+    names = np.where(y > 0, "high", "low")
+    fitted = OrtGradientClassifier(once, finetune=FineTuner(new_head=True)).fit(X, names)
+    exported = fitted.to_onnx()
+    assert {t.data_type for t in exported.graph.initializer} == {10}
+    labels, probabilities = session(exported).run(None, {"X": X.astype(np.float16)})
+    assert_array_equal(labels, fitted.predict(X))
+    assert_allclose(probabilities, fitted.predict_proba(X), rtol=2e-3, atol=1e-3)
 
 
 def test_the_description_tells_the_type_of_the_file():

@@ -12,7 +12,7 @@ from .._given.comparison import as_columns, run_graph
 from .._given.ml_files import is_fitted_graph
 from .._graph.constants import dequantized
 from .._graph.narrow import widened
-from .._graph.new_head import graph_of_features, with_head
+from .._graph.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
 from .._runtime import devices
@@ -35,10 +35,13 @@ class Body:
         The graph that ends in the features.
     fitted : FittedModel or None
         The fitted model from which it comes: its transformers stay as they are.
+    types : HeadTypes
+        The types in which the file keeps what the head replaces.
     """
 
     source: TrainableModel
     fitted: FittedModel | None
+    types: HeadTypes = SAME_TYPES
 
 
 def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
@@ -56,7 +59,8 @@ def body_of(estimator: Parameters) -> Body:
     whole = None if is_estimator(model) else dequantized(widened(load(cast("bytes", model))))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
         graph, features = graph_of_features(whole, output)
-        return Body(replace(trainable_model(graph, features, foreign=True), reference=None), None)
+        source = replace(trainable_model(graph, features, foreign=True), reference=None)
+        return Body(source, None, types_of_head(whole, output))
     source, fitted = source_of(model, None)
     if fitted is not None and fitted.table is not None:
         raise ModelError(
@@ -73,5 +77,5 @@ def headed(body: Body, examples: Examples) -> tuple[TrainableModel, tuple[str, s
     rows = np.array([0, len(examples) - 1, 0])
     found = run_graph(body.source.model, examples.columns, rows, devices.resolve_device())
     width = as_columns(found, body.source.output).shape[1]
-    graph, names = with_head(body.source.model, body.source.output, width, examples.targets.n_outputs)
+    graph, names = with_head(body.source.model, body.source.output, width, examples.targets.n_outputs, body.types)
     return trainable_model(graph, foreign=body.fitted is None), names

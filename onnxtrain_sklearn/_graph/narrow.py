@@ -23,6 +23,9 @@ from .weights import TRAINED_TYPES
 
 NARROW_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
+TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
+"""Metadata of a widened model: the narrow types that its tensors have in the file, by name."""
+
 
 @dataclass(frozen=True)
 class KeptTypes:
@@ -62,6 +65,7 @@ def widened(model: ir.Model) -> ir.Model:
         return model
     clone = model.clone()
     clone.meta.update(model.meta)
+    clone.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(clone) if v.dtype in NARROW_TYPES}
     kept = [v for v in clone.graph.inputs if v.dtype in NARROW_TYPES]
     for value in (*clone.graph.outputs, *all_values(clone)):
         if value.dtype in NARROW_TYPES and (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError, nearest
 from .activation import as_rows
 from .builder import GraphBuilder
-from .edits import keep_outputs
+from .edits import KEPT_TYPE, keep_outputs
 from .final_activation import activation_of
 from .names import names_of
+from .narrow import TYPES_OF_FILE
 from .queries import is_float
 from .shapes import infer_shapes
 
@@ -22,6 +25,27 @@ KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
 
 LISTED = 8
 """Number of tensors that a message lists."""
+
+
+@dataclass(frozen=True)
+class HeadTypes:
+    """The narrow types of features and output in the file, which a new head takes; None: those of the graph."""
+
+    weights: str | None = None
+    output: str | None = None
+
+
+SAME_TYPES = HeadTypes()
+
+
+def types_of_head(model: ir.Model, output: str | None) -> HeadTypes:
+    """Return the types of a new head: those of the layer that it replaces, else of the tensor ``output`` it reads."""
+    final = _first_float(model.graph)
+    layer = _last_layer(final)
+    weight = None if layer is None else _stored_weight(layer.inputs[1])
+    kept = None if weight is None else weight.metadata_props.get(KEPT_TYPE)
+    of_file = model.meta.get(TYPES_OF_FILE, {}).get(output)
+    return HeadTypes(kept or of_file, final.metadata_props.get(KEPT_TYPE))
 
 
 def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | None = None) -> tuple[ir.Model, str]:
@@ -69,6 +93,13 @@ def _first_float(graph: ir.Graph) -> ir.Value:
 
 def _last_features(final: ir.Value) -> str | None:
     """Return the name of the input of the layer that computes the scores; None where it is not certain."""
+    layer = _last_layer(final)
+    features = None if layer is None else layer.inputs[0]
+    return None if features is None or features.producer() is None else features.name
+
+
+def _last_layer(final: ir.Value) -> ir.Node | None:
+    """Return the node that multiplies by the weights of the scores; None where it is not certain."""
     activation = activation_of(final)
     value: ir.Value | None = final if activation is None else activation.base
     node = None if value is None else value.producer()
@@ -77,15 +108,18 @@ def _last_features(final: ir.Value) -> str | None:
     ):
         node = node.inputs[0].producer()
     if node is not None and node.op_type == "Add":
-        products = [x.producer() for x in node.inputs if x is not None and not _is_stored(x)]
+        products = [x.producer() for x in node.inputs if x is not None and _stored_weight(x) is None]
         node = products[0] if len(products) == 1 else None
-    layer = node is not None and node.op_type in ("MatMul", "Gemm") and _is_stored(node.inputs[1])
-    features = node.inputs[0] if layer and node is not None else None
-    return None if features is None or features.producer() is None else features.name
+    layer = node is not None and node.op_type in ("MatMul", "Gemm") and _stored_weight(node.inputs[1]) is not None
+    return node if layer else None
 
 
-def _is_stored(value: ir.Value | None) -> bool:
-    return value is not None and ir.convenience.get_const_tensor(value) is not None
+def _stored_weight(value: ir.Value | None) -> ir.Value | None:
+    """Return the value itself if the file stores it, or the one that it is cast from, as in files of narrow floats."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Cast":
+        value = node.inputs[0]
+    return None if value is None or ir.convenience.get_const_tensor(value) is None else value
 
 
 def _listing(graph: ir.Graph) -> str:
@@ -93,7 +127,9 @@ def _listing(graph: ir.Graph) -> str:
     return ", ".join(repr(name) for name in names[::-1][:LISTED])
 
 
-def with_head(model: ir.Model, features: str, n_features: int, n_outputs: int) -> tuple[ir.Model, tuple[str, str]]:
+def with_head(
+    model: ir.Model, features: str, n_features: int, n_outputs: int, types: HeadTypes
+) -> tuple[ir.Model, tuple[str, str]]:
     """Return the graph with a linear layer of zeros behind the features, and the names of its weights and its bias."""
     model = model.clone()
     graph, taken = model.graph, names_of(model.graph)
@@ -101,9 +137,12 @@ def with_head(model: ir.Model, features: str, n_features: int, n_outputs: int) -
     dtype = output.dtype or ir.DataType.FLOAT
     op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_outputs), dtype.numpy())
     names = taken.free("head.weight"), taken.free("head.bias")
-    product = op.MatMul(output, op.parameter(names[0], zeros))
-    scores = op.Add(product, op.parameter(names[1], np.zeros(n_outputs, dtype.numpy())))
+    weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_outputs, dtype.numpy()))
+    scores = op.Add(op.MatMul(output, weight), bias)
     scores.name = taken.free("scores")
+    for value, kept in ((weight, types.weights), (bias, types.weights), (scores, types.output)):
+        if kept is not None:
+            value.metadata_props[KEPT_TYPE] = kept
     graph.outputs[:] = [scores]
     keep_outputs(model, graph.outputs, inputs=True)
     return infer_shapes(model), names
