@@ -26,7 +26,8 @@ def read_adapter(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Return the arrays of an ``.onnx_adapter`` file."""
     _require_adapters("Read the adapter where a newer one is, and give its arrays as a dict.")
     try:
-        found = onnxruntime.AdapterFormat.read_adapter(os.fspath(path)).get_parameters()
+        adapter = onnxruntime.AdapterFormat.read_adapter(os.fspath(path))  # the values lie in its memory
+        found = adapter.get_parameters()
     except Exception as error:  # each release has another class for it
         raise ModelError(f"{os.fspath(path)} is not an adapter file of onnxruntime: {error}") from error
     return {name: np.array(value.numpy()) for name, value in found.items()}

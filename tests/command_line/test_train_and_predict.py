@@ -221,6 +221,15 @@ def test_text_in_reports_is_escaped(tmp_path, capsys):
     assert "a\\|b by mlp" in (tmp_path / "r.md").read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def handled_interrupts():
+    """Let SIGINT raise KeyboardInterrupt, also where a shell started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("handled_interrupts")
 def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monkeypatch):
     from onnxtrain_sklearn._command_line import progress
 

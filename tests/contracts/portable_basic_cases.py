@@ -30,7 +30,7 @@ case(
     reference="l = Constant<value_float = 0.3>() k = CastLike(l, x) a = Abs(x) o = Greater(a, k) g = Sign(x) "
     "b = Constant<value_float = 0.1>() c = CastLike(b, x) d = Mul(c, g) e = Sub(x, d) z = Sub(x, x) y = Where(o, e, z)",
 )  # fmt: skip
-case("ThresholdedRelu", "y = ThresholdedRelu<alpha = 0.4>(x)", x=(4, 5))
+case("ThresholdedRelu", "y = ThresholdedRelu<alpha = -0.4>(x)", x=(4, 5))
 case("Swish", "y = Swish<alpha = 1.7>(x)", x=MATRIX, opsets=(24,))
 case("Elu", "y = Elu<alpha = 0.4>(x)", x=(4, 5))
 case("Celu", "y = Celu<alpha = 0.4>(x)", x=(4, 5))
