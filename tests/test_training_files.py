@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxtrain_sklearn import (
@@ -15,6 +16,7 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RMSprop,
     export_training,
+    load_training,
 )
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from onnxtrain_sklearn.exceptions import ModelError
@@ -101,6 +103,40 @@ def test_settings_go_on(parameters, tmp_path):
     goes_on(classifier(**parameters), X, y, tmp_path, np.linspace(0.5, 2, len(X)).astype(np.float32))
 
 
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_class_weights_go_on(task, tmp_path):
+    """The graph multiplies them into the weights of the rows, by which the penalty is divided."""
+    X, y = rows(task)
+    weights = np.linspace(0.5, 2, len(X)).astype(np.float32)
+    folder = goes_on(classifier(class_weight={0: 0.2, 1: 5.0}, alpha=0.1), X, y, tmp_path, weights)
+    assert folder.manifest["target"]["label_weights"] == [0.2, 5.0, 1.0][: 2 + (task == "multiclass")]
+
+
+@pytest.mark.parametrize("class_weight", [None, {0: 0.2, 1: 5.0}], ids=str)
+@pytest.mark.parametrize("given", [None, np.linspace(0.5, 2, ROWS)], ids=["", "weights"])
+def test_labels_that_do_not_count_go_on(class_weight, given, tmp_path):
+    """A row weighs as its labels that count."""
+    X = np.random.default_rng(0).normal(size=(ROWS, 4, 5)).astype(np.float32)
+    y = np.digitize(X.sum(axis=2), [-1, 1])
+    y[:20, 1:] = -100
+    graph = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 5] X) => (float[N, 4, 3] Y)
+        <float[5, 3] W = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> { Y = MatMul(X, W) }"""
+    model = OrtGradientClassifier(onnx.parser.parse_model(graph), class_weight=class_weight, **SETTINGS)
+    quietly(model.fit, X, y, given).export_training(tmp_path / "folder")
+    training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, y, given)
+    model.partial_fit(X, y, sample_weight=given)
+    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
+
+
+def test_class_weights_of_several_labels_are_refused(tmp_path):
+    X, y = rows("multiclass")
+    model = quietly(classifier(class_weight="balanced").fit, X, np.eye(3, dtype=int)[y])
+    model.set_params(class_weight=[{0: 1, 1: 2}] * 3)
+    with pytest.raises(ModelError, match="rows by one label, and these have several: set class_weight=None"):
+        model.export_training(tmp_path / "folder")
+
+
 @pytest.mark.parametrize("form", ["step", "epoch"])
 def test_form(form, tmp_path):
     classifier().partial_fit(*rows("binary"), classes=[0, 1]).export_training(tmp_path / "one", form=form)
@@ -154,6 +190,7 @@ class Sharper(AdamW):
     [
         ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
         ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
+        ({"class_weight": "balanced"}, "class_weight='balanced' takes them from all data: give a dict"),
         ({"accumulate": 2}, "accumulate=2: set it 1"),
         ({"sparse_updates": "lazy"}, "sparse_updates='lazy': set it 'exact'"),
         ({"weight_decay_schedule": "cosine"}, "Training graphs have no weight_decay_schedule"),

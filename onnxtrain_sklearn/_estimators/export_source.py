@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 
+from .._data.targets import weights_of_classes
 from .._export.manifest import component_fact, json_value
 from .._export.source import ExportSource
 from .._support.typing import MatrixLike
@@ -60,7 +61,8 @@ def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSou
         "learning_rate": component_fact(resolve_schedule(estimator.learning_rate)),
         "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
     }
-    return ExportSource(StepParts(run.model, settings, parameters, run.frozen, run.state, rows), run.head, facts)
+    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
+    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run))
 
 
 def _checked_batch(batch_size: object) -> int:
@@ -89,6 +91,26 @@ def _require_same_loop(estimator: Any, run: Run) -> None:
             "Training graphs take numbers, and this model encodes columns of a table. Fit the estimator on the encoded "
             "columns, in a pipeline after the encoder."
         )
+
+
+def _exported_class_weights(estimator: Any, run: Run) -> tuple[float, ...] | None:
+    """Return the weight of each class; labels at positions have theirs in the loss."""
+    given, classes = getattr(estimator, "class_weight", None), run.head.classes
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise ModelError(
+            f"Training graphs hold the weight of each class, but class_weight={given!r} takes them from all data: give "
+            f"a dict, such as sklearn.utils.class_weight.compute_class_weight makes."
+        )
+    if run.head.positions is not None:
+        return None
+    if run.head.task not in ("binary", "multiclass") or isinstance(classes, list):
+        raise ModelError(
+            "Training graphs weigh rows by one label, and these have several: set class_weight=None, and multiply the "
+            "weights into sample_weight (sklearn.utils.class_weight.compute_sample_weight)."
+        )
+    return tuple(weights_of_classes(given, classes, np.zeros(0, np.int64), np.ones(0)).tolist())
 
 
 def _trained_positions(run: Run) -> TrainedPositions | None:

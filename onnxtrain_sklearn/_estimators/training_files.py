@@ -63,8 +63,8 @@ class TrainingFiles:
         Raises
         ------
         ModelError
-            A setting has no place in the graphs: L-BFGS, ``accumulate``, schedules of weight decay and of dropout, or a
-            model that encodes texts.
+            A setting has no place in the graphs: L-BFGS, ``accumulate``, ``class_weight="balanced"``, schedules of
+            weight decay and of dropout, or a model that encodes texts.
         FileExistsError
             The folder holds other files.
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from .._support.components import Component
 from .epoch_graph import EpochGraph
 from .predict_graph import PredictGraph
+from .row_weights import label_weights
 from .source import ExportSource, StateTensor
 from .step_graph import StepGraph
 
@@ -70,7 +71,7 @@ def manifest_of(
         **source.facts,
         "task": head.task,
         "classes": _class_labels(head.classes),
-        "target": {"input": step.target, "kind": _kind_of_target(source), "row_shape": list(head.row_shape)},
+        "target": _target_fact(source, step),
         "loss": component_fact(settings.loss),
         "optimizer": component_fact(settings.optimizer),
         "penalty": {"alpha": settings.alpha, "l1_ratio": settings.l1_ratio},
@@ -105,6 +106,12 @@ def json_value(value: object) -> Any:
 
 def _class_labels(classes: np.ndarray | list[np.ndarray] | None) -> Any:
     return None if classes is None else json_value([json_value(c) for c in classes])
+
+
+def _target_fact(source: ExportSource, step: StepGraph) -> dict[str, Any]:
+    known = label_weights(source)
+    fact = {"input": step.target, "kind": _kind_of_target(source), "row_shape": list(source.head.row_shape)}
+    return fact | {"label_weights": None if known is None else list(known)}
 
 
 def _kind_of_target(source: ExportSource) -> str:

@@ -28,11 +28,14 @@ class ExportSource:
         What follows the scores.
     facts : mapping of str to object
         Plain values for the manifest that the graphs do not need: the estimator, the learning rate.
+    class_weights : tuple of float, default=None
+        The factor of a row's weight by its class; None: one.
     """
 
     parts: StepParts
     head: Head
     facts: Mapping[str, Any]
+    class_weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type
 from .._training.programs import PassSource, pass_program
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
+from .row_weights import emit_row_weights, label_weights
 from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
 from .update_nodes import StepScalars, emit_average, emit_clipping, emit_penalty, emit_update
 
@@ -96,7 +97,8 @@ class _Emission:
             new[STATISTICS] = joined_vector(op, [self._outputs[moved[name]] for name in layout.running_statistics])
         if AVERAGE in old:
             new[AVERAGE] = self._average(old[AVERAGE], new[PARAMETERS], t)
-        target, weight = self._target(), self._renamed(WEIGHT, "sample_weight")
+        target = self._target()
+        weight = self._weight(target)
         return self._finished(loss, old, new, (target, weight, rate.name or ""))
 
     def _average(self, average: ir.Value, parameters: ir.Value, t: ir.Value) -> ir.Value:
@@ -141,6 +143,15 @@ class _Emission:
         scaled = next(v for v in self._graph.inputs if v.name == TARGET)
         given = self._input("y", ir.DataType.DOUBLE, _fixed_shape(scaled))
         replace_inputs(self._graph, {TARGET: _emit_scaled(self._op, given, scale)})
+        return given.name or ""
+
+    def _weight(self, target: str) -> str:
+        """Return the name of the input for the weights of the rows, which those of their labels multiply."""
+        trained, y = (next(v for v in self._graph.inputs if v.name == name) for name in (WEIGHT, target))
+        if label_weights(self._source) is None:
+            return self._renamed(WEIGHT, "sample_weight")
+        given = self._input("sample_weight", self._kind, _fixed_shape(trained))
+        replace_inputs(self._graph, {WEIGHT: emit_row_weights(self._op, self._source, given, y)})
         return given.name or ""
 
     def _input(self, stem: str, kind: ir.DataType, shape: Sequence[int]) -> ir.Value:

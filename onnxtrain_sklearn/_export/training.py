@@ -16,6 +16,7 @@ from .._runtime import devices, sessions
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
 from .folder import TrainingFolder, read_folder, state_bytes
+from .row_weights import weights_of_rows
 from .training_info import read_training_model
 
 if TYPE_CHECKING:
@@ -76,10 +77,11 @@ class Training:
         if weights.shape != (n_rows,):
             raise ValueError(f"sample_weight must have the shape ({n_rows},), got {weights.shape}.")
         rate = self.manifest["hyperparameters"]["learning_rate_init"] if learning_rate is None else learning_rate
-        total = 0.0
+        target, total = self.manifest["target"], 0.0
+        trained = weights_of_rows(target.get("label_weights"), data[target["input"]], weights)
         for rows in self._minibatches(n_rows):
-            total += float(weights[rows].sum()) * self._step(data, weights, rows, float(rate))
-        self.loss_curve_.append(total / float(weights.sum()))
+            total += float(trained[rows].sum()) * self._step(data, weights, rows, float(rate))
+        self.loss_curve_.append(total / float(trained.sum()))
         return self
 
     def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
