@@ -177,4 +177,4 @@ def _bench_text(record: Record) -> str:
     return "\n".join(lines)
 
 
-BENCH = Command("bench", "time a training step of a network with each engine", _bench_arguments, _bench)
+BENCH = Command(_bench_arguments, _bench)

@@ -41,13 +41,11 @@ RunCommand: TypeAlias = Callable[[argparse.Namespace, Console], Outcome]
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its name, a line of help, the function that adds its arguments, and the one that runs it.
+    """A command: the function that adds its arguments, and the one that runs it.
 
     ``notes`` are shown below the arguments in its help.
     """
 
-    name: str
-    summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: RunCommand
     notes: str = ""

@@ -188,4 +188,4 @@ def _draw_curves(axes: Axes, result: Result) -> None:
     axes.legend(fontsize="small")
 
 
-DEMO = Command("demo", "train on digits, breast_cancer and diabetes beside scikit-learn's MLP", _demo_arguments, _demo)
+DEMO = Command(_demo_arguments, _demo)

@@ -159,4 +159,4 @@ def _doctor_text(record: Record) -> str:
     return "\n".join([*lines, *(f"advice: {text}" for text in record["advice"])])
 
 
-DOCTOR = Command("doctor", "show what is installed and what it can do, and test it", _doctor_arguments, _doctor)
+DOCTOR = Command(_doctor_arguments, _doctor)

@@ -37,6 +37,4 @@ def _export(options: argparse.Namespace, console: Console) -> Outcome:
     return Outcome({"folder": str(options.folder), "files": sizes}, text)
 
 
-EXPORT_TRAINING = Command(
-    "export-training", "write graphs that train a model in any onnxruntime", _export_arguments, _export, SECURITY
-)
+EXPORT_TRAINING = Command(_export_arguments, _export, SECURITY)

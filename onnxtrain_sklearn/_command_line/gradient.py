@@ -84,6 +84,4 @@ def _with_sum(proto: onnx.ModelProto, of: str) -> tuple[onnx.ModelProto, str]:
     return to_proto(model), name
 
 
-GRADIENT = Command(
-    "gradient", "write the graph that computes the gradient of an output", _gradient_arguments, _gradient
-)
+GRADIENT = Command(_gradient_arguments, _gradient)

@@ -193,6 +193,7 @@ def _engine_lines(engine: str, verdict: Record) -> list[str]:
 
 
 INSPECT = Command(
-    "inspect", "show inputs, outputs and parameters, and what each engine differentiates", _inspect_arguments, _inspect,
+    _inspect_arguments,
+    _inspect,
     SECURITY,
-)  # fmt: skip
+)

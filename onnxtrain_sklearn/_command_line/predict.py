@@ -47,4 +47,4 @@ def _predict(options: argparse.Namespace, console: Console) -> Outcome:
     return Outcome(record | {"predictions": {name: result[name].tolist() for name in result.columns}}, "")
 
 
-PREDICT = Command("predict", "run an ONNX file on a table and write its outputs as CSV", _predict_arguments, _predict)
+PREDICT = Command(_predict_arguments, _predict)

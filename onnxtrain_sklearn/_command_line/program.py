@@ -7,37 +7,63 @@ on stderr. argparse of the standard library parses the arguments: the program is
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 
 from .._runtime import distributions
-from .bench import BENCH
 from .command import Command, UsageError
 from .console import Console, sentence
-from .demo import DEMO
-from .doctor import DOCTOR
-from .export_training import EXPORT_TRAINING
-from .gradient import GRADIENT
-from .inspection import INSPECT
-from .predict import PREDICT
-from .train import TRAIN
 
-COMMANDS: tuple[Command, ...] = (DOCTOR, INSPECT, TRAIN, PREDICT, GRADIENT, EXPORT_TRAINING, BENCH, DEMO)
+
+@dataclass(frozen=True)
+class ListedCommand:
+    """A command in the table: its name, a line of help, and the function that imports its module."""
+
+    name: str
+    summary: str
+    load: Callable[[], Command]
+
+
+def _command_at(name: str, summary: str, module: str, variable: str) -> ListedCommand:
+    def load() -> Command:
+        found: Command = getattr(importlib.import_module(f".{module}", __package__), variable)
+        return found
+
+    return ListedCommand(name, summary, load)
+
+
+COMMANDS: tuple[ListedCommand, ...] = (
+    _command_at("doctor", "show what is installed and what it can do, and test it", "doctor", "DOCTOR"),
+    _command_at(
+        "inspect", "show inputs, outputs and parameters, and what each engine differentiates", "inspection", "INSPECT"
+    ),
+    _command_at("train", "train a network on a table and write it as ONNX", "train", "TRAIN"),
+    _command_at("predict", "run an ONNX file on a table and write its outputs as CSV", "predict", "PREDICT"),
+    _command_at("gradient", "write the graph that computes the gradient of an output", "gradient", "GRADIENT"),
+    _command_at(
+        "export-training", "write graphs that train a model in any onnxruntime", "export_training", "EXPORT_TRAINING"
+    ),
+    _command_at("bench", "time a training step of a network with each engine", "bench", "BENCH"),
+    _command_at("demo", "train on digits, breast_cancer and diabetes beside scikit-learn's MLP", "demo", "DEMO"),
+)
 """Every command, in the order of the help."""
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """RunCommand the command line with ``arguments``, by default the process's own, and return its exit status."""
-    options = build_parser().parse_args(arguments)
-    command, console = options.command, Console(options.json, options.quiet)
+    """Run the command line with ``arguments``, by default the process's own, and return its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = build_parser(given).parse_args(given)
+    name, console = options.command_name, Console(options.json, options.quiet)
     try:
         with console.warnings_in_a_line():
-            outcome = command.run(options, console)
-        console.show({"command": command.name, "succeeded": outcome.succeeded, **outcome.record}, outcome.text)
+            outcome = options.run(options, console)
+        console.show({"command": name, "succeeded": outcome.succeeded, **outcome.record}, outcome.text)
         sys.stdout.flush()
         return 0 if outcome.succeeded else FAILED
     except BrokenPipeError:  # the reader, such as head, has enough
@@ -49,22 +75,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        return _report(error, command, console)
+        return _report(error, name, console)
 
 
-def _report(error: Exception, command: Command, console: Console) -> int:
+def _report(error: Exception, name: str, console: Console) -> int:
     """Print an error in a sentence, and return the exit status."""
     status, text = WRONG_USAGE if isinstance(error, UsageError) else FAILED, sentence(error)
     print(f"error: {text}", file=sys.stderr)
     if status == WRONG_USAGE:
-        print(f"See onnxtrain-sklearn {command.name} --help.", file=sys.stderr)
+        print(f"See onnxtrain-sklearn {name} --help.", file=sys.stderr)
     told = {"type": type(error).__name__, "message": text}
-    console.show({"command": command.name, "succeeded": False, "error": told}, "")
+    console.show({"command": name, "succeeded": False, "error": told}, "")
     return status
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the program, with a subparser for each command."""
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the program, with a subparser for each command.
+
+    The command that ``arguments`` name alone is imported and has its arguments: importing the others takes time.
+    """
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser = argparse.ArgumentParser(
         "onnxtrain-sklearn",
         description="Train ONNX graphs on tables, run and inspect them.",
@@ -72,23 +102,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=versions())
     commands = parser.add_subparsers(title="commands", required=True)
-    for command in COMMANDS:
-        _add_command(commands, command)
+    for listed in COMMANDS:
+        one = commands.add_parser(listed.name, help=listed.summary)
+        if listed.name == chosen:
+            _add_arguments_of(one, listed)
     return parser
 
 
-def _add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    described = f"{command.summary[0].upper()}{command.summary[1:]}."
-    one = commands.add_parser(
-        command.name, help=command.summary, description=described, epilog=command.notes, formatter_class=form
-    )
+def _add_arguments_of(one: argparse.ArgumentParser, listed: ListedCommand) -> None:
+    """Give the subparser of a command its arguments and its help."""
+    command = listed.load()
+    one.formatter_class = argparse.RawDescriptionHelpFormatter
+    one.description, one.epilog = f"{listed.summary[0].upper()}{listed.summary[1:]}.", command.notes
     command.add_arguments(one)
     common = one.add_argument_group("output")
     common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     common.add_argument("--quiet", "-q", action="store_true", help="print no progress on stderr")
     common.add_argument("--traceback", action="store_true", help="raise errors with their traceback")
-    one.set_defaults(command=command)
+    one.set_defaults(command_name=listed.name, run=command.run)
 
 
 def versions() -> str:

@@ -232,4 +232,4 @@ def _verdict(file: Record) -> str:
     return f"its predictions DIFFER from the estimator's by {file['difference']:.2g}"
 
 
-TRAIN = Command("train", "train a network on a table and write it as ONNX", _train_arguments, _train, NOTES)
+TRAIN = Command(_train_arguments, _train, NOTES)

@@ -33,7 +33,7 @@ def write_patients(folder: Path) -> Path:
 
 
 def program_json(capsys, *arguments: object) -> tuple[int, dict]:
-    """RunCommand the program with ``--json``; return the exit status and what it printed on stdout."""
+    """Run the program with ``--json``; return the exit status and what it printed on stdout."""
     capsys.readouterr()
     status = program.main([*map(str, arguments), "--json"])
     return status, json.loads(capsys.readouterr().out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def iris(tmp_path_factory):
 
 
 def with_command(monkeypatch, run):
-    monkeypatch.setattr(program, "COMMANDS", (Command("try", "try it", lambda parser: None, run),))
+    command = Command(lambda parser: None, run)
+    monkeypatch.setattr(program, "COMMANDS", (program.ListedCommand("try", "try it", lambda: command),))
 
 
 WRONG = {
@@ -141,6 +143,29 @@ def test_help_warns_of_pickles(capsys):
         with pytest.raises(SystemExit, match="0"):
             program.main([command, "--help"])
         assert "joblib or pickle file can run any code" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("listed", program.COMMANDS, ids=lambda listed: listed.name)
+def test_every_command_explains_its_arguments(listed, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        program.main([listed.name, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"usage: onnxtrain-sklearn {listed.name}" in told
+    assert f"{listed.summary[1:]}." in told
+    assert "--traceback" in told
+
+
+def test_help_lists_the_commands_and_imports_none():
+    code = (
+        "import sys; from onnxtrain_sklearn._command_line import program\n"
+        "try: program.main(['--help'])\n"
+        "finally: print([name for name in sys.modules if name.endswith(('.train', '.demo', '.bench', '.doctor'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *told, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    assert all(listed.summary in " ".join(" ".join(told).split()) for listed in program.COMMANDS)
 
 
 def test_settings_are_literals_or_text():
