@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.special import log_softmax, softmax
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier, clear_cache, losses
+from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, clear_cache, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training import many_classes
 
@@ -98,3 +98,9 @@ def test_a_loss_of_a_user_keeps_its_one_hot_rows():
 def test_no_tensor_of_zeros_takes_the_gradient():
     fitted = new(engine="portable").partial_fit(X, LABELS, classes=np.arange(K))
     assert "ConstantOfShape" not in operators(fitted)
+
+
+def test_an_unknown_label_does_not_list_all_classes():
+    model = OrtGradientClassifier(MLP((2,)), random_state=0).partial_fit([[0.0], [1.0]], [0, 1], classes=range(300))
+    with pytest.raises(ValueError, match=r"classes: \[300\].*are \[0, 1, .*, 19, \.\.\.\], 300 in all\.$"):
+        model.partial_fit([[0.0]], [300])

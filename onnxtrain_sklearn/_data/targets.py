@@ -180,10 +180,17 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
     unknown = known[values] != labels
     if np.any(unknown):
         raise ValueError(
-            f"{name} contains labels that are not among the classes: {np.unique(labels[unknown]).tolist()}. "
-            f"The classes, given or fixed by the fitted model or when training began, are {known.tolist()}."
+            f"{name} contains labels that are not among the classes: {_shortened(np.unique(labels[unknown]))}. "
+            f"The classes, given or fixed by the fitted model or when training began, are {_shortened(known)}."
         )
     return values
+
+
+def _shortened(labels: np.ndarray, most: int = 20) -> str:
+    """Return labels as a list, of many the first ones and their number."""
+    if len(labels) <= most:
+        return str(labels.tolist())
+    return f"[{', '.join(map(repr, labels[:most].tolist()))}, ...], {len(labels)} in all"
 
 
 def _several_labels(y: np.ndarray, classes: list[np.ndarray] | None) -> Targets:
