@@ -6,6 +6,7 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.ensemble import (
     AdaBoostClassifier,
+    BaggingClassifier,
 )
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import (
@@ -28,6 +29,18 @@ def one_boost():
     return AdaBoostClassifier(n_estimators=1, random_state=0).fit(X, BINARY)
 
 
+def network():
+    return classifier(Linear(), max_iter=2).fit(X, BINARY)
+
+
+def scaled(estimator):
+    return make_pipeline(StandardScaler(), estimator).fit(X, BINARY)
+
+
+def bagged(estimator):
+    return BaggingClassifier(estimator, n_estimators=2, random_state=0).fit(X, BINARY)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("estimator", "y", "error", "text"),
@@ -43,6 +56,9 @@ class TestRefused:
             (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "take OrtGradientClassifier"),
             (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
             (lambda: classifier(one_boost()), BINARY, ModelError, "has no parameter with a gradient"),
+            (lambda: classifier(network()), BINARY, ModelError, "^OrtGradientClassifier is a network"),
+            (lambda: classifier(scaled(network())), BINARY, ModelError, "in this Pipeline is a network"),
+            (lambda: classifier(bagged(network())), BINARY, ModelError, "in this BaggingClassifier is a network"),
         ],
     )
     def test_says_why_and_leaves_the_estimator(self, estimator, y, error, text):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ def converted(
     estimator = _with_counted_classes(unwrapped(estimator))
     records: list[ConversionRecord] = []
     parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
+    _require_no_network(estimator, parts)
     watching = _recording(skl2onnx_bridge.converter, records)
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():
@@ -79,6 +80,18 @@ def converted(
     for one in records:
         repair(model.graph, one.estimator, one.nodes)
     return model, records
+
+
+def _require_no_network(root: Estimator, parts: Iterable[Estimator]) -> None:
+    """Raise if an estimator of this package is among the parts: its weights would stay constants."""
+    own = next((part for part in parts if hasattr(type(part), "to_onnx")), None)
+    if own is not None:
+        within = "" if own is root else f" in this {type(root).__name__}"
+        raise ModelError(
+            f"{type(own).__name__}{within} is a network of onnxtrain_sklearn, not a fitted model of scikit-learn. Go "
+            f"on training it by its own partial_fit, or by fit with warm_start=True; or give an ONNX graph as model: "
+            f"its to_onnx(), or skl2onnx.to_onnx of a pipeline."
+        )
 
 
 def _with_counted_classes(estimator: Estimator) -> Any:
