@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._estimators.base import BaseOrtGradient
-from .._support.typing import Estimator
+from .._support.typing import Estimator, FrameLike
 from .command import UsageError
 from .console import Console
 from .progress import epochs_shown
@@ -27,10 +27,10 @@ def continue_training(
     select, columns = fitted_columns(source, rows.frame)
     written_here = is_table_pipeline(whole)
 
-    def prepare(frame: Any) -> Any:
+    def prepare(frame: FrameLike) -> Any:
         return as_numbers_and_text(select(frame)) if written_here else select(frame)
 
-    def encoded(frame: Any) -> Any:
+    def encoded(frame: FrameLike) -> Any:
         return prepare(frame) if whole is net else whole[:-1].transform(prepare(frame))
 
     apply_settings(net, dict(settings))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..displays import TrainingDisplay
+from ..displays.training import TrainingDisplay
 from .command import Record
 from .console import Console
 

@@ -86,13 +86,13 @@ def is_classifier_option(option: ModelOption) -> bool:
     return option.kind in ("fitted", "own") and is_classifier(option.model)
 
 
-def own_estimator(model: Any) -> Any:
+def own_estimator(model: object) -> Any:
     """Return the estimator of this package that a stored model is, or ends in; None for others."""
     last = model.steps[-1][1] if isinstance(model, Pipeline) else model
     return last if isinstance(last, GraphEstimator | BaseRecipe) else None
 
 
-def _stored(loaded: Any, path: Path) -> ModelOption:
+def _stored(loaded: object, path: Path) -> ModelOption:
     text = f"{path.name} ({type(loaded).__name__})"
     best = getattr(loaded, "best_estimator_", loaded)  # of a search
     if own_estimator(best) is not None:

@@ -32,7 +32,7 @@ def stays_sparse(data: Any) -> bool:
     return bool(n_columns >= LEAST_COLUMNS and matrix.nnz <= DENSE * n_rows * n_columns)
 
 
-def in_type(data: Any, dtype: np.dtype[Any]) -> Any:
+def in_type(data: Any, dtype: np.dtype[np.generic]) -> Any:
     """Return compressed rows with numbers of type ``dtype``; the indices are shared."""
     if data.dtype == dtype:
         return data

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
 
 from .._data.positions import IGNORED
@@ -23,6 +24,7 @@ from .._fitted.model import listed
 from .._graph.links import Task
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
+from .._support.typing import MatrixLike
 from ..exceptions import nearest
 from .single_estimators import OutputEstimator, by_output, naming, weights_by_output
 
@@ -88,9 +90,9 @@ def _known_classes(classes: np.ndarray | None, head: Head | None) -> Classes:
 def _targets_of_output(
     single: OutputEstimator,
     n_rows: int,
-    y: Any,
-    sample_weight: Any,
-    classes: Any,
+    y: np.ndarray,
+    sample_weight: ArrayLike | None,
+    classes: Classes,
     head: Head | None,
     *,
     at_positions: bool = False,
@@ -125,7 +127,7 @@ def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
 
 
 def several_validation_examples(
-    estimator: Parameters, singles: Singles, run: Run, X: Any, y: Any, sample_weight: Any
+    estimator: Parameters, singles: Singles, run: Run, X: MatrixLike, y: MatrixLike, sample_weight: Any
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, run.source.inputs, None, reset=False)

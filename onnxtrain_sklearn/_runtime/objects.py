@@ -156,7 +156,7 @@ def option_values(options: object) -> dict[str, Any] | None:
     return {name: getattr(value, "name", value) for name, value in values.items()}
 
 
-def options_from(kind: str, values: Mapping[str, Any] | None) -> Any:
+def options_from(kind: str, values: Mapping[str, object] | None) -> Any:
     """Return the object whose attributes :func:`option_values` returned."""
     if values is None:
         return None

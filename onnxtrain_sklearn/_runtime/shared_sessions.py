@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
 
 from .._support.cache import Cache
 from .._support.content import content
@@ -35,7 +34,7 @@ def shared_session(
     device: Device,
     *,
     threads: int = 1,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     memory: float = 0.0,
 ) -> InferenceSession:
     """Return the session for ``model``, which has no state; ``memory`` are the bytes that a run allocates."""
@@ -50,7 +49,7 @@ def shared_session(
     return _cache.get((graph, content([vars(device), threads, options]), sessions.forks()), made)[0]
 
 
-def may_be_shared(device: Device, options: Mapping[str, Any] | None) -> bool:
+def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
     """Whether a session has no state: graphs that CUDA captures hold the addresses of the first run."""
     captures = any("graph" in name for chosen in device.provider_options for name in chosen)
     return not captures and set(options or ()) <= SHARED_OPTIONS

@@ -71,7 +71,7 @@ class OrtGradientForwardBackwardFunction:
     _optimized_pre_grad_model: ClassVar[onnx.ModelProto]
     _graph_builder: ClassVar[Any]
     _device: ClassVar[Device]
-    _types: ClassVar[dict[str, np.dtype[Any]]]
+    _types: ClassVar[dict[str, np.dtype[np.generic]]]
     _new_state: ClassVar[Callable[[], Any]]
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ def _value(tensor: Any, device: runtime.OrtDevice) -> runtime.OrtValue:
     return runtime.value_of(tensor, device)
 
 
-def _of_type(tensor: Any, dtype: np.dtype[Any], name: str) -> Any:
+def _of_type(tensor: Any, dtype: np.dtype[np.generic], name: str) -> Any:
     """Return the tensor, float arrays cast to the float type of the graph; raise for other types."""
     value = runtime.unwrapped_value(tensor)
     found = runtime.dtype_of(value.data_type()) if value is not None else np.asarray(tensor).dtype

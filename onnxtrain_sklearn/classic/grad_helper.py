@@ -217,7 +217,7 @@ def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1
     }
 
 
-def _spec(value: Any) -> tuple[str, np.dtype[Any], list[int | str | None]]:
+def _spec(value: Any) -> tuple[str, np.dtype[np.generic], list[int | str | None]]:
     """Return name, type and dimensions of an input of a session or of a ModelProto."""
     if not isinstance(value, onnx.ValueInfoProto):
         return value.name, runtime.dtype_of(value.type), list(value.shape)
@@ -239,7 +239,7 @@ def _chosen_shape(
     return tuple(found)
 
 
-def _random(rng: np.random.RandomState, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+def _random(rng: np.random.RandomState, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> np.ndarray:
     if dtype.kind == "f":
         return np.asarray(rng.standard_normal(shape), dtype)
     if dtype.kind in "iub":

@@ -112,7 +112,7 @@ class TrainingDisplay:
     @classmethod
     def from_history(
         cls,
-        history: Iterable[Mapping[str, Any]],
+        history: Iterable[Mapping[str, object]],
         *,
         estimator_name: str | None = None,
         ax: Axes | Iterable[Axes] | None = None,

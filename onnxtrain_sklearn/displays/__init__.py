@@ -6,9 +6,7 @@ again. matplotlib is imported where something is drawn, and nowhere else.
 
 from __future__ import annotations
 
-from ._displays.graph import GraphDisplay as GraphDisplay
-from ._displays.graph import plot_graph as plot_graph
-from ._displays.training import TrainingDisplay as TrainingDisplay
-from ._displays.weights import WeightsDisplay as WeightsDisplay
-
-__all__ = ["GraphDisplay", "TrainingDisplay", "WeightsDisplay", "plot_graph"]
+from .graph import GraphDisplay as GraphDisplay
+from .graph import plot_graph as plot_graph
+from .training import TrainingDisplay as TrainingDisplay
+from .weights import WeightsDisplay as WeightsDisplay

@@ -1,1 +1,0 @@
-"""Pictures of training, of weights, and of graphs."""
