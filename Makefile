@@ -18,7 +18,9 @@
 #   make bench-networks  networks of PyTorch, torchvision, timm and transformers: errors and CPU time beside PyTorch's, and the
 #                        page docs/networks.md; NETWORKS="BERT timm" for those whose names begin so
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
-#   make docs            the pages of docs/ as a web site in site/
+#   make docs            the site in site/: the pages of docs/, the examples, which it runs, and the reference of all
+#                        public names; a warning or a link within the site that leads nowhere is an error
+#   make docs-links      whether the links out of the site lead somewhere; needs the web
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
 # current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
 # it is the default. OLDEST=1 sets up the oldest version of each dependency that pyproject.toml admits. PYTEST_ARGS=...
@@ -55,7 +57,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-networks bench-peers bench-tabular coverage docs clean test-web
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-networks bench-peers bench-tabular coverage docs docs-links clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -139,12 +141,22 @@ build/originals/.installed:
 coverage: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.contracts.coverage
 
-docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
-	$(BIN)/mkdocs build
+# Warnings are errors: a link within the site that leads nowhere, a name without a page, an example that fails.
+SPHINX = OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d build/doctrees docs
+
+docs: $(VENV)/.docs
+	$(SPHINX) site
+
+docs-links: $(VENV)/.docs
+	$(SPHINX) build/links -b linkcheck
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable ".[docs]" || \
+	  $(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site docs/api/generated docs/gallery demo-output .mypy_cache .pytest_cache .ruff_cache
 
 # Debian's Python has venv but not ensurepip: there the machine's own pip fills the environment. uv installs in a tenth
 # of pip's time; pip does it where uv cannot, as it reads no settings of pip.

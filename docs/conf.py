@@ -1,0 +1,61 @@
+"""Settings of the documentation site. ``make docs`` builds it with Sphinx into ``site/``."""
+
+from __future__ import annotations
+
+import onnxtrain_sklearn
+
+project = "onnxtrain-sklearn"
+author = "the developers of onnxtrain-sklearn"
+project_copyright = author
+version = release = onnxtrain_sklearn.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.zip"]
+templates_path = ["_templates"]
+nitpicky = True
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autodoc_typehints = "none"  # numpydoc says the types
+autodoc_member_order = "groupwise"
+numpydoc_show_class_members = False  # the template of a class lists them
+
+# The examples run when the site is built; a failing one fails the build.
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "backreferences_dir": "gallery/backreferences",
+    "doc_module": ("onnxtrain_sklearn",),
+    "reference_url": {"onnxtrain_sklearn": None},
+    "remove_config_comments": True,
+    "write_computation_times": False,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "onnxtrain-sklearn"
+html_static_path = ["_static"]
+html_show_sourcelink = False
+html_theme_options = {
+    "show_prev_next": False,
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": ["theme-version"],
+}
