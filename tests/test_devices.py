@@ -11,7 +11,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from tests.helpers.several_outputs import KINDS, data, graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -61,6 +62,33 @@ def test_regression_and_validation(provider):
     host, other = (OrtGradientRegressor(**settings, **more).fit(X, X.sum(1)) for more in ({}, where))
     assert_allclose(other.validation_scores_, host.validation_scores_, rtol=0.01, atol=10 * tolerance)
     assert_allclose(other.predict(X), host.predict(X), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_several_outputs(early_stopping, provider):
+    where, tolerance = provider
+    rows, targets = data(60)
+    settings = {
+        "max_iter": 5,
+        "batch_size": 16,
+        "random_state": 0,
+        "engine": "portable",
+        "early_stopping": early_stopping,
+    }
+    losses = {name: kind.loss for name, kind in KINDS.items()}
+    weights = {"number": np.arange(60) % 3, "class": np.arange(60) % 2}
+    host, other = (
+        OrtGradientMultiOutput(graph(list(KINDS)), loss=losses, **settings, **more).fit(rows, targets, weights)
+        for more in ({}, where)
+    )
+    assert_allclose(other.loss_curve_, host.loss_curve_, rtol=tolerance)
+    assert_allclose(other.validation_scores_, host.validation_scores_, rtol=0.01) if early_stopping else None
+    for name, array in host.weights_.items():
+        assert_allclose(other.weights_[name], array, rtol=0, atol=10 * tolerance, err_msg=name)
+    for name, own in host.predict(rows).items():
+        assert own.dtype.kind in "Ui" or np.allclose(other.predict(rows)[name], own, atol=0.01), name
+    twin = pickle.loads(pickle.dumps(other))
+    assert_array_equal(twin.predict(rows)["number"], other.predict(rows)["number"])
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])

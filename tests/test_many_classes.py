@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.special import log_softmax, softmax
 
-from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, clear_cache, losses
+from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training import many_classes
 
@@ -65,6 +65,29 @@ def test_labels_at_positions_some_of_which_are_ignored(engine):
     counted = AT_PLACES != -100
     loss, matrix = reference(MAPS[counted], AT_PLACES[counted], np.repeat(WEIGHTS, PLACES).reshape(N, PLACES)[counted])
     assert_allclose(fitted.loss_, loss, rtol=1e-6)
+    assert_allclose(fitted.weights_["W"], matrix, rtol=0, atol=1e-6)
+    assert "Equal" not in operators(fitted)
+
+
+@engines
+@pytest.mark.parametrize("places", [False, True])
+def test_one_of_several_outputs(engine, places):
+    inputs, outputs = ("N, 3, 5", f"N, 3, {K}") if places else ("N, 5", f"N, {K}")
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> net (float[{inputs}] X) => (float[{outputs}] Y, float[N, 1] Z)
+        <float[5, 1] V = {{0, 0, 0, 0, 0}}>
+        {{ Y = MatMul(X, W) F = Flatten(X) S = Slice(F, start, end, axis) Z = MatMul(S, V) }}"""
+    )
+    constants = {"W": W, "start": np.array([0]), "end": np.array([5]), "axis": np.array([1])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in constants.items())
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.5, "batch_size": N, "random_state": 0, "engine": engine}
+    fitted = OrtGradientMultiOutput(model, loss={"Y": "log_loss", "Z": "squared_error"}, **settings)
+    x, labels = (MAPS, AT_PLACES) if places else (X, LABELS)
+    fitted.partial_fit(x, {"Y": labels, "Z": np.zeros(N)}, {"Y": np.arange(K)}, sample_weight=WEIGHTS)
+    counted = labels != -100
+    w = np.broadcast_to(WEIGHTS[:, None] if places else WEIGHTS, labels.shape)[counted]
+    loss, matrix = reference(x[counted] if places else x, labels[counted], w)
+    assert_allclose(fitted.loss_, loss, rtol=1e-5)
     assert_allclose(fitted.weights_["W"], matrix, rtol=0, atol=1e-6)
     assert "Equal" not in operators(fitted)
 

@@ -6,8 +6,10 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from .._export.folder import read_folder
 from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP
@@ -17,11 +19,59 @@ from .._runtime.adapter_files import read_adapter
 from .._training.parameters import FlatParameters
 from .._training.step import OptimizerState
 from ..exceptions import ModelError, instead_of, nearest
-from ..optimizers import Optimizer
+from ..optimizers import Optimizer, resolve_optimizer
 from .run import Run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 StateArrays = Mapping[str, np.ndarray]
 StateSource = str | os.PathLike[str] | StateArrays
+
+
+class LoadsState:
+    """An estimator that takes what was trained elsewhere."""
+
+    _run: Run
+    optimizer: str | BaseOptimizer
+
+    def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
+        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
+
+        Parameters
+        ----------
+        state : str, path or dict of str to ndarray
+            A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
+            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
+            the training graphs.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelError
+            A name, a shape or a number does not fit; the estimator is unchanged.
+
+        Notes
+        -----
+        Arrays by the names of the graph hold no state of the optimizer: it starts anew. With the vectors of training
+        graphs :meth:`partial_fit` goes on exactly.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> one, other = (OrtGradientClassifier(MLP((8,)), random_state=i) for i in (0, 1))
+        >>> one, other = (net.partial_fit(X, y, classes=[0, 1, 2]) for net in (one, other))
+        >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
+        True
+        """
+        check_is_fitted(self)
+        load_arrays(self._run, read_arrays(state, self._run), resolve_optimizer(self.optimizer))
+        return self
 
 
 def read_arrays(source: object, run: Run) -> dict[str, np.ndarray]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
@@ -16,16 +15,15 @@ from .._export.training_info import training_model
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
-from ..optimizers import resolve_optimizer
 from .export_source import export_source, untrained_run
-from .loaded_state import load_arrays, read_arrays
+from .loaded_state import LoadsState
 from .run import Run
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 
-class TrainingFiles:
+class TrainingFiles(LoadsState):
     """An estimator whose training can go on in any onnxruntime."""
 
     _run: Run
@@ -123,41 +121,3 @@ class TrainingFiles:
         check_is_fitted(self)
         with refusing("The training step cannot be made"):
             return training_model(export_source(self, self._run, batch_size), self.to_onnx())
-
-    def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
-        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
-
-        Parameters
-        ----------
-        state : str, path or dict of str to ndarray
-            A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
-            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
-            the training graphs.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ModelError
-            A name, a shape or a number does not fit; the estimator is unchanged.
-
-        Notes
-        -----
-        Arrays by the names of the graph hold no state of the optimizer: it starts anew. With the vectors of training
-        graphs :meth:`partial_fit` goes on exactly.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_iris
-        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
-        >>> X, y = load_iris(return_X_y=True)
-        >>> one, other = (OrtGradientClassifier(MLP((8,)), random_state=i) for i in (0, 1))
-        >>> one, other = (net.partial_fit(X, y, classes=[0, 1, 2]) for net in (one, other))
-        >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
-        True
-        """
-        check_is_fitted(self)
-        load_arrays(self._run, read_arrays(state, self._run), resolve_optimizer(self.optimizer))
-        return self

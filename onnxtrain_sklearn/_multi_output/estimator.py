@@ -13,6 +13,7 @@ from .._estimators.availability import check_one_pass, is_on, trains_in_minibatc
 from .._estimators.base import GraphEstimator
 from .._estimators.docstrings import output_attributes
 from .._estimators.examples import Call, FitRows, GivenRows
+from .._estimators.loaded_state import LoadsState
 from .._estimators.run import Run
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @documented(attributes=output_attributes())
-class OrtGradientMultiOutput(OutputResults, GraphEstimator):
+class OrtGradientMultiOutput(OutputResults, LoadsState, GraphEstimator):
     """Train several outputs of an ONNX graph together, each by a loss of its own.
 
     Minimizes the sum of the losses, ``sum_j loss_weights[j] * loss_j``; each is the mean over the rows, weighted by

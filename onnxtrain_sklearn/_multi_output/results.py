@@ -27,6 +27,7 @@ from .._graph.protobuf import to_proto
 from .._inference.graph import OutputOptions
 from .._inference.head import Head
 from .._support.typing import MatrixLike
+from .predictions import OutputPredictions
 from .single_estimators import OutputEstimator, by_output, naming, output_estimators, weights_by_output
 
 
@@ -59,10 +60,10 @@ class OutputResults:
             By output: labels as :meth:`OrtGradientClassifier.predict` gives them, numbers as
             :meth:`OrtGradientRegressor.predict` does.
         """
-        return {
-            name: numbers_in_rows(head, found, X) if head.task == "regression" else typed_labels(head, found)
+        return OutputPredictions(
+            (name, numbers_in_rows(head, found, X) if head.task == "regression" else typed_labels(head, found))
             for name, head, found in self._predicted(X)
-        }
+        )
 
     @available_if(_gives_probabilities)
     def predict_proba(self, X: MatrixLike) -> dict[str, Any]:
@@ -79,11 +80,11 @@ class OutputResults:
         """
         number_type = prediction_type(X)
         found = self._predicted(X, 1, with_scores=number_type is np.float64)
-        return {
-            name: by_label(head, p.astype(np.result_type(number_type, p), copy=False))
+        return OutputPredictions(
+            (name, by_label(head, p.astype(np.result_type(number_type, p), copy=False)))
             for name, head, p in found
             if head.has_probabilities
-        }
+        )
 
     def decision_function(self, X: MatrixLike) -> dict[str, Any]:
         """Return the scores of the classes.
@@ -98,7 +99,7 @@ class OutputResults:
             For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
         """
         found = self._predicted(X, -1, with_scores=True)
-        return {name: decisions(head, own) for name, head, own in found if head.task != "regression"}
+        return OutputPredictions((name, decisions(head, own)) for name, head, own in found if head.task != "regression")
 
     def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
         """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.

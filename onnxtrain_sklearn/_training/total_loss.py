@@ -19,10 +19,11 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.links import Link, Task, split_columns
-from .._graph.loss_terms import row_means, weighted_row_mean
+from .._graph.loss_terms import RowLoss, row_means, weighted_row_mean
 from .._graph.positions import Positions, position_weights
 from ..exceptions import ModelError
 from ..losses import Loss
+from .many_classes import of_labels, takes_labels
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,9 @@ def _rows_at_positions(
 
 
 def _means(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, weight: ir.Value) -> ir.Value:
-    if one.task == "multiclass":  # the index of a class is exact as a float
+    loss: RowLoss = one.loss
+    if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_outputs):
+        loss, y = of_labels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
+    elif one.task == "multiclass":  # the index of a class is exact as a float
         y = op.Cast(op.Equal(y, np.arange(one.n_outputs, dtype=op.dtype.numpy())), to=op.dtype)
-    return row_means(op, one.loss, scores=scores, y=y, weight=weight, link=one.link, groups=one.groups)
+    return row_means(op, loss, scores=scores, y=y, weight=weight, link=one.link, groups=one.groups)
