@@ -7,17 +7,30 @@ import inspect
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import onnxtrain_sklearn
+from tests.helpers.source_code import (
+    FOLDER,
+    PACKAGE,
+    classes,
+    defined_names,
+    functions,
+    imports,
+    imports_package,
+    lines_of_code,
+    modules,
+    own_imports,
+    room,
+    sources,
+    syntax_tree,
+    used_names,
+    uses_of_onnx,
+)
 
-PACKAGE = "onnxtrain_sklearn"
-FOLDER = Path(onnxtrain_sklearn.__file__).parent
 ROOT = Path(__file__).parents[1]
 
 # A module imports from its own room and from rooms of the rows above; rooms of one row do not see each other.
@@ -26,23 +39,22 @@ ROOMS = (
     {"_support"},
     {"_runtime"},
     {"_graph"},
-    {"_losses"},
     {
         "adapters",
         "finetuning",
         "graph",
-        "losses",
         "_callbacks",
         "_data",
         "_gradient",
+        "_losses",
         "_ml_operators",
         "_models",
         "_optimizers",
         "_schedules",
     },
-    {"callbacks", "models", "optimizers", "schedules", "_fitted", "_inference"},
-    {"_training", "_given", "classic"},
-    {"_export"},
+    {"callbacks", "losses", "models", "optimizers", "schedules", "_inference"},
+    {"_training", "_fitted", "classic"},
+    {"_given", "_export"},
     {"_estimators"},
     {"_recipes", "_multi_output", "displays"},
     {"_command_line"},
@@ -176,56 +188,6 @@ SHARED_NAMES = {
 }
 
 
-@cache
-def modules() -> list[str]:
-    """Return the names of the package's modules, without those of the packages (``__init__``)."""
-    files = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py"))
-    return sorted(".".join(file.parts) for file in files if file.name != "__init__")
-
-
-@cache
-def syntax_tree(module: str) -> ast.Module:
-    return ast.parse((FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
-
-
-@cache
-def imports(module: str) -> list[str]:
-    return list(_imports(module))
-
-
-def _imports(module: str) -> Iterator[str]:
-    """Yield the full names of what ``module`` imports, wherever in it: ``from a import b`` gives ``a.b``."""
-    parent = [PACKAGE, *module.split(".")[:-1]]
-    for node in ast.walk(syntax_tree(module)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = parent[: len(parent) - node.level + 1] if node.level else []
-            yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
-
-
-@cache
-def own_imports(module: str) -> list[str]:
-    """Return the modules of the package that ``module`` imports; "" stands for the package root."""
-    names = [name.removeprefix(f"{PACKAGE}.") for name in imports(module) if name.partition(".")[0] == PACKAGE]
-    return [next((m for m in modules() if name == m or name.startswith(f"{m}.")), "") for name in names]
-
-
-def imports_package(module: str, package: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for name in imports(module))
-
-
-def uses_of_onnx(module: str) -> set[str]:
-    """Return what ``module`` takes from the package ``onnx``, by ``onnx.load`` or by an import."""
-    attributes = (node for node in ast.walk(syntax_tree(module)) if isinstance(node, ast.Attribute))
-    used = {a.attr for a in attributes if isinstance(a.value, ast.Name) and a.value.id == "onnx"}
-    return used | {name.split(".")[1] for name in imports(module) if name.startswith("onnx.")}
-
-
-def room(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def row_of_rooms(module: str) -> int:
     return next(i for i, rooms in enumerate(ROOMS) if room(module) in rooms)
 
@@ -276,17 +238,6 @@ def test_protobuf_stays_at_the_border():
     assert not {module: names for module, names in beyond.items() if names}
 
 
-def defined_names(module: str) -> set[str]:
-    """Return the names of the functions, classes and constants at the top level of ``module``."""
-    names = set()
-    for node in syntax_tree(module).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return names
-
-
 def test_names_are_defined_in_one_module():
     places = defaultdict(list)
     for module in modules():
@@ -296,53 +247,20 @@ def test_names_are_defined_in_one_module():
     assert len(repeated) <= 5, f"rename some of these after what they are: {repeated}"
 
 
-def functions(module: str) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(syntax_tree(module)) if isinstance(node, ast.FunctionDef))
-
-
-def lines_of_code(function: ast.FunctionDef) -> int:
-    """Return the lines of the body, without the docstring."""
-    body = function.body[1:] if ast.get_docstring(function) else function.body
-    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
-
-
 def test_modules_and_functions_are_short():
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.rglob("*.py")}
     assert not [path for path, length in lengths.items() if length >= 450]
     assert not [(m, f.name) for m in modules() for f in functions(m) if lines_of_code(f) > 38]
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    return ((m, node) for m in modules() for node in ast.walk(syntax_tree(m)) if isinstance(node, ast.ClassDef))
+def test_modules_of_tests_are_short():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py")}
+    assert not [path for path, length in lengths.items() if length >= 400]
 
 
 def test_classes_have_at_most_15_methods_and_properties():
     own = {(m, cls.name): [f for f in cls.body if isinstance(f, ast.FunctionDef)] for m, cls in classes()}
     assert not [name for name, functions in own.items() if len(functions) > 15]
-
-
-@cache
-def sources(module: str) -> dict[str, str]:
-    """Return the modules of the package from which ``module`` imports names, by the names in its code."""
-    found = {}
-    for node in ast.walk(syntax_tree(module)):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            parent = module.split(".")[: -node.level]
-            base = ".".join([*parent, *filter(None, [node.module])])
-            for alias in node.names:
-                whole = f"{base}.{alias.name}".lstrip(".")
-                found[alias.asname or alias.name] = whole if whole in modules() else base
-    return found
-
-
-def used_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names in the code of a class, without those in annotations."""
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and field not in ("annotation", "returns"):
-                yield from used_names(child)
-    if isinstance(node, ast.Name):
-        yield node.id
 
 
 def test_classes_use_at_most_10_modules():

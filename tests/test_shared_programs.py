@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -39,8 +38,6 @@ from onnxtrain_sklearn._estimators.examples import Examples
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.structure import structure
 from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._inference import templates
-from onnxtrain_sklearn._inference.graph import inference_model
 from onnxtrain_sklearn._runtime import sessions
 from onnxtrain_sklearn.losses import Loss
 from onnxtrain_sklearn.optimizers import Optimizer, RMSprop
@@ -395,47 +392,3 @@ def test_a_file_that_onnxruntime_writes_for_a_session_is_written_by_each_fit(tmp
         path.unlink()
         regressor(session_options={"optimized_model_filepath": str(path)})().fit(X, Y)
         assert path.exists()
-
-
-@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
-def test_predictions_of_equal_structures_are_those_of_their_own_weights(method):
-    labels = [(Y > 0).astype(int), np.array(["a", "b"])[(Y > 0).astype(int)], (Y > 0).astype(int) + 5]
-    fitted = [OrtGradientClassifier(MLP((5,)), random_state=i, max_iter=3).fit(X, y) for i, y in enumerate(labels)]
-    clear_cache()
-    expected = []
-    for one in fitted:
-        clear_cache()
-        expected.append(getattr(pickle.loads(pickle.dumps(one)), method)(X))
-    clear_cache()
-    for one, numbers in zip(fitted, expected, strict=True):
-        assert_array_equal(getattr(pickle.loads(pickle.dumps(one)), method)(X), numbers)
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_scaled_targets_share_the_graph_that_predicts(clips, monkeypatch):
-    targets = [Y, 50 * Y + 7, Y - Y.mean(), 1e-3 * Y - 1]
-    fitted = [OrtGradientRegressor(MLP((5,)), clip_predictions=clips, max_iter=3).fit(X, y) for y in targets]
-    expected = [pickle.loads(pickle.dumps(one)).model_.SerializeToString() for one in fitted]
-    clear_cache()
-    made: list[object] = []
-    monkeypatch.setattr(templates, "inference_model", lambda *a, **k: made.append(a) or inference_model(*a, **k))
-    for one, proto in zip(fitted, expected, strict=True):
-        session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
-        assert_array_equal(pickle.loads(pickle.dumps(one)).predict(X), session.run(None, {"X": X})[0].ravel())
-    assert len(made) == 1
-
-
-def test_validation_scores_are_those_of_the_current_weights():
-    def curve(seed):
-        net = OrtGradientRegressor(
-            MLP((5,)), random_state=seed, early_stopping=True, max_iter=4, trainable=["layers.1.*"]
-        )
-        return net.fit(X, Y).validation_scores_
-
-    expected = []
-    for seed in (0, 1):
-        clear_cache()
-        expected.append(curve(seed))
-    clear_cache()
-    assert [curve(seed) for seed in (0, 1)] == expected
-    assert expected[0] != expected[1]
