@@ -26,6 +26,7 @@ from .components import resolved
 from .copies import Copied
 from .description import Describable
 from .examples import Call, FitRows
+from .html import HtmlRepr
 from .parameters import Parameters
 from .preparation import prepared
 from .results import Results
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class GraphEstimator(CallbackSupportMixin, Copied, Attempt, Describable, Adapted, Parameters, BaseEstimator, ABC):
+class GraphEstimator(
+    CallbackSupportMixin, Copied, Attempt, Describable, Adapted, Parameters, HtmlRepr, BaseEstimator, ABC
+):
     """Base class of the estimators that train an ONNX graph, on one output or on several."""
 
     _run: Run

@@ -151,7 +151,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old
+        X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old : array-like
             As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels: one a row, several a row, or one at each
             position of a row, (n_samples, ...), for which the graph has scores.
         classes : array-like of shape (n_classes,), or list of them, default=None
@@ -191,7 +191,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : array-like
             As in :meth:`fit`.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels of all calls; needed at the first call, optional later. A fitted model knows its classes. With
@@ -277,7 +277,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : array-like
             As in :meth:`fit`.
 
         Returns

@@ -43,7 +43,7 @@ def export_training(
         The training graphs to write.
     loss : str or Loss, default="log_loss"
         The loss of a model, which decides between classification and regression.
-    **parameters
+    **parameters : object
         Further parameters of the estimator that a model gets, such as ``optimizer``.
 
     Examples

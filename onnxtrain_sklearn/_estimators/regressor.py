@@ -130,7 +130,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : array-like
             As in :meth:`fit`.
 
         Returns
@@ -160,7 +160,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : array-like
             As in :meth:`fit`.
 
         Returns

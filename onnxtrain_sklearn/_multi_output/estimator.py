@@ -195,7 +195,7 @@ class OrtGradientMultiOutput(OutputResults, LoadsState, GraphEstimator):
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : dict of str to array-like
             As in :meth:`fit`.
         classes : dict of str to array-like, default=None
             All labels of all calls, by output with labels; needed at the first call, optional later.

@@ -106,7 +106,7 @@ class OutputResults:
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : dict of str to array-like
             As in :meth:`fit`.
 
         Returns
@@ -121,7 +121,7 @@ class OutputResults:
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight : dict of str to array-like
             As in :meth:`fit`.
 
         Returns

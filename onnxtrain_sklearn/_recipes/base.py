@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, row_weights
+from .._estimators.html import HtmlRepr
 from .._estimators.interrupts import raise_or_warn
 from .._runtime import devices
 from .._runtime.devices import Device
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseRecipe(TracedRecipe, FittedGraph, Declared, BaseEstimator, ABC):
+class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, ABC):
     """An estimator that takes a raw table."""
 
     categorical_features: CategoricalFeatures

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
+from sklearn.base import BaseEstimator
 
+from .._graph.layout import Box, Edge, Layout
 from .._graph.protobuf import load
+from .._graph.svg import graph_svg
 from ..models import ModelSource
 from .axes import given_axes, new_axes
 
@@ -20,31 +22,6 @@ if TYPE_CHECKING:
 
 MOST_NODES = 200
 """Nodes up to which matplotlib draws a graph; larger ones are for Graphviz."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """A box of the drawing: an input, an output, or an operator with the constants that it alone reads.
-
-    Attributes
-    ----------
-    kind : {"input", "output", "operator"}
-    title : str
-        The operator, or the name of the input or output.
-    lines : tuple of str
-        The constants with their shapes, or type and shape.
-    trained : bool
-        Whether a constant among them is trained.
-    layer, place : int
-        Its row from the top, and its place in the row.
-    """
-
-    kind: str
-    title: str
-    lines: tuple[str, ...]
-    trained: bool
-    layer: int = 0
-    place: int = 0
 
 
 class GraphDisplay:
@@ -65,20 +42,23 @@ class GraphDisplay:
         The boxes, as drawn.
     """
 
-    def __init__(self, boxes: Iterable[Box], edges: Iterable[tuple[int, int, str]]) -> None:
+    def __init__(self, boxes: Iterable[Box], edges: Iterable[Edge]) -> None:
         self.boxes = tuple(boxes)
         self.edges = tuple(edges)
 
     @property
     def dot(self) -> str:
         """The graph in the language of Graphviz, for ``dot -Tsvg``."""
-        colors = {"input": "lightblue", "output": "lightblue", "operator": "white"}
         lines = ["digraph model {", '  node [shape=box style="rounded,filled" fontname=Helvetica fontsize=10]']
         for i, box in enumerate(self.boxes):
-            color = "orange" if box.trained else colors[box.kind]
-            lines.append(f'  b{i} [label="{_quoted(_label(box))}" fillcolor={color}]')
+            lines.append(f'  b{i} [label="{_quoted(_label(box))}" fillcolor={box.color}]')
         lines += [f'  b{i} -> b{j} [label="{_quoted(shape)}" fontsize=8]' for i, j, shape in self.edges]
         return "\n".join([*lines, "}"])
+
+    @property
+    def svg(self) -> str:
+        """The graph as SVG, for browsers and notebooks; nothing but Python is needed to draw it."""
+        return graph_svg(self.boxes, self.edges)
 
     def plot(self, ax: Axes | None = None) -> Self:
         """Draw the graph by matplotlib, from the inputs at the top to the outputs.
@@ -123,8 +103,7 @@ class GraphDisplay:
         self.ax_.text(middle[0], middle[1], f" {shape}", fontsize=6, color="gray")
 
     def _draw_box(self, box: Box) -> Any:
-        color = "orange" if box.trained else "white" if box.kind == "operator" else "lightblue"
-        style = {"boxstyle": "round", "facecolor": color, "edgecolor": "gray"}
+        style = {"boxstyle": "round", "facecolor": box.color, "edgecolor": "gray"}
         return self.ax_.text(box.place, box.layer, _label(box), ha="center", va="center", fontsize=8, bbox=style)
 
 
@@ -139,7 +118,7 @@ def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: boo
     ax : matplotlib.axes.Axes, default=None
         Where to draw; None: in a new figure.
     draw : bool, default=True
-        Whether to draw by matplotlib; ``dot`` has the graph for Graphviz in any case.
+        Whether to draw by matplotlib; ``dot`` has the graph for Graphviz in any case, and ``svg`` for browsers.
 
     Returns
     -------
@@ -172,7 +151,8 @@ def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: boo
     }
     """
     graph, trained = _drawn_graph(model)
-    display = GraphDisplay(*_layout(graph, trained))
+    layout = Layout(graph, trained)
+    display = GraphDisplay(layout.boxes, layout.edges)
     return display.plot(ax) if draw else display
 
 
@@ -185,61 +165,12 @@ def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
         described, source = OrtGradientRegressor(model).describe, model
     elif callable(describe):
         described, source = describe, model.to_onnx() if hasattr(model, "model_") else model.model
+    elif isinstance(model, BaseEstimator) and hasattr(model, "to_onnx"):  # of raw tables: its graph holds weights alone
+        graph = load(model.to_onnx()).graph
+        return graph, frozenset(graph.initializers)
     else:
         raise TypeError(f"model must be an ONNX graph or an estimator of this package, got {type(model).__name__}.")
     return load(source).graph, frozenset(entry.name for entry in described().of("trained"))
-
-
-def _layout(graph: ir.Graph, trained: frozenset[str]) -> tuple[list[Box], list[tuple[int, int, str]]]:
-    """Return boxes in layers, each below all those that it reads from, and the edges between them."""
-    makers: dict[str, int] = {}
-    layers: list[int] = []
-    boxes: list[tuple[str, str, tuple[str, ...], bool]] = []
-    edges: list[tuple[int, int, str]] = []
-
-    def add(kind: str, title: str, lines: tuple[str, ...], marked: bool, reads: list[ir.Value]) -> None:
-        sources = [(makers[v.name or ""], _joined_sizes(v)) for v in reads if v.name in makers]
-        edges.extend((i, len(boxes), shape) for i, shape in sources)
-        layers.append(1 + max((layers[i] for i, _ in sources), default=-1))
-        boxes.append((kind, title, lines, marked))
-
-    for value in graph.inputs:
-        add("input", value.name or "", (_typed_shape(value),), False, [])
-        makers[value.name or ""] = len(boxes) - 1
-    for node in graph:
-        if node.op_type == "Constant":
-            continue
-        held = [x for x in node.inputs if x is not None and x.name in graph.initializers]
-        lines = tuple(f"{x.name} {_joined_sizes(x)}" for x in held)
-        add(
-            "operator",
-            node.op_type,
-            lines,
-            any(x.name in trained for x in held),
-            [x for x in node.inputs if x is not None],
-        )
-        makers |= {value.name or "": len(boxes) - 1 for value in node.outputs}
-    for value in graph.outputs:
-        add("output", value.name or "", (_typed_shape(value),), False, [value])
-    places: dict[int, int] = {}
-    placed = []
-    for parts, layer in zip(boxes, layers, strict=True):
-        placed.append(Box(*parts, layer, places.setdefault(layer, 0)))
-        places[layer] += 1
-    return placed, edges
-
-
-def _joined_sizes(value: ir.Value) -> str:
-    held = value.const_value
-    sizes = held.shape if held is not None else value.shape
-    if sizes is None:
-        return "?"
-    return "x".join("?" if str(size) == "None" else str(size) for size in sizes) or "scalar"
-
-
-def _typed_shape(value: ir.Value) -> str:
-    kind = "?" if value.dtype is None else value.dtype.name.lower()
-    return f"{kind} {_joined_sizes(value)}"
 
 
 def _label(box: Box) -> str:

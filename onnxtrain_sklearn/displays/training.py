@@ -88,7 +88,7 @@ class TrainingDisplay:
             A fitted estimator of this package, a pipeline that ends in one, or a search over them.
         ax : matplotlib.axes.Axes or iterable of them, default=None
             An axes for each panel that has data; None: those of a new figure.
-        **kwargs
+        **kwargs : object
             Keywords of :meth:`matplotlib.axes.Axes.plot`.
 
         Returns
@@ -129,7 +129,7 @@ class TrainingDisplay:
             Title of the picture.
         ax : matplotlib.axes.Axes or iterable of them, default=None
             An axes for each panel that has data; None: those of a new figure.
-        **kwargs
+        **kwargs : object
             Keywords of :meth:`matplotlib.axes.Axes.plot`.
 
         Returns
@@ -149,7 +149,7 @@ class TrainingDisplay:
         ----------
         ax : matplotlib.axes.Axes or iterable of them, default=None
             An axes for each panel that has data; None: those of a new figure.
-        **kwargs
+        **kwargs : object
             Keywords of :meth:`matplotlib.axes.Axes.plot`.
 
         Returns

@@ -1,0 +1,130 @@
+"""What notebooks show of an estimator: scikit-learn's table, links to the documentation, graph and loss curve.
+
+Graph and curves are drawn as SVG by this package, so that they need no library and no network. All text in them is
+escaped: the names of a graph may be anybody's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from html import escape
+from importlib import metadata
+from typing import Any
+
+from sklearn.base import BaseEstimator
+
+from .._graph.layout import Layout
+from .._graph.protobuf import load
+from .._graph.svg import graph_svg
+from .._support.curves import Curve, curves_svg
+from ..exceptions import ModelError
+
+PACKAGE, DISTRIBUTION = "onnxtrain_sklearn", "onnxtrain-sklearn"
+
+PAGE = f"api/generated/{PACKAGE}.{{name}}.html"
+"""The page of a public class within the site of the documentation."""
+
+MOST_BOXES = 200
+"""Boxes up to which a graph is shown; larger ones cannot be read in a page."""
+
+MOST_CURVES = 16
+"""Curves that are shown at most, those of the first networks of an ensemble."""
+
+
+@lru_cache(maxsize=1)
+def documentation_url() -> str | None:
+    """Return the address of the documentation, as pyproject.toml declares it; None if it declares none."""
+    try:
+        declared = metadata.metadata(DISTRIBUTION).get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = dict(re.split(r"\s*,\s*", entry, maxsplit=1) for entry in declared if "," in entry)
+    return found.get("Documentation")
+
+
+class HtmlRepr(BaseEstimator):
+    """An estimator that unfolds in notebooks."""
+
+    _doc_link_module = PACKAGE
+
+    @property
+    def _doc_link_template(self) -> str:
+        return f"{(documentation_url() or '').rstrip('/')}/{PAGE}"
+
+    def _doc_link_url_param_generator(self) -> dict[str, str]:
+        return {"name": type(self).__name__}
+
+    def _get_doc_link(self) -> str:
+        """Return the address of the page on the class; empty for classes of others, and without documentation."""
+        if documentation_url() is None or type(self).__module__.partition(".")[0] != self._doc_link_module:
+            return ""
+        return self._doc_link_template.format(**self._doc_link_url_param_generator())
+
+    def _repr_html_inner(self) -> str:
+        base: Any = super()
+        return f"{base._repr_html_inner()}{self._pictures()}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        base: Any = super()
+        bundle: dict[str, str] = base._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += self._pictures()
+        return bundle
+
+    def _pictures(self) -> str:
+        """Return the curves and the graph of a fitted estimator, which unfold."""
+        rows = getattr(self, "history_", None)
+        if rows is None:
+            return ""
+        return f"{_unfolding('Training', _curves(rows))}{_unfolding('Graph', _graph(self))}"
+
+
+def _unfolding(title: str, content: str) -> str:
+    return (
+        f"<details><summary>{title}</summary>"
+        f'<div style="overflow: auto; max-height: 40em; background: white">{content}</div></details>'
+    )
+
+
+def _curves(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the losses and the validation scores in a history."""
+    losses: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        network = f" of network {row['network'] + 1}" if "network" in row else ""
+        for found, key, name in (
+            (losses, "loss", "loss"),
+            (losses, "validation_loss", "validation loss"),
+            (scores, "validation_score", "validation score"),
+        ):
+            if key in row:
+                found.setdefault(name + network, []).append(_number(row[key]))
+    return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _first(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    return dict(list(curves.items())[:MOST_CURVES])
+
+
+def _graph(estimator: Any) -> str:
+    """Return the graph that predicts."""
+    try:
+        graph = load(estimator.to_onnx()).graph
+    except ModelError as error:  # such as of labels that ONNX has no type for
+        return escape(str(error))
+    describe = getattr(estimator, "describe", None)
+    trained = graph.initializers if describe is None else {entry.name for entry in describe().of("trained")}
+    count = len(graph) + len(graph.inputs) + len(graph.outputs)
+    if count > MOST_BOXES:
+        return (
+            f"{count} nodes, inputs and outputs: too many to be read here. displays.plot_graph draws them for Graphviz."
+        )
+    layout = Layout(graph, trained)
+    return graph_svg(layout.boxes, layout.edges)
