@@ -16,10 +16,10 @@ from typing import Any
 
 from sklearn.base import BaseEstimator
 
-from .._graph.layout import Layout
+from .._graph.layout import BoxLayout
 from .._graph.protobuf import load
 from .._graph.svg import graph_svg
-from .._support.curves import Curve, curves_svg
+from .._support.curves import Numbers, curves_svg
 from ..exceptions import ModelError
 
 PACKAGE, DISTRIBUTION = "onnxtrain_sklearn", "onnxtrain-sklearn"
@@ -79,7 +79,7 @@ class HtmlRepr(BaseEstimator):
         rows = getattr(self, "history_", None)
         if rows is None:
             return ""
-        return f"{_unfolding('Training', _curves(rows))}{_unfolding('Graph', _graph(self))}"
+        return f"{_unfolding('Training', _curve_drawings(rows))}{_unfolding('Graph', _graph(self))}"
 
 
 def _unfolding(title: str, content: str) -> str:
@@ -89,7 +89,7 @@ def _unfolding(title: str, content: str) -> str:
     )
 
 
-def _curves(rows: Iterable[Mapping[str, Any]]) -> str:
+def _curve_drawings(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the losses and the validation scores in a history."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, list[float]] = {}
@@ -101,15 +101,15 @@ def _curves(rows: Iterable[Mapping[str, Any]]) -> str:
             (scores, "validation_score", "validation score"),
         ):
             if key in row:
-                found.setdefault(name + network, []).append(_number(row[key]))
+                found.setdefault(name + network, []).append(_number_or_nan(row[key]))
     return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
 
 
-def _number(value: Any) -> float:
+def _number_or_nan(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _first(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+def _first(curves: Mapping[str, Numbers]) -> dict[str, Numbers]:
     return dict(list(curves.items())[:MOST_CURVES])
 
 
@@ -126,5 +126,5 @@ def _graph(estimator: Any) -> str:
         return (
             f"{count} nodes, inputs and outputs: too many to be read here. displays.plot_graph draws them for Graphviz."
         )
-    layout = Layout(graph, trained)
+    layout = BoxLayout(graph, trained)
     return graph_svg(layout.boxes, layout.edges)

@@ -1,4 +1,4 @@
-"""Layout of a graph for drawings: boxes in layers, each below all those that it reads from."""
+"""BoxLayout of a graph for drawings: boxes in layers, each below all those that it reads from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Box:
         return "orange" if self.trained else "white" if self.kind == "operator" else "lightblue"
 
 
-class Layout:
+class BoxLayout:
     """The boxes and edges of a graph, and where the boxes are.
 
     Parameters

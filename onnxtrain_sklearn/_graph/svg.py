@@ -23,7 +23,7 @@ def graph_svg(boxes: Sequence[Box], edges: Sequence[Edge]) -> str:
     middles = [(column * (box.place + 0.5), tops[box.layer]) for box in boxes]
     size = column * (1 + max((box.place for box in boxes), default=0)), tops[-1]
     lines = [_arrow(middles[i], _height(boxes[i]), middles[j], shape) for i, j, shape in edges]
-    drawn = [_drawn(box, *middle) for box, middle in zip(boxes, middles, strict=True)]
+    drawn = [_drawn_box(box, *middle) for box, middle in zip(boxes, middles, strict=True)]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]:.0f}" height="{size[1]:.0f}" '
         f'viewBox="0 0 {size[0]:.0f} {size[1]:.0f}" font-family="sans-serif" font-size="10">'
@@ -39,7 +39,7 @@ def _height(box: Box) -> int:
     return LINE * (1 + len(box.lines)) + PADDING
 
 
-def _drawn(box: Box, x: float, top: float) -> str:
+def _drawn_box(box: Box, x: float, top: float) -> str:
     width, height = _width(box), _height(box)
     rectangle = (
         f'<rect x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height}" rx="4" '

@@ -15,10 +15,10 @@ COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e3
 MOST_POINTS = 420
 """Points of a curve that are drawn: more than pixels cannot be told apart."""
 
-Curve = Sequence[float]
+Numbers = Sequence[float]
 
 
-def curves_svg(curves: Mapping[str, Curve]) -> str:
+def curves_svg(curves: Mapping[str, Numbers]) -> str:
     """Return a drawing of curves over epochs, by name; on a logarithmic scale where all numbers are positive.
 
     Numbers that are not finite leave a gap.
@@ -30,10 +30,13 @@ def curves_svg(curves: Mapping[str, Curve]) -> str:
     lines = [_polyline(curve, COLORS[i % len(COLORS)], (low, high), epochs) for i, curve in enumerate(curves.values())]
     scale = "logarithmic" if logarithmic else "linear"
     ends = ((high, TOP + 8), (low, TOP + HEIGHT)) if high > low else ((high, TOP + HEIGHT / 2),)
-    labels = [_text(LEFT - 6, y, f"{value:.4g}", "end") for value, y in ends]
-    ticks = [_text(LEFT, TOP + HEIGHT + 16, "1"), _text(LEFT + WIDTH, TOP + HEIGHT + 16, f"epoch {epochs}", "end")]
+    labels = [_svg_text(LEFT - 6, y, f"{value:.4g}", "end") for value, y in ends]
+    ticks = [
+        _svg_text(LEFT, TOP + HEIGHT + 16, "1"),
+        _svg_text(LEFT + WIDTH, TOP + HEIGHT + 16, f"epoch {epochs}", "end"),
+    ]
     names = [
-        _text(LEFT + WIDTH + 8, TOP + 12 * (i + 1), name, color=COLORS[i % len(COLORS)])
+        _svg_text(LEFT + WIDTH + 8, TOP + 12 * (i + 1), name, color=COLORS[i % len(COLORS)])
         for i, name in enumerate(curves)
     ]
     full = LEFT + WIDTH + 12 + 7 * max(map(len, curves), default=0), TOP + HEIGHT + BOTTOM
@@ -45,11 +48,11 @@ def curves_svg(curves: Mapping[str, Curve]) -> str:
     return "\n".join([head, frame, *lines, *labels, *ticks, *names, "</svg>"])
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", color: str = "gray") -> str:
+def _svg_text(x: float, y: float, text: str, anchor: str = "start", color: str = "gray") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{escape(text)}</text>'
 
 
-def _polyline(curve: Curve, color: str, limits: tuple[float, float], epochs: int) -> str:
+def _polyline(curve: Numbers, color: str, limits: tuple[float, float], epochs: int) -> str:
     """Return the line of a curve; a point that stands alone is a dot."""
     every = math.ceil(len(curve) / MOST_POINTS) if curve else 1
     shown = sorted({*range(0, len(curve), every), len(curve) - 1}) if curve else []
@@ -57,7 +60,7 @@ def _polyline(curve: Curve, color: str, limits: tuple[float, float], epochs: int
     for i in shown:
         if math.isfinite(curve[i]):
             x = LEFT + WIDTH * i / max(epochs - 1, 1)
-            part.append(f"{x:.1f} {_place(curve[i], limits):.1f}")
+            part.append(f"{x:.1f} {_height_of(curve[i], limits):.1f}")
         elif part:
             parts.append(part)
             part = []
@@ -67,7 +70,7 @@ def _polyline(curve: Curve, color: str, limits: tuple[float, float], epochs: int
     return f'<path d="{joined}" fill="none" stroke="{color}" stroke-width="1.5" stroke-linecap="round"/>'
 
 
-def _place(value: float, limits: tuple[float, float]) -> float:
+def _height_of(value: float, limits: tuple[float, float]) -> float:
     """Return the distance from the top."""
     low, high = limits
     if low == high:

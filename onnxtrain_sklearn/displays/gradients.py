@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RECORDED = "gradient_norm/"
 """What precedes the name of a parameter in the entries of a history."""
 
-GROUPS = ("layer", "parameter")
+DISPLAYED_BY = ("layer", "parameter")
 
 
 class GradientDisplay:
@@ -129,7 +129,7 @@ class GradientDisplay:
         ValueError
             No norms were recorded.
         """
-        if by not in GROUPS:
+        if by not in DISPLAYED_BY:
             raise ValueError(f"by must be 'layer' or 'parameter', got {by!r}.")
         rows = list(history.to_dict("records") if hasattr(history, "to_dict") else history)
         return cls(_norms_of(rows, by), estimator_name=estimator_name).plot(ax=ax, **kwargs)

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
-from .._graph.layout import Box, Edge, Layout
+from .._graph.layout import Box, BoxLayout, Edge
 from .._graph.protobuf import load
 from .._graph.svg import graph_svg
 from ..models import ModelSource
@@ -151,7 +151,7 @@ def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: boo
     }
     """
     graph, trained = _drawn_graph(model)
-    layout = Layout(graph, trained)
+    layout = BoxLayout(graph, trained)
     display = GraphDisplay(layout.boxes, layout.edges)
     return display.plot(ax) if draw else display
 
