@@ -16,7 +16,7 @@ import numpy as np
 import onnx.helper
 import onnx.numpy_helper
 import onnx.parser
-from engine_step import Net, measure, mlp
+from engine_step import Net, lenet, measure, mlp
 
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
@@ -115,7 +115,7 @@ def families() -> dict[str, Iterable[Net]]:
                 "scores = Gemm(m, W, b)",
                 {"T": (rows, 32), "W": (32, 10), "b": (10,)},
             )
-            for rows in (100, 2000)
+            for rows in (100, 2000, 30_000)
         ],
         "pooling": [
             net(f"{kind}Pool", "8, 16, 16", pooling.format(f"{kind}Pool {windows} (h)"), kernel, steps=50)
@@ -148,13 +148,32 @@ def families() -> dict[str, Iterable[Net]]:
     }  # fmt: skip
 
 
+def embedded(name: str, body: str, shapes: Shapes) -> Net:
+    """Sequences of 16 words, looked up among 2000, and what follows them up to a matrix of rows ``m``."""
+    words = "w = Abs(X) c = Cast <to = 7> (w) E = Gather(T, c) "
+    common = {"T": (2000, 64), "W": (64, 10), "b": (10,)}
+    return net(name, "16", f"{words} {body} scores = Gemm(m, W, b)", {**common, **shapes}, steps=50)
+
+
+def mixed() -> list[Net]:
+    """Networks of several families, on which the order of the families is checked."""
+    mean, attention = "m = ReduceMean <keepdims = 0> ({}, axis1)", ATTENTION.replace("(X,", "(E,")
+    projections = dict.fromkeys("QKVO", SQUARE)
+    return [
+        embedded("embedding and attention", f"{attention} {mean.format('last_tokens')}", projections),
+        embedded("embedding and tanh", "e = ReduceMean <keepdims = 0> (E, axis1) h = MatMul(e, Q) m = Tanh(h)", {"Q": SQUARE}),
+        embedded("embedding and a linear layer", mean.format("E"), {}),
+        lenet(),
+    ]  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time of a step of both engines by family of operators.")
     parser.add_argument("--repeat", type=int, default=9, help="alternating repetitions (default: %(default)s)")
     parser.add_argument("--families", nargs="+", help="names of families (default: all)")
     options = parser.parse_args(arguments)
     print(f"onnxruntime {distributions.version()}")
-    for family, nets in families().items():
+    for family, nets in {**families(), "several": mixed()}.items():
         if options.families and family not in options.families:
             continue
         ratios = []
