@@ -148,20 +148,20 @@ def families() -> dict[str, Iterable[Net]]:
     }  # fmt: skip
 
 
-def embedded(name: str, body: str, shapes: Shapes) -> Net:
-    """Sequences of 16 words, looked up among 2000, and what follows them up to a matrix of rows ``m``."""
+def embedded(name: str, body: str, shapes: Shapes, last: str = "m") -> Net:
+    """Sequences of 16 words, looked up among 2000, and what follows them up to the matrix ``last``."""
     words = "w = Abs(X) c = Cast <to = 7> (w) E = Gather(T, c) "
     common = {"T": (2000, 64), "W": (64, 10), "b": (10,)}
-    return net(name, "16", f"{words} {body} scores = Gemm(m, W, b)", {**common, **shapes}, steps=50)
+    return net(name, "16", f"{words} {body} scores = Gemm({last}, W, b)", {**common, **shapes}, steps=50)
 
 
 def mixed() -> list[Net]:
     """Networks of several families, on which the order of the families is checked."""
-    mean, attention = "m = ReduceMean <keepdims = 0> ({}, axis1)", ATTENTION.replace("(X,", "(E,")
+    mean, attention = "m = ReduceMean <keepdims = 0> ({}, axis1) ", ATTENTION.replace("(X,", "(E,")
     projections = dict.fromkeys("QKVO", SQUARE)
     return [
         embedded("embedding and attention", f"{attention} {mean.format('last_tokens')}", projections),
-        embedded("embedding and tanh", "e = ReduceMean <keepdims = 0> (E, axis1) h = MatMul(e, Q) m = Tanh(h)", {"Q": SQUARE}),
+        embedded("embedding and tanh", mean.format("E") + "h = MatMul(m, Q) t = Tanh(h)", {"Q": SQUARE}, "t"),
         embedded("embedding and a linear layer", mean.format("E"), {}),
         lenet(),
     ]  # fmt: skip

@@ -25,15 +25,49 @@ assert type(sympy) is type(sys) and isinstance(sympy.Symbol("n") + 1, ir._core.s
 assert (ir.SymbolicDim("n") + 1).value == "n + 1"
 """
 OTHER_NAMES = """
-sys.modules[SYMPY] = substitute = _Substitute(SYMPY)
+substitute = _Substitute(SYMPY)
 later = substitute.Max
-assert sys.modules[SYMPY] is substitute
+assert SYMPY not in sys.modules
 symbol = substitute.Symbol
 import sympy
-assert sympy is not substitute and symbol is sympy.Symbol
+assert symbol is sympy.Symbol
 assert later(2, 3) == 3
 """
 
+# another thread imports SymPy, and a module within it, in the middle of onnx-ir's import
+OTHER_THREAD = """
+import builtins, sys, threading
+found = []
+def other_thread():
+    import sympy
+    from sympy.core.numbers import Integer
+    found.append(type(sympy) is type(sys) and Integer(1) == 1)
+def watch(name, globals=None, *others):
+    if (globals or {}).get("__name__", "").startswith("onnx_ir._") and not threads:
+        threads.append(threading.Thread(target=other_thread))
+        threads[0].start()
+        threads[0].join()
+    return statement(name, globals, *others)
+threads = []
+statement, builtins.__import__ = builtins.__import__, watch
+"""
+THERE = """
+assert found == [True]
+import sympy
+assert isinstance(sympy.Symbol("n") + 1, ir._core.sympy.Expr)
+assert ir.SymbolicDim("max(n, m) // 2").evaluate({"n": 3, "m": 8}) == 4
+"""
+
+# the modules are what any import makes of them: their loader, source and builtins
+AS_IMPORTED = """
+import builtins, importlib.machinery, inspect
+for module in (ir._core, sys.modules["onnx_ir._symbolic_shapes"]):
+    assert type(module.__loader__) is type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
+    functions = [f for _, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
+    assert functions and all(f.__builtins__ is vars(builtins) for f in functions)
+    assert inspect.getsource(functions[0])
+assert not any("sympy" in type(finder).__module__ for finder in sys.meta_path)
+"""
 
 FIRST = "import sympy"
 STAYS = "assert sys.modules[SYMPY] is ir._core.sympy"
@@ -41,7 +75,14 @@ STAYS = "assert sys.modules[SYMPY] is ir._core.sympy"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [BEGINNING + EXPRESSIONS + OTHER_NAMES, FIRST + BEGINNING + STAYS], ids=["later", "imported_before"]
+    "program",
+    [
+        BEGINNING + AS_IMPORTED + OTHER_NAMES,
+        BEGINNING + EXPRESSIONS,
+        FIRST + BEGINNING + STAYS,
+        OTHER_THREAD + BEGINNING + THERE,
+    ],
+    ids=["stand_in", "later", "imported_before", "other_thread"],
 )
 def test_sympy_is_loaded_where_it_is_needed(program):
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -5,8 +5,8 @@ thread. A number is the time of a training step of the portable engine by that o
 engine is faster.
 
 The families stand in the order of the time that their operators take: of those that occur in a graph the first one
-decides. Checked on networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a hidden
-layer of tanh 0.94, with a linear layer 0.90.
+decides. Checked on networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a
+hidden layer of tanh 0.94, with a linear layer 0.90.
 """
 
 from __future__ import annotations
