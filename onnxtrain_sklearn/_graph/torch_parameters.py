@@ -17,6 +17,7 @@ from .edits import copy_initializer, replace_value
 from .names import names_of
 from .queries import int_attribute
 from .torch_folded import separate_folded
+from .torch_merged import separate_merged
 from .torch_program import TorchProgram, scope_of
 from .traced_modules import TracedModules, separate_identities
 from .weights import array_of
@@ -30,6 +31,7 @@ def restore_parameters(graph: ir.Graph) -> None:
     separate_identities(graph)
     program = TorchProgram(graph)
     if program.kinds:
+        program = TorchProgram(graph) if separate_merged(graph, program) else program
         _separate_parameters(graph, program)
         separate_folded(graph, program)
         _share_copies(graph, program)

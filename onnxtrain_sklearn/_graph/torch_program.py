@@ -115,6 +115,12 @@ def call_of(node: ir.Node) -> TracedCall | None:
     return None if text is None else _traced_call(text)
 
 
+def names_read(node: ir.Node) -> list[str]:
+    """Return the names of what a node's call reads; none where the file does not tell."""
+    call = call_of(node)
+    return [] if call is None else call.names
+
+
 def padding_row(node: ir.Node) -> int | None:
     """Return the row of the table that an embedding reads but does not train (``padding_idx``), if there is one."""
     call = call_of(node)
@@ -191,11 +197,11 @@ class TorchProgram:
         return found
 
     @cached_property
-    def _unseen(self) -> list[str]:
+    def unseen(self) -> list[str]:
         """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
         calls = (call_of(node) for node in self._graph.all_nodes())
         seen = {name for call in calls if call is not None for name in call.names}
-        return [self.targets.get(name, "") for name in self._parameters - seen]
+        return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
 
     def unread_parameter(self, node: ir.Node) -> str | None:
         """Return the one parameter, by its name in the module, that a node without a call of its own may stand for.
@@ -206,7 +212,7 @@ class TorchProgram:
             return None
         scopes = {scope_of(reader) for value in node.outputs for reader, _ in value.uses()} - {""}
         within = tuple(f"{scope}." for scope in scopes)
-        found = [name for name in self._unseen if name.startswith(within) and name not in self._graph.initializers]
+        found = [name for name in self.unseen if name.startswith(within) and name not in self._graph.initializers]
         return found[0] if len(scopes) == len(found) == 1 else None
 
     def status(self, value: ir.Value) -> Status | None:
@@ -235,15 +241,13 @@ class TorchProgram:
         return "folded" if is_plausible else "constant"
 
     def folded_names(self, node: ir.Node) -> list[str]:
-        """Return the names of what a node's call read that the exporter computed in advance."""
-        call = call_of(node)
-        names = [] if call is None else call.names
-        return [name for name in names if name not in self.kinds and name not in self._computed]
+        """Return the names of what a node's call read that no node computes: the exporter did so in advance."""
+        return [name for name in names_read(node) if name not in self.kinds and name not in self._computed]
 
     def unseen_within(self, module: str) -> list[str]:
         """Return the parameters of a module, by their names, that no node's call reads."""
         within = f"{module}." if module else ""
-        return [target for target in self._unseen if target.startswith(within)]
+        return [target for target in self.unseen if target.startswith(within)]
 
     def reads_constant(self, node: ir.Node, index: int) -> bool:
         """Whether what a node reads at a position is neither a parameter nor may come from one."""

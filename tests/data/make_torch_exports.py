@@ -1,14 +1,16 @@
 """Write ``torch_*.onnx`` and ``torch_*.npz``: fresh modules as PyTorch exports them, and how PyTorch trains them.
 
-Run with PyTorch 2.13 and onnxscript: ``python tests/data/make_torch_exports.py``. The names end in the exporter,
-dynamo or classic. An archive holds rows ``X``, targets ``y``, the losses of gradient descent over all rows (rate 0.05,
-mean squared error) in float64, and under ``state/`` the parameters of the module after it, by PyTorch's names.
+Run with PyTorch 2.13 and onnxscript: ``python tests/data/make_torch_exports.py [name ...]``. The names of files end in
+the exporter, dynamo or classic. An archive holds rows ``X``, targets ``y``, the losses of gradient descent over all
+rows (rate 0.05, mean squared error) in float64, and under ``state/`` the parameters of the module after it, by
+PyTorch's names.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,10 +134,34 @@ class Folded(nn.Module):
         return self.head(torch.sin(rows * self.left.view(1, 4)) * self.right.view(1, 4))
 
 
+class Merged(nn.Module):
+    """Layers that begin equal and have one input: norms, two before an activation, and two parameters of one module.
+
+    ``inner`` is called twice and is one layer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms, self.inner = nn.ModuleList([nn.LayerNorm(4) for _ in range(3)]), nn.Sequential(nn.LayerNorm(4))
+        self.early, self.late = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.heads = nn.ModuleList([nn.Linear(4, 3) for _ in range(9)])
+        self.left, self.right = (nn.Parameter(torch.full((4,), 0.25)) for _ in range(2))
+
+    def forward(self, x):
+        rows, low, high = [norm(x) for norm in self.norms], torch.cos(x), torch.sin(2 * x)
+        rows += [self.inner(high), self.inner(high), torch.tanh(self.early(low)), torch.tanh(self.late(low))]
+        rows += [torch.sin(high * self.left), torch.sin(high * self.right)]
+        return sum(head(row) for head, row in zip(self.heads, rows, strict=True)).mean(1, keepdim=True)
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
-    return torch.randn(12, 3, 4) if name in ("fresh", "crossed", "grouped") else torch.randn(12, 3)
+    return (
+        torch.randn(12, 3, 4)
+        if name in ("fresh", "crossed", "grouped")
+        else torch.randn(12, 4 if name == "merged" else 3)
+    )
 
 
 def export(module: nn.Module, X: torch.Tensor, path: Path, *, dynamo: bool) -> None:
@@ -170,11 +196,11 @@ def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.n
 def main() -> None:
     modules = {
         "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
-        "grouped": Grouped, "folded": Folded,
+        "grouped": Grouped, "folded": Folded, "merged": Merged,
     }  # fmt: skip
-    for name, module in modules.items():
+    for name in sys.argv[1:] or modules:
         torch.manual_seed(3)
-        network, X, y = module().eval(), rows_of(name), torch.randn(12, 1)
+        network, X, y = modules[name]().eval(), rows_of(name), torch.randn(12, 1)
         for dynamo in (True, False)[: 2 if name in ("fresh", "shared") else 1]:
             export(network, X, FOLDER / f"torch_{name}_{'dynamo' if dynamo else 'classic'}.onnx", dynamo=dynamo)
         np.savez_compressed(FOLDER / f"torch_{name}.npz", X=X.numpy(), y=y.numpy(), **train(network, X, y))

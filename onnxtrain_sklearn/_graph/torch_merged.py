@@ -1,0 +1,204 @@
+"""Calls of the traced program that PyTorch's exporter merged, because their parameters begin equal: each its own again.
+
+Two layers that normalize one input are one node in the file of a fresh network. The calls behind the second still name
+its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
+merged too, but leaves no such parameters: it stays one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ..exceptions import warn
+from .edits import copy_type
+from .names import Names, names_of
+from .torch_program import CALL, TorchProgram, call_of, names_read
+
+ReadAt = tuple[ir.Node, int]
+NodesByCall = Mapping[str, Sequence[ir.Node]]
+"""The nodes of each call, by its name."""
+
+_READ_NAME, _NUMBERED_NAME = re.compile(r"%(\w+)"), re.compile(r"(.*?)(?:_(\d+))?")
+
+MERGED_CALLS = 3
+"""Calls without parameters, such as an activation, that may be merged behind one that reads parameters."""
+
+
+@dataclass(frozen=True)
+class MergedCall:
+    """A call that stands for others too.
+
+    ``calls``: the names of the calls from one that reads ``parameters`` to this one. ``missing``: the nodes that should
+    read the results of the others, by the names of these results.
+    """
+
+    calls: tuple[str, ...]
+    parameters: tuple[str, ...]
+    missing: Mapping[str, Sequence[ReadAt]]
+
+    @property
+    def module(self) -> str:
+        return self.parameters[0].rpartition(".")[0]
+
+
+def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
+    """Give calls that were merged with an equal one nodes of their own, in place; return whether there are any."""
+    nodes = _nodes_by_call(graph)
+    found = [(merged, _twins(merged, program.unseen)) for merged in _merged_calls(nodes, program)]
+    claims = Counter(twin for _, twins in found for twin in twins)
+    known = [(m, twins) for m, twins in found if len(twins) == len(m.missing) and all(claims[t] == 1 for t in twins)]
+    inputs = {target: name for name, target in program.targets.items()}
+    for merged, twins in known:
+        for name, twin in zip(merged.missing, twins, strict=True):
+            pairs = zip(merged.parameters, twin, strict=True)
+            said = {inputs[old]: inputs[new] for old, new in pairs}
+            _separate_call(graph, nodes, merged, name, said)
+    for merged, twins in found:
+        if twins and (merged, twins) not in known:
+            _warn_of_merged(merged, twins)
+    return bool(known)
+
+
+def _nodes_by_call(graph: ir.Graph) -> dict[str, list[ir.Node]]:
+    found: dict[str, list[ir.Node]] = {}
+    for node in graph:
+        call = call_of(node)
+        if call is not None:
+            found.setdefault(call.name, []).append(node)
+    return found
+
+
+def _merged_calls(nodes: NodesByCall, program: TorchProgram) -> Iterator[MergedCall]:
+    """Return the calls whose result is read in place of others."""
+    missing: dict[str, dict[str, list[ReadAt]]] = {}
+    for node in (node for own in nodes.values() for node in own):
+        for source, name, index in _replaced_reads(node, program):
+            missing.setdefault(source, {}).setdefault(name, []).append((node, index))
+    for source, uses in missing.items():
+        calls = _calls_from_parameters(source, nodes, program)
+        parameters = _parameters_read(program, nodes[calls[0]][0]) if calls else []
+        if len({name.rpartition(".")[0] for name in parameters}) == 1:
+            missing_calls = {name: uses[name] for name in sorted(uses, key=_function_and_number)}
+            yield MergedCall(calls, tuple(parameters), missing_calls)
+
+
+def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
+    """Return the call whose result a node reads, the name of the one that it should read, and the position."""
+    names, missing = names_read(node), program.folded_names(node)
+    sources = _positions_of_calls(node) if missing else {}
+    for source, positions in sources.items():
+        alike = [name for name in names if name == source or (name in missing and _is_of_function(name, source))]
+        alike = alike * len(positions) if len(set(alike)) == 1 else alike
+        if len(alike) == len(positions):
+            yield from ((source, name, i) for name, i in zip(alike, positions, strict=True) if name != source)
+
+
+def _function_and_number(name: str) -> tuple[str, int]:
+    """Split the name of a result, ``layer_norm_3``, into that of the function and the number."""
+    found = _NUMBERED_NAME.fullmatch(name)
+    assert found is not None
+    return found[1], int(found[2] or 0)
+
+
+def _is_of_function(name: str, other: str) -> bool:
+    """Whether two names of results are those of one function."""
+    return _function_and_number(name)[0] == _function_and_number(other)[0]
+
+
+def _positions_of_calls(node: ir.Node) -> dict[str, list[int]]:
+    """Return the positions at which a node reads the results of other calls, by the names of these."""
+    found: dict[str, list[int]] = {}
+    own = call_of(node)
+    for index, value in enumerate(node.inputs):
+        producer = None if value is None else value.producer()
+        call = None if producer is None else call_of(producer)
+        if call is not None and own is not None and call.name != own.name:
+            found.setdefault(call.name, []).append(index)
+    return found
+
+
+def _calls_from_parameters(name: str, nodes: NodesByCall, program: TorchProgram) -> tuple[str, ...]:
+    """Return the calls from the next one that reads parameters to this one; none if the way to it branches."""
+    calls = [name]
+    while len(calls) <= MERGED_CALLS + 1:
+        if _parameters_read(program, nodes[calls[0]][0]):
+            return tuple(calls)
+        before = {source for node in nodes[calls[0]] for source in _positions_of_calls(node)}
+        if len(before) != 1:
+            break
+        calls.insert(0, before.pop())
+    return ()
+
+
+def _parameters_read(program: TorchProgram, node: ir.Node) -> list[str]:
+    """Return the parameters, by their names in the module, that a node's call reads."""
+    return [program.targets.get(name, "") for name in names_read(node) if program.kinds.get(name) == "PARAMETER"]
+
+
+def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the parameters, as many as the call reads, that the calls which were merged into it may read.
+
+    They belong to parts of the same module, or to one of the same path but for numbers, or to the same part.
+    """
+    leaves = [name.rpartition(".")[2] for name in merged.parameters]
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in unseen)
+    alike = [(module, tuple(f"{module}.{leaf}".lstrip(".") for leaf in leaves)) for module in modules]
+    alike = [(module, twin) for module, twin in alike if set(twin) <= set(unseen)]
+    beside = [twin for module, twin in alike if _outer_module(module) == _outer_module(merged.module)]
+    numbered = [twin for module, twin in alike if _without_numbers(module) == _without_numbers(merged.module)]
+    own: list[tuple[str, ...]] = (
+        [(name,) for name in unseen if name.rpartition(".")[0] == merged.module] if len(leaves) == 1 else []
+    )
+    found = (beside, numbered, own)
+    return next((twins for twins in found if len(twins) == len(merged.missing)), beside or numbered or own)
+
+
+def _outer_module(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "", name)
+
+
+def _separate_call(graph: ir.Graph, nodes: NodesByCall, merged: MergedCall, name: str, said: Mapping[str, str]) -> None:
+    """Copy the calls, let the copies say that they read other parameters, and let the readers read the last one."""
+    names, copies = names_of(graph), dict[ir.Value, ir.Value]()
+    said = {**said, **{call: f"{call}_of_{name}" for call in merged.calls[:-1]}, merged.calls[-1]: name}
+    for node in (node for call in merged.calls for node in nodes[call]):
+        copy = _separated_copy(node, copies, names, said)
+        graph.insert_after(node, copy)
+        copies |= dict(zip(node.outputs, copy.outputs, strict=True))
+    for node, index in merged.missing[name]:
+        value = node.inputs[index]
+        assert value is not None
+        node.replace_input_with(index, copies[value])
+
+
+def _separated_copy(
+    node: ir.Node, copies: Mapping[ir.Value, ir.Value], names: Names, said: Mapping[str, str]
+) -> ir.Node:
+    inputs = [value if value is None else copies.get(value, value) for value in node.inputs]
+    copy = ir.Node(
+        node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
+        version=node.version, name=names.free(f"{node.name}/separated"), metadata_props=dict(node.metadata_props),
+    )  # fmt: skip
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        copy_type(new, old).name = names.free(f"{old.name}/separated") if old.name else old.name
+    copy.metadata_props[CALL] = _READ_NAME.sub(lambda m: f"%{said.get(m[1], m[1])}", copy.metadata_props[CALL])
+    return copy
+
+
+def _warn_of_merged(merged: MergedCall, twins: Sequence[Sequence[str]]) -> None:
+    others = ", ".join(repr(name) for twin in twins for name in twin)
+    warn(
+        f"PyTorch's exporter merged calls that begin equal: {merged.calls[-1]!r}, which reads the parameters of "
+        f"{merged.module!r}, stands for {', '.join(map(repr, merged.missing))} too. The file does not tell which of "
+        f"{others} these read: they are trained as one with those of {merged.module!r}, or not at all. Export "
+        f"with torch.onnx.export(..., optimize=False), which merges nothing."
+    )

@@ -1,0 +1,58 @@
+"""Layers of PyTorch that begin equal and have one input: its exporter makes one node of them, trained apart here.
+
+``data/make_torch_exports.py`` wrote the files and what PyTorch trains the modules to.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import onnx
+import pytest
+from numpy.testing import assert_allclose
+
+from onnxtrain_sklearn import OrtGradientRegressor
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn.exceptions import OnnxTrainWarning
+from tests.helpers.data import DATA
+from tests.test_torch_parameters import SETTINGS, archive_of, assert_as_in_pytorch
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+def merged():
+    return onnx.load(DATA / "torch_merged_dynamo.onnx")
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_merged_layers_are_trained_apart_and_one_that_is_called_twice_as_one(engine):
+    X, y, losses, state = archive_of("merged")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OnnxTrainWarning)
+        trained = OrtGradientRegressor(merged(), **SETTINGS, engine=engine).fit(X, y)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
+    assert set(trained.weights_) == set(state)
+    assert_as_in_pytorch(trained, state)
+
+
+def test_exported_files_keep_the_layers_apart():
+    X, y, _, state = archive_of("merged")
+    trained = OrtGradientRegressor(merged(), **SETTINGS).fit(X, y)
+    again = OrtGradientRegressor(trained.to_onnx(), **SETTINGS | {"learning_rate_init": 1e-30}).fit(X, y)
+    assert_as_in_pytorch(again, state)
+    assert_allclose(again.predict(X), trained.predict(X), rtol=1e-6)
+
+
+def test_what_the_file_does_not_tell_apart_is_named():
+    """One call is missing where two layers could be read: neither is guessed."""
+    proto = merged()
+    for node in proto.graph.node:
+        for entry in node.metadata_props:
+            entry.value = entry.value.replace("%layer_norm_2,", "%layer_norm_1,")
+    X, y, _, _ = archive_of("merged")
+    with pytest.warns(
+        OnnxTrainWarning, match=r"'norms.0', stands for 'layer_norm_1' too.*'norms.2.weight'.*optimize=F"
+    ):
+        trained = OrtGradientRegressor(proto, **SETTINGS).fit(X, y)
+    assert "norms.1.weight" not in trained.weights_
+    assert "late.weight" in trained.weights_
