@@ -62,7 +62,8 @@ def export(network: nn.Module, arrays: tuple[Tensor, ...], path: Path, exporter:
 def batches(network: Network, parts: int) -> list[Batch]:
     """Return minibatches of as many times ``BATCH`` rows as there are ``parts``."""
     torch.manual_seed(1)
-    return [(drawn(network, parts), torch.randint(0, CLASSES, (parts * BATCH,))) for _ in range(STEPS)]
+    steps = 1 if network.real else STEPS
+    return [(drawn(network, parts), torch.randint(0, CLASSES, (parts * BATCH,))) for _ in range(steps)]
 
 
 def drawn(network: Network, parts: int) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every network begins at random: nothing is downloaded
@@ -25,7 +25,7 @@ class Network:
     """A network, its inputs for ``BATCH`` rows, and what is measured.
 
     ``training``: also in training mode, with the statistics of minibatches. ``classic``: also by the classic exporter.
-    ``real``: of the size at which it is used.
+    ``real``: of the size at which it is used: a single step, and its memory.
     """
 
     build: Callable[[], nn.Module]
@@ -143,7 +143,26 @@ TORCHVISION = {
 def timm_network(name: str, size: int = 32, *, training: bool = False, real: bool = False, **settings: Any) -> Network:
     return Network(
         lambda: timm.create_model(name, num_classes=CLASSES, **settings), images(size), training=training, real=real
-    )
+    )  # fmt: skip
+
+
+def mixer(**settings: Any) -> Network:
+    model = timm.models.mlp_mixer.MlpMixer
+    return Network(lambda: model(CLASSES, 32, patch_size=8, num_blocks=2, embed_dim=32, **settings), images(32))
+
+
+def settled(network: Network) -> Network:
+    """Return a network whose running statistics are those of a minibatch: without them its scores are huge."""
+
+    def build() -> nn.Module:
+        module = network.build().train()
+        for part in module.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.momentum = 1.0
+        module(*(torch.cat([x] * 8) + torch.randn(8 * BATCH, *x.shape[1:]) for x in network.inputs()))
+        return module
+
+    return replace(network, build=build)
 
 
 TIMM = {
@@ -153,7 +172,7 @@ TIMM = {
             ("test_resnet", 32), ("test_byobnet", 32), ("test_efficientnet", 32), ("test_efficientnet_gn", 32),
             ("test_efficientnet_evos", 32), ("test_nfnet", 32), ("test_convnext", 32), ("test_convnext2", 32),
             ("test_mambaout", 32), ("lcnet_035", 32), ("ghostnet_050", 32), ("tinynet_e", 32),
-            ("mobilenetv4_conv_small_035", 32), ("repvit_m0_9", 32), ("edgenext_xx_small", 64), ("fastvit_t8", 64),
+            ("repvit_m0_9", 32), ("edgenext_xx_small", 64), ("fastvit_t8", 64),
             ("mobilevit_xxs", 64), ("resnest14d", 32), ("eca_resnext26ts", 32), ("efficientvit_b0", 32),
         )
     },
@@ -161,9 +180,44 @@ TIMM = {
         f"timm {name}": timm_network(name, 32, img_size=32, patch_size=8)
         for name in ("test_vit", "test_vit2", "test_vit3", "test_vit4")
     },
-    "timm mixer": Network(
-        lambda: timm.models.mlp_mixer.MlpMixer(CLASSES, 32, patch_size=8, num_blocks=2, embed_dim=32), images(32)
+    **{
+        f"timm {name}": settled(timm_network(name))
+        for name in ("mobilenetv4_conv_small_035", "mobileone_s0", "dla46_c")
+    },
+    **{
+        f"timm {name}": timm_network(name, size)
+        for name, size in (
+            ("regnetx_002", 32), ("repvgg_a0", 32), ("skresnet18", 32), ("starnet_s1", 32),
+            ("mobilevitv2_050", 64), ("hgnetv2_b0", 32), ("pvt_v2_b0", 32), ("mixnet_s", 32), ("rexnet_100", 32),
+            ("res2net50_14w_8s", 32), ("shvit_s1", 64), ("efficientvit_m0", 64),
+        )
+    },
+    "timm cait": timm_network("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2),
+    "timm deit": timm_network(
+        "deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2
     ),
+    "timm beit": timm_network(
+        "beit_base_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, init_values=0.1
+    ),
+    "timm swin": timm_network(
+        "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4)
+    ),
+    "timm coatnet": timm_network(
+        "coatnet_pico_rw_224", 64, img_size=64, depths=(1, 1, 1, 1), embed_dim=(32, 32, 64, 64), stem_width=(16, 32)
+    ),
+    "timm maxvit": timm_network(
+        "maxvit_pico_rw_256", 64, img_size=64, depths=(1, 1, 1, 1), embed_dim=(32, 32, 64, 64), stem_width=(16, 32)
+    ),
+    "timm twins": timm_network("twins_svt_small", 64, img_size=64, depths=(1, 1, 1, 1), embed_dims=(16, 32, 32, 64),
+                               num_heads=(1, 2, 2, 4)),
+    "timm pit": timm_network("pit_ti_224", 64, img_size=64),
+    "timm eva02": timm_network(
+        "eva02_tiny_patch14_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2
+    ),
+    "timm resmlp": mixer(block_layer=timm.models.mlp_mixer.ResBlock, norm_layer=timm.models.mlp_mixer.Affine),
+    "timm gmlp": mixer(block_layer=timm.models.mlp_mixer.SpatialGatingBlock, mlp_layer=timm.layers.GatedMlp),
+    "timm inception_next": timm_network("inception_next_atto", 64),
+    "timm mixer": mixer(),
     "timm poolformer": Network(
         lambda: timm.models.metaformer.MetaFormer(depths=(1, 1, 1, 1), dims=(16, 24, 32, 40), num_classes=CLASSES),
         images(32),
@@ -289,6 +343,12 @@ TRANSFORMERS = {
         encoder_attention_heads=2, encoder_ffn_dim=64, decoder_attention_heads=2, num_mel_bins=8,
         max_source_positions=16,
     ),
+    "Whisper": hub(
+        "whisper", {"input_features": floats(8, 32), "decoder_input_ids": integers(57, 6)}, d_model=32,
+        encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=16, max_target_positions=16, dropout=0.0,
+        decoder_start_token_id=1,
+    ),
 }  # fmt: skip
 
 REAL = {
@@ -297,6 +357,12 @@ REAL = {
     "mobilenet_v3_small": vision("mobilenet_v3_small", 64, real=True),
     "ConvNeXt tiny": vision("convnext_tiny", 64, real=True),
     "ViT tiny": timm_network("vit_tiny_patch16_224", 224, real=True),
+    "resnet50": vision("resnet50", 224, real=True),
+    "ViT-B/16": vision("vit_b_16", 224, real=True),
+    "BERT base": hub(
+        "bert", {"input_ids": integers(30000, 128)}, width=768, real=True, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    ),
     "BERT small": hub(
         "bert", {"input_ids": integers(30000, 64)}, width=512, real=True, hidden_size=512, num_hidden_layers=4,
         num_attention_heads=8, intermediate_size=2048,
