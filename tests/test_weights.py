@@ -320,7 +320,9 @@ def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
 
 
 def test_floats_before_a_rounding_are_refused_even_where_they_are_named():
-    body = """H = MatMul(X, W) Q = QuantizeLinear(H, s, z) D = DequantizeLinear(Q, s, z) Y = Mul(D, V)"""
+    body = (
+        """H = MatMul(X, W) Q = QuantizeLinear(H, s, z) I = Identity(Q) D = DequantizeLinear(I, s, z) Y = Mul(D, V)"""
+    )
     proto = weighted_model(body, f"{W}, float[1] V = {{2}}, float s = {{0.1}}, uint8 z = {{128}}")
     with pytest.raises(ValueError, match="'W' matches no parameter"):
         step_of_weights(proto, trainable=["W", "V"])
@@ -331,7 +333,7 @@ def test_floats_before_a_rounding_are_refused_even_where_they_are_named():
 
 
 def test_a_file_that_ends_in_integers_is_said_to_be_quantized():
-    body = "H = MatMul(X, W) Q = QuantizeLinear(H, s, z) Y = DequantizeLinear(Q, s, z)"
+    body = "H = MatMul(X, W) Q = QuantizeLinear(H, s, z) I = Identity(Q) Y = DequantizeLinear(I, s, z)"
     with pytest.raises(ModelError, match=r"quantized: .*QuantizeLinear"):
         step_of_weights(weighted_model(body, f"{W}, float s = {{0.1}}, uint8 z = {{128}}"))
 

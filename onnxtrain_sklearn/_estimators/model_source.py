@@ -14,6 +14,7 @@ from .._fitted.tables import holds_text
 from .._given.ml_files import is_fitted_graph
 from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
+from .._graph.fake_quantization import fake_quantized
 from .._graph.files import without_program
 from .._graph.joined_outputs import join_outputs
 from .._graph.narrow import widened
@@ -65,7 +66,7 @@ def source_of(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
         )
-    whole = dequantized(widened(load(model)))
+    whole = dequantized(fake_quantized(widened(load(model))))
     whole = in_training_mode(whole) if training_mode else whole
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
         _require_one_output(several)

@@ -11,6 +11,7 @@ from .._fitted.model import FittedModel, is_estimator
 from .._given.comparison import as_columns, run_graph
 from .._given.ml_files import is_fitted_graph
 from .._graph.constants import dequantized
+from .._graph.fake_quantization import fake_quantized
 from .._graph.narrow import widened
 from .._graph.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
 from .._graph.protobuf import LABELS, load
@@ -56,7 +57,7 @@ def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
 def body_of(estimator: Parameters) -> Body:
     """Return the part of the given model before its head."""
     model, output = estimator.model, estimator.output
-    whole = None if is_estimator(model) else dequantized(widened(load(cast("bytes", model))))
+    whole = None if is_estimator(model) else dequantized(fake_quantized(widened(load(cast("bytes", model)))))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
         graph, features = graph_of_features(whole, output)
         source = replace(trainable_model(graph, features, foreign=True), reference=None)

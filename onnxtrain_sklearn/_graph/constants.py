@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ..exceptions import ModelError
 from .edits import bypass, replace_by_initializer
+from .fake_quantization import is_part_of_fakes
 from .names import Names
 from .queries import describe, reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
@@ -54,7 +55,11 @@ def _dequantizes(node: ir.Node) -> bool:
 def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
     """Return for each float constant that ``scores`` depend on whether it is a weight, with the reason."""
     reached, roles = set[str]().union(*map(reaching, scores)), Roles(graph)
-    constants = ((value, array) for value, array in _float_constants(graph) if value.name in reached and array.size)
+    constants = (
+        (value, array)
+        for value, array in _float_constants(graph)
+        if value.name in reached and array.size and not is_part_of_fakes(value)
+    )
     return {value.name or "": roles.verdict(value, array) for value, array in constants}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .affine_roles import role_in_affine
+from .fake_quantization import is_fake, is_held_as_integers
 from .torch_program import TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
 
@@ -114,6 +115,7 @@ class Roles:
         verdicts = [self._of_use(*use, value, array) for use in uses]
         found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
         found = self._as_recorded(value, found, uses)
+        found = replace(found, reason=f"{found.reason}, held as integers") if is_held_as_integers(value) else found
         return replace(found, reason=f"{found.reason}, shared by {len(uses)} nodes") if len(uses) > 1 else found
 
     @cached_property
@@ -141,7 +143,8 @@ class Roles:
         """
         for node, index in value.uses():
             joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
-            if node.domain == "" and ((node.op_type in MOVES | PARTS and index == 0) or joined):
+            passes = node.op_type in MOVES | PARTS or is_fake(node)
+            if node.domain == "" and ((passes and index == 0) or joined):
                 for output in node.outputs:
                     yield from self._uses(output)
             else:
@@ -150,6 +153,8 @@ class Roles:
     def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind = node.op_type
         sources = [_computing_node(x) for x in node.inputs if x is not None] if kind == "Mul" else []
+        if is_fake(node):
+            return Verdict(False, "a scale of integers")
         if QUANTIZED.search(kind) or any(n is not None and n.op_type == "DynamicQuantizeLinear" for n in sources):
             return Verdict(False, f"a scale of integers, in {kind}")
         if not node.domain and is_setting(array, node, index):
@@ -265,15 +270,20 @@ def _differentiates(node: ir.Node, index: int) -> bool:
 def _computing_node(value: ir.Value) -> ir.Node | None:
     """Return the node that computes a value, before nodes that only reorder numbers."""
     node = value.producer()
-    while node is not None and not node.domain and node.op_type in MOVES and node.inputs[0] is not None:
+    while node is not None and _only_moves(node) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
+
+
+def _only_moves(node: ir.Node) -> bool:
+    """Whether a node only reorders numbers, or rounds them to what integers stand for."""
+    return not node.domain and (node.op_type in MOVES or is_fake(node))
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
     """Yield the nodes that compute with a value, after nodes that only reorder numbers."""
     for node, index in value.uses():
-        if node.op_type in MOVES and not node.domain and index == 0:
+        if _only_moves(node) and index == 0:
             yield from _readers(node.outputs[0])
         else:
             yield node

@@ -101,6 +101,7 @@ def _require_floats(source: TrainableModel, names: list[str], *, everything: boo
     rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
     raise ModelError(
         f"The graph is quantized: {first_nodes(source.quantized)}. Integer weights are not trained, and rounding has "
-        f"no gradient; a straight-through estimate, which is another number, is not put in its place. "
+        f"no gradient; a straight-through estimate takes its place only in pairs of a QuantizeLinear and a "
+        f"DequantizeLinear with constant scales. "
         f"Train the float model that it was made from and quantize the trained one again{rest}."
     )

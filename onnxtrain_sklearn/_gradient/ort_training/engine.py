@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type, remove_unread_initializers
+from ..._graph.fake_quantization import is_fake
 from ..._graph.open_clip import is_open
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
 from ..._graph.supported import ANY, PADDING, Supported
@@ -185,7 +186,7 @@ def _normalized_dims(passage: Passage) -> Dims:
     return (_input_dims(passage) or [])[attribute(passage.node, "axis", -1) :]
 
 
-_ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu Round Sigmoid Sign Sin Softplus Tanh"
+_ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu Sigmoid Sign Sin Softplus Tanh"
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
 )
@@ -288,6 +289,7 @@ PROVEN: dict[str, Proven] = {
         outputs=2,
     ),
     "Pad": Supported((_only_input("its constant value"),), "mode=constant", inputs=3),
+    "Round": Supported((_wrong("its gradient is to pass straight through", lambda p: is_fake(p.node)),)),
     "Pow": Supported((_only_input("its exponent"), _SCALAR), inputs=2),
     "ReduceL2": Supported(
         (_wrong("its input is a scalar, or of unknown rank", lambda p: not _input_dims(p)),),

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.fake_quantization import is_fake
 from ...._graph.open_clip import is_open
 from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Supported
@@ -113,7 +114,7 @@ COTANGENTS: dict[str, Cotangent] = {
     "Neg": lambda r, op, g, x, y: op.Neg(g),
     "Reciprocal": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Mul(y, y))),
     "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Greater(y, 0.0))),
-    "Round": lambda r, op, g, x, y: None,
+    "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,  # else its slope is zero
     "Selu": _selu_cotangent,
     "Shrink": _shrink,
     "Sigmoid": lambda r, op, g, x, y: op.Mul(g, op.Mul(y, op.Sub(1.0, y))),

@@ -1,0 +1,238 @@
+"""Quantized graphs in the form of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
+
+A pair of the two is ``scale * (clip(round(x / scale) + zero, low, high) - zero)``, which :func:`fake_quantized` writes
+in float operators, and integer weights become float weights before such a pair. The gradient passes the rounding as if
+it were not there, and is zero where the number is clipped: the straight-through estimate (Bengio et al., 2013,
+https://arxiv.org/abs/1308.3432), as PyTorch's ``fake_quantize`` has it. :func:`requantized` turns the graph back.
+
+The nodes are known by their names, which every conversion of a graph keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .builder import GraphBuilder
+from .edits import remove_unread, remove_unread_initializers, replace_node
+from .names import names_of
+from .narrow import TYPES_OF_FILE
+from .queries import attribute, constant, dims
+from .weights import TRAINED_TYPES
+
+MARK = "onnxtrain/fake_quantization"
+STORED = f"{MARK}/stored"
+"""Beginnings of the names of nodes: of a pair, and of one whose first operand the file holds as integers."""
+
+_BITS = (4, 8, 16)
+_RANGES: dict[ir.DataType, tuple[int, int]] = {
+    **{ir.DataType[f"INT{bits}"]: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in _BITS},
+    **{ir.DataType[f"UINT{bits}"]: (0, 2**bits - 1) for bits in _BITS},
+}
+_TYPES = {bounds: kind for kind, bounds in _RANGES.items()}
+_DEFAULTS = {"saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
+
+
+Weights: TypeAlias = "dict[tuple[ir.Value, bytes, bytes], ir.Value]"
+"""The float weights by the integers that they were made from, the scale and the zero point."""
+
+
+class _Grid(NamedTuple):
+    """Scale and zero point by element or for all, as they broadcast, and the type of the integers."""
+
+    scale: np.ndarray
+    zero: np.ndarray
+    kind: ir.DataType
+
+
+def is_fake(node: ir.Node | None) -> bool:
+    """Whether a node rounds to the numbers that integers stand for."""
+    return node is not None and (node.name or "").startswith(MARK)
+
+
+def is_part_of_fakes(value: ir.Value) -> bool:
+    """Whether a constant is a scale, a zero point or a bound that only such nodes read."""
+    uses = list(value.uses())
+    return bool(uses) and all(is_fake(node) and index > 0 for node, index in uses)
+
+
+def is_held_as_integers(value: ir.Value) -> bool:
+    """Whether the file holds a weight as integers."""
+    return any((node.name or "").startswith(STORED) for node, _ in value.uses())
+
+
+def holds_fakes(model: ir.Model) -> bool:
+    """Whether a model holds such nodes."""
+    return any(map(is_fake, model.graph))
+
+
+def fake_quantized(model: ir.Model) -> ir.Model:
+    """Return the model with float arithmetic in place of pairs of QuantizeLinear and DequantizeLinear."""
+    if not any(_is(node, "QuantizeLinear") for node in model.graph) or TYPES_OF_FILE in model.meta:
+        return model
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    weights: Weights = {}
+    for node in [n for n in clone.graph if _is(n, "DequantizeLinear")]:
+        _replace_pair(clone.graph, node, weights)
+    remove_unread(clone.graph, [n for n in clone.graph if _is(n, "QuantizeLinear")])
+    remove_unread_initializers(clone.graph)
+    clone.graph.sort()
+    return clone
+
+
+def requantized(model: ir.Model) -> ir.Model:
+    """Give a graph its pairs of QuantizeLinear and DequantizeLinear back, and its weights their integers, in place."""
+    rounding = [n for n in model.graph if is_fake(n) and n.op_type == "Round"]
+    if not rounding:
+        return model
+    op = GraphBuilder(model.graph, prefix="quantized", constant_nodes=True)
+    for node in rounding:
+        _restore(op, node)
+    common.RemoveUnusedNodesPass()(model)
+    model.graph.sort()
+    return model
+
+
+def _is(node: ir.Node | None, kind: str) -> bool:
+    return node is not None and node.op_type == kind and not node.domain
+
+
+def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> None:
+    """Replace a DequantizeLinear of constants, or of what a QuantizeLinear returns; others stay."""
+    x = node.inputs[0]
+    assert x is not None
+    maker, second = x.producer(), _grid_of(node, x)
+    if second is None:
+        return
+    if maker is None and x.const_value is not None and not x.is_graph_input():
+        _emit(graph, node, _float_weight(graph, node, second, weights), second, second, stored=True)
+    elif maker is not None and _is(maker, "QuantizeLinear") and maker.inputs[0] is not None:
+        first = _grid_of(maker, x)
+        if first is not None and first.kind == second.kind:
+            _emit(graph, node, maker.inputs[0], first, second, stored=False)
+
+
+def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:
+    """Return the numbers that the integers stand for; None where they are not known or not of these types."""
+    known = [constant(v) for v in node.inputs[1:] if v is not None]
+    arrays = [array for array in known if array is not None]
+    changed = any(name != "axis" and a.value != _DEFAULTS.get(name) for name, a in node.attributes.items())
+    if changed or not arrays or len(arrays) < len(known):
+        return None
+    scale, zero = arrays if len(arrays) == 2 else (arrays[0], np.zeros(arrays[0].shape, np.uint8))
+    kind = integers.dtype or ir.DataType.from_numpy(zero.dtype)
+    if (
+        kind not in {*_RANGES, ir.DataType.INT32}
+        or scale.dtype not in TRAINED_TYPES.values()
+        or zero.size != scale.size
+    ):
+        return None
+    shape = _broadcast_shape(node, integers, scale)
+    return None if shape is None else _Grid(scale.reshape(shape), zero.astype(scale.dtype).reshape(shape), kind)
+
+
+def _broadcast_shape(node: ir.Node, integers: ir.Value, scale: np.ndarray) -> list[int] | None:
+    """Return the shape in which a scale meets the integers; None where it is not known."""
+    sizes, axis = dims(integers) or dims(node.outputs[0]), attribute(node, "axis", 1)
+    if scale.size == 1:
+        return []
+    if sizes is None or scale.ndim != 1 or not -len(sizes) <= axis < len(sizes):
+        return None
+    return [scale.size if i == axis % len(sizes) else 1 for i in range(len(sizes))]
+
+
+def _float_weight(graph: ir.Graph, node: ir.Node, grid: _Grid, weights: Weights) -> ir.Value:
+    """Return the initializer with the numbers that constant integers stand for; several nodes may read it."""
+    integers, taken = node.inputs[0], names_of(graph)
+    assert integers is not None
+    assert integers.const_value is not None
+    key = integers, grid.scale.tobytes(), grid.zero.tobytes()
+    if key not in weights:
+        array = (integers.const_value.numpy().astype(grid.scale.dtype) - grid.zero) * grid.scale
+        wanted = (integers.name or "weight").removesuffix("_quantized")
+        if node.outputs[0].name == wanted and not node.outputs[0].is_graph_output():
+            node.outputs[0].name = taken.free(f"{wanted}_rounded")
+            taken.discard(wanted)
+        weights[key] = ir.Value(name=taken.free(wanted), shape=ir.Shape(array.shape))
+        weights[key].type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        weights[key].const_value = ir.tensor(array, name=weights[key].name)
+        graph.register_initializer(weights[key])
+    return weights[key]
+
+
+def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Grid, *, stored: bool) -> None:
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(first.scale.dtype), prefix="fake", constant_nodes=True)
+    before = set(graph)
+    found = op.Round(op.Div(x, first.scale))
+    if first.kind != ir.DataType.INT32:  # its range is beyond that of weights, and not exact in float32
+        low, high = (np.array(bound, first.scale.dtype) for bound in _RANGES[first.kind])
+        found = op.Sub(op.Clip(op.Add(found, first.zero), low, high), second.zero)
+    result = op.Mul(found, second.scale)
+    for made in [n for n in graph if n not in before and n.op_type != "Constant"]:
+        made.name = op.taken.free(f"{STORED if stored else MARK}/{made.op_type}")
+    replace_node(op, node, [result])
+
+
+def _restore(op: GraphBuilder, rounding: ir.Node) -> None:
+    """Replace the arithmetic around a rounding by what it was made from."""
+    division = rounding.inputs[0].producer() if rounding.inputs[0] is not None else None
+    assert division is not None
+    x, scale = division.inputs[0], _array(division.inputs[1])
+    assert x is not None
+    stored = (rounding.name or "").startswith(STORED)
+    for last in list(_readers(rounding)):
+        if _is(last, "Mul"):  # of 32 bits, which have no range
+            _replace(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
+            continue
+        clip = next(_readers(last))
+        kind = _TYPES[int(_array(clip.inputs[1])), int(_array(clip.inputs[2]))]
+        for difference in list(_readers(clip)):
+            for product in list(_readers(difference)):
+                second = _Grid(_array(product.inputs[1]), _array(difference.inputs[1]), kind)
+                _replace(op, product, x, _Grid(scale, _array(last.inputs[1]), kind), second, stored=stored)
+
+
+def _readers(node: ir.Node) -> Iterator[ir.Node]:
+    return (user for user, index in node.outputs[0].uses() if index == 0)
+
+
+def _array(value: ir.Value | None) -> np.ndarray:
+    assert value is not None
+    return np.asarray(constant(value))
+
+
+def _replace(
+    op: GraphBuilder, product: ir.Node, x: ir.Value, first: _Grid, second: _Grid | None, *, stored: bool
+) -> None:
+    integers = _stored_integers(op, x, first) if stored else _linear(op, "QuantizeLinear", x, first)
+    replace_node(op, product, [_linear(op, "DequantizeLinear", integers, second or first)])
+
+
+def _stored_integers(op: GraphBuilder, weight: ir.Value, grid: _Grid) -> ir.Value:
+    """Return the initializer with the integers of a weight."""
+    name = f"{weight.name}_quantized"
+    if name in op.graph.initializers:
+        return op.graph.initializers[name]
+    assert weight.const_value is not None
+    array = weight.const_value.numpy()
+    if grid.kind == ir.DataType.INT32:
+        array = np.rint(array.astype(np.float64) / grid.scale).clip(-(2**31), 2**31 - 1)
+    else:
+        array = (np.rint(array / grid.scale) + grid.zero).clip(*_RANGES[grid.kind])
+    held = ir.Value(name=name, type=ir.TensorType(grid.kind), shape=ir.Shape(array.shape))
+    held.const_value = ir.tensor(array.astype(grid.kind.numpy()), name=name)
+    op.graph.register_initializer(held)
+    return held
+
+
+def _linear(op: GraphBuilder, kind: str, x: ir.Value, grid: _Grid) -> ir.Value:
+    """Emit QuantizeLinear or DequantizeLinear."""
+    axes = [i for i, size in enumerate(grid.scale.shape) if size != 1]
+    shape = [-1] if axes else []
+    scale, zero = grid.scale.reshape(shape), np.broadcast_to(grid.zero, grid.scale.shape).reshape(shape)
+    return op.emit(kind, x, scale, zero.astype(grid.kind.numpy()), axis=axes[0] if axes else None)[0]
