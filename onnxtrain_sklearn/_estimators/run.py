@@ -16,13 +16,11 @@ import onnx
 
 from .._data.columns import Column
 from .._fitted.model import FittedModel
-from .._graph.fake_quantization import holds_fakes, requantized
 from .._graph.low_rank import merged
 from .._graph.low_rank_edits import without_low_rank
-from .._graph.narrow import narrowed
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
-from .._inference.graph import OutputOptions, inference_model
+from .._inference.graph import OutputOptions, exported_model, inference_model
 from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._inference.templates import filled_graph
@@ -160,10 +158,6 @@ class Run:
         sparse = sparse_inputs(columns)
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.predictors:
-            if holds_fakes(self.source.model):  # what is predicted is what the file gives, with integers
-                graph = requantized(inference_model(self.deployed, self.weights(), self.head, with_scores=with_scores))
-                self.predictors[key] = Predictor(graph, self.device, self.session_options, sparse=sparse)
-                return self.predictors[key]
             make: Callable[..., Any] = inference_model if sparse else filled_graph
             graph = make(self.deployed, self.weights(), self.head, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
@@ -188,8 +182,7 @@ class Run:
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""
-        model = inference_model(self.deployed, self.weights(), self.head, form=options)
-        return to_proto(narrowed(requantized(model), self.source.kept))
+        return to_proto(exported_model(self.deployed, self.weights(), self.head, options))
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""

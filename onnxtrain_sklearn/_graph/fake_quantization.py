@@ -33,7 +33,7 @@ _RANGES: dict[ir.DataType, tuple[int, int]] = {
     **{ir.DataType[f"INT{bits}"]: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in _BITS},
     **{ir.DataType[f"UINT{bits}"]: (0, 2**bits - 1) for bits in _BITS},
 }
-_TYPES = {bounds: kind for kind, bounds in _RANGES.items()}
+_BY_RANGE = {bounds: kind for kind, bounds in _RANGES.items()}
 _DEFAULTS = {"saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
 
 
@@ -72,14 +72,14 @@ def holds_fakes(model: ir.Model) -> bool:
 
 def fake_quantized(model: ir.Model) -> ir.Model:
     """Return the model with float arithmetic in place of pairs of QuantizeLinear and DequantizeLinear."""
-    if not any(_is(node, "QuantizeLinear") for node in model.graph) or TYPES_OF_FILE in model.meta:
+    if not any(_is_kind(node, "QuantizeLinear") for node in model.graph) or TYPES_OF_FILE in model.meta:
         return model
     clone = model.clone()
     clone.meta.update(model.meta)
     weights: Weights = {}
-    for node in [n for n in clone.graph if _is(n, "DequantizeLinear")]:
+    for node in [n for n in clone.graph if _is_kind(n, "DequantizeLinear")]:
         _replace_pair(clone.graph, node, weights)
-    remove_unread(clone.graph, [n for n in clone.graph if _is(n, "QuantizeLinear")])
+    remove_unread(clone.graph, [n for n in clone.graph if _is_kind(n, "QuantizeLinear")])
     remove_unread_initializers(clone.graph)
     clone.graph.sort()
     return clone
@@ -92,13 +92,13 @@ def requantized(model: ir.Model) -> ir.Model:
         return model
     op = GraphBuilder(model.graph, prefix="quantized", constant_nodes=True)
     for node in rounding:
-        _restore(op, node)
+        _write_pairs(op, node)
     common.RemoveUnusedNodesPass()(model)
     model.graph.sort()
     return model
 
 
-def _is(node: ir.Node | None, kind: str) -> bool:
+def _is_kind(node: ir.Node | None, kind: str) -> bool:
     return node is not None and node.op_type == kind and not node.domain
 
 
@@ -111,7 +111,7 @@ def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> None:
         return
     if maker is None and x.const_value is not None and not x.is_graph_input():
         _emit(graph, node, _float_weight(graph, node, second, weights), second, second, stored=True)
-    elif maker is not None and _is(maker, "QuantizeLinear") and maker.inputs[0] is not None:
+    elif maker is not None and _is_kind(maker, "QuantizeLinear") and maker.inputs[0] is not None:
         first = _grid_of(maker, x)
         if first is not None and first.kind == second.kind:
             _emit(graph, node, maker.inputs[0], first, second, stored=False)
@@ -132,11 +132,11 @@ def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:
         or zero.size != scale.size
     ):
         return None
-    shape = _broadcast_shape(node, integers, scale)
+    shape = _shape_of_scale(node, integers, scale)
     return None if shape is None else _Grid(scale.reshape(shape), zero.astype(scale.dtype).reshape(shape), kind)
 
 
-def _broadcast_shape(node: ir.Node, integers: ir.Value, scale: np.ndarray) -> list[int] | None:
+def _shape_of_scale(node: ir.Node, integers: ir.Value, scale: np.ndarray) -> list[int] | None:
     """Return the shape in which a scale meets the integers; None where it is not known."""
     sizes, axis = dims(integers) or dims(node.outputs[0]), attribute(node, "axis", 1)
     if scale.size == 1:
@@ -178,39 +178,39 @@ def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Gr
     replace_node(op, node, [result])
 
 
-def _restore(op: GraphBuilder, rounding: ir.Node) -> None:
+def _write_pairs(op: GraphBuilder, rounding: ir.Node) -> None:
     """Replace the arithmetic around a rounding by what it was made from."""
     division = rounding.inputs[0].producer() if rounding.inputs[0] is not None else None
     assert division is not None
-    x, scale = division.inputs[0], _array(division.inputs[1])
+    x, scale = division.inputs[0], _held(division.inputs[1])
     assert x is not None
     stored = (rounding.name or "").startswith(STORED)
-    for last in list(_readers(rounding)):
-        if _is(last, "Mul"):  # of 32 bits, which have no range
-            _replace(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
+    for last in list(_readers_of(rounding)):
+        if _is_kind(last, "Mul"):  # of 32 bits, which have no range
+            _write_pair(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
             continue
-        clip = next(_readers(last))
-        kind = _TYPES[int(_array(clip.inputs[1])), int(_array(clip.inputs[2]))]
-        for difference in list(_readers(clip)):
-            for product in list(_readers(difference)):
-                second = _Grid(_array(product.inputs[1]), _array(difference.inputs[1]), kind)
-                _replace(op, product, x, _Grid(scale, _array(last.inputs[1]), kind), second, stored=stored)
+        clip = next(_readers_of(last))
+        kind = _BY_RANGE[int(_held(clip.inputs[1])), int(_held(clip.inputs[2]))]
+        for difference in list(_readers_of(clip)):
+            for product in list(_readers_of(difference)):
+                second = _Grid(_held(product.inputs[1]), _held(difference.inputs[1]), kind)
+                _write_pair(op, product, x, _Grid(scale, _held(last.inputs[1]), kind), second, stored=stored)
 
 
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
+def _readers_of(node: ir.Node) -> Iterator[ir.Node]:
     return (user for user, index in node.outputs[0].uses() if index == 0)
 
 
-def _array(value: ir.Value | None) -> np.ndarray:
+def _held(value: ir.Value | None) -> np.ndarray:
     assert value is not None
     return np.asarray(constant(value))
 
 
-def _replace(
+def _write_pair(
     op: GraphBuilder, product: ir.Node, x: ir.Value, first: _Grid, second: _Grid | None, *, stored: bool
 ) -> None:
-    integers = _stored_integers(op, x, first) if stored else _linear(op, "QuantizeLinear", x, first)
-    replace_node(op, product, [_linear(op, "DequantizeLinear", integers, second or first)])
+    integers = _stored_integers(op, x, first) if stored else _emit_linear(op, "QuantizeLinear", x, first)
+    replace_node(op, product, [_emit_linear(op, "DequantizeLinear", integers, second or first)])
 
 
 def _stored_integers(op: GraphBuilder, weight: ir.Value, grid: _Grid) -> ir.Value:
@@ -230,7 +230,7 @@ def _stored_integers(op: GraphBuilder, weight: ir.Value, grid: _Grid) -> ir.Valu
     return held
 
 
-def _linear(op: GraphBuilder, kind: str, x: ir.Value, grid: _Grid) -> ir.Value:
+def _emit_linear(op: GraphBuilder, kind: str, x: ir.Value, grid: _Grid) -> ir.Value:
     """Emit QuantizeLinear or DequantizeLinear."""
     axes = [i for i, size in enumerate(grid.scale.shape) if size != 1]
     shape = [-1] if axes else []

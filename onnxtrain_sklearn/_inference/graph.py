@@ -18,9 +18,11 @@ import onnx_ir.passes.common as common
 from .._graph.activation import as_rows
 from .._graph.builder import GraphBuilder
 from .._graph.edits import multiply_by_columns, swap_initializers
+from .._graph.fake_quantization import requantized
 from .._graph.inference_form import inference_form
 from .._graph.links import apply_link, split_columns
 from .._graph.members import mean_of_members
+from .._graph.narrow import narrowed
 from .._graph.positions import as_position_rows
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel
@@ -84,6 +86,13 @@ def inference_model(
     if form.zipmap is True:
         _zip(op, head)
     return result
+
+
+def exported_model(
+    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, form: OutputOptions
+) -> ir.Model:
+    """Return the graph that predicts, with weights in the types in which the given file holds them."""
+    return narrowed(requantized(inference_model(model, weights, head, form=form)), model.kept)
 
 
 def _restore_sequence_types(graph: ir.Graph) -> None:

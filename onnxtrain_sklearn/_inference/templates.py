@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.edits import initializers_to_inputs
+from .._graph.fake_quantization import holds_fakes, requantized
 from .._graph.protobuf import to_proto
 from .._graph.structure import structure
 from .._graph.trainable import TrainableModel
@@ -50,6 +51,8 @@ def filled_graph(
     live: Collection[str] = (),
 ) -> PredictionGraph:
     """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
+    if holds_fakes(model.model) and not live:  # what is predicted is what the file gives, with integers
+        return prediction_graph(requantized(_made(model, weights, head, with_scores, live)))
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
         return prediction_graph(_made(model, weights, head, with_scores, live))
     key = (structure(model.model, weights), _form(model), _head_key(head), with_scores, tuple(live))
