@@ -11,13 +11,16 @@
 
 /** @typedef {Float32Array | Float64Array | BigInt64Array} Numbers */
 /** @typedef {Record<string, Numbers>} Rows Rows of each input and of the target by name, one row after the other. */
-/** @typedef {(step: number) => number} Schedule The learning rate of a step; the first step is 0. */
+/** @typedef {(step: number) => number} Schedule A number for each step; the first step is 0. */
+/** @typedef {number | Schedule} Rate */
+/** @typedef {{learningRate: Rate, weightDecayFactor?: Rate, dropoutFactor?: Rate}} Rates The factors belong to schedules of the estimator. */
 /** @typedef {{type: string, data: Numbers, dims: readonly number[]}} Tensor A tensor of onnxruntime. */
 
 const FORMAT = "onnxtrain-sklearn training";
 const VERSION = 1;
 /** @type {Record<string, any>} */
 const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
+const RATES = { learning_rate: "learningRate", weight_decay_factor: "weightDecayFactor", dropout_factor: "dropoutFactor" };
 /** @type {Record<string, string>} */
 const CODES = { float32: "F32", float64: "F64", int64: "I64" };
 
@@ -79,20 +82,18 @@ export class Trainer {
    * Take one step on a minibatch of at most `batch_size` rows; return its loss.
    *
    * @param {Rows} rows
-   * @param {{learningRate: number, sampleWeight?: Numbers, random?: () => number}} options
+   * @param {Rates & {sampleWeight?: Numbers, random?: () => number}} options
    * @returns {Promise<number>}
    */
-  async step(rows, { learningRate, sampleWeight, random }) {
+  async step(rows, { sampleWeight, random, ...rates }) {
     const { batch_size: batch, inputs, padding } = this.manifest;
     const count = this.#count("step", rows);
     if (count > batch || (count < batch && !padding)) throw new Error(`A step takes ${batch} rows, got ${count}.`);
     const weights = new Array(batch).fill(0).map((_, i) => (i < count ? Number(sampleWeight ? sampleWeight[i] : 1) : 0));
     /** @type {Record<string, Tensor>} */
-    const feeds = { ...this.state };
+    const feeds = { ...this.state, ...this.#rates("step", 1, rates), ...this.#draws("step", 1, random) };
     for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("step", name, filled(data, count, batch));
     feeds[inputs.sample_weight] = this.#tensor("step", inputs.sample_weight, weights);
-    feeds[inputs.learning_rate] = this.#tensor("step", inputs.learning_rate, [learningRate]);
-    Object.assign(feeds, this.#draws("step", 1, random));
     const results = await this.#run("step", feeds);
     return Number(results[this.manifest.loss_output].data[0]);
   }
@@ -101,27 +102,22 @@ export class Trainer {
    * Train on all rows once, in one run; return the loss of each minibatch.
    *
    * @param {Rows} rows
-   * @param {{learningRate: number | Schedule, order?: ArrayLike<number>, sampleWeight?: Numbers, random?: () => number}} options
+   * @param {Rates & {order?: ArrayLike<number>, sampleWeight?: Numbers, random?: () => number}} options
    *     Without `order`, the order is drawn by `random`, and without both it is that of the rows.
    * @returns {Promise<Float32Array | Float64Array>}
    */
-  async epoch(rows, { learningRate, order, sampleWeight, random }) {
+  async epoch(rows, { order, sampleWeight, random, ...rates }) {
     const { batch_size: batch, inputs, padding } = this.manifest;
     const count = this.#count("epoch", rows);
     const sequence = Array.from(order ?? (random ? permutation(count, random) : Array(count).keys()));
     if (!padding) sequence.length -= sequence.length % batch; // rows meet within a minibatch
     const steps = Math.ceil(sequence.length / batch);
     const places = Array.from({ length: steps * batch }, (_, i) => sequence[i] ?? -1);
-    const counter = this.manifest.state.tensors.find((/** @type {any} */ one) => one.role === "step");
-    const before = Number(this.state[counter.name].data[0]);
-    const rate = typeof learningRate === "number" ? () => learningRate : learningRate;
     /** @type {Record<string, Tensor>} */
-    const feeds = { ...this.state };
+    const feeds = { ...this.state, ...this.#rates("epoch", steps, rates), ...this.#draws("epoch", steps, random) };
     for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("epoch", name, data);
     feeds[inputs.sample_weight] = this.#tensor("epoch", inputs.sample_weight, sampleWeight ?? new Array(count).fill(1));
-    feeds[inputs.learning_rate] = this.#tensor("epoch", inputs.learning_rate, Array.from({ length: steps }, (_, i) => rate(before + i)));
     feeds[inputs.order] = this.#tensor("epoch", inputs.order, places);
-    Object.assign(feeds, this.#draws("epoch", steps, random));
     const results = await this.#run("epoch", feeds);
     const losses = this.manifest.graphs.epoch.outputs.find((/** @type {any} */ one) => one.role === "losses");
     return /** @type {Float32Array | Float64Array} */ (results[losses.name].data);
@@ -188,7 +184,7 @@ export class Trainer {
   #tensor(graph, name, values) {
     const { type, shape } = this.#fact(graph, name);
     const inner = product(shape.slice(1));
-    const dims = shape.map((/** @type {any} */ size, /** @type {number} */ i) => (i === 0 && typeof size === "string" ? values.length / inner : size));
+    const dims = shape.map((/** @type {any} */ size, /** @type {number} */ i) => (i === 0 && typeof size !== "number" ? values.length / inner : size));
     if (product(dims) !== values.length || !dims.every(Number.isInteger)) {
       throw new Error(`${name} has ${values.length} numbers, which are no rows of shape [${shape.slice(1)}].`);
     }
@@ -204,6 +200,17 @@ export class Trainer {
     });
     if (new Set(counts).size > 1) throw new Error(`Inputs and target have different numbers of rows: ${counts}.`);
     return counts[0];
+  }
+
+  /** @param {string} graph @param {number} steps @param {Record<string, any>} given @returns {Record<string, Tensor>} */
+  #rates(graph, steps, given) {
+    const before = Number(this.state[this.manifest.state.tensors.find((/** @type {any} */ one) => one.role === "step").name].data[0]);
+    const used = Object.entries(RATES).filter(([role]) => this.manifest.inputs[role]);
+    return Object.fromEntries(used.map(([role, option]) => {
+      const [name, rate] = [this.manifest.inputs[role], given[option]];
+      if (rate === undefined) throw new Error(`Give ${option}: a number, or a function of the number of the step.`);
+      return [name, this.#tensor(graph, name, Array.from({ length: steps }, (_, i) => (typeof rate === "number" ? rate : rate(before + i))))];
+    }));
   }
 
   /** @param {string} graph @param {number} steps @param {(() => number) | undefined} random @returns {Record<string, Tensor>} */
@@ -261,8 +268,8 @@ export function readTensors(file) {
   for (const [name, { dtype, shape, data_offsets }] of Object.entries(entries)) {
     const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype);
     if (!type) throw new Error(`${name} is of type ${dtype}, which is not read.`);
-    const content = file.slice(8 + size + data_offsets[0], 8 + size + data_offsets[1]); // a copy, which is aligned
-    found[name] = { data: new ARRAYS[type](content.buffer, content.byteOffset, content.length / ARRAYS[type].BYTES_PER_ELEMENT), shape };
+    const content = new Uint8Array(file.subarray(8 + size + data_offsets[0], 8 + size + data_offsets[1])); // an aligned copy: slice of Node's Buffer is none
+    found[name] = { data: new ARRAYS[type](content.buffer), shape };
   }
   return found;
 }
@@ -286,6 +293,6 @@ function typed(type, values) {
 
 /** Return the rows filled up to a whole minibatch with copies of the first. @param {Numbers} data @param {number} count @param {number} batch */
 function filled(data, count, batch) {
-  const width = data.length / count;
-  return Array.from({ length: batch * width }, (_, i) => data[i < data.length ? i : i % width]);
+  if (count === batch) return data;
+  return /** @type {any} */ (data.constructor).from({ length: (data.length / count) * batch }, (/** @type {any} */ _, /** @type {number} */ i) => data[i < data.length ? i : i % (data.length / count)]);
 }

@@ -191,9 +191,7 @@ class Sharper(AdamW):
         ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
         ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
         ({"class_weight": "balanced"}, "class_weight='balanced' takes them from all data: give a dict"),
-        ({"accumulate": 2}, "accumulate=2: set it 1"),
         ({"sparse_updates": "lazy"}, "sparse_updates='lazy': set it 'exact'"),
-        ({"weight_decay_schedule": "cosine"}, "Training graphs have no weight_decay_schedule"),
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ from tests.helpers.web import OLDEST_NODE, ROOT, chromium, node
 
 PACKAGES = ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0", "puppeteer-core@24.43.1")
 BROWSER = "@sparticuz/chromium@149.0.0"
-TESTS = ("tests/test_web.py", "tests/test_web_page.py")
+TESTS = ("tests/test_web.py", "tests/test_web_training.py", "tests/test_web_page.py")
 NOT_RUN = 77
 UNPACK = "import('@sparticuz/chromium').then((module) => module.default.executablePath())"
 

@@ -16,20 +16,21 @@ from .._training.base_step import StepParts
 from .._training.loss_graph import EXACT, StepSettings, TrainedPositions
 from ..exceptions import ModelError, instead_of
 from ..optimizers import resolve_optimizer
-from ..schedules import Constant, resolve_schedule
+from ..schedules import resolve_schedule
 from .examples import FitRows
-from .factors import factors_of
+from .factors import factors_of, require_schedulable
 from .head_choice import loss_of
 from .run import Run
-from .settings import batch_limit, check_estimator_parameters
+from .settings import batch_limit, trainer_settings
 
+SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
 FACTS = ("learning_rate_init", "shuffle", "max_iter", "random_state")
 """Parameters of the estimator that the graphs do not hold and a loop may want."""
 
 
 def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would."""
-    check_estimator_parameters(estimator)
+    loop = trainer_settings(estimator)
     _require_same_loop(estimator, run)
     optimizer = resolve_optimizer(estimator.optimizer)
     settings = StepSettings(
@@ -49,20 +50,25 @@ def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSou
         factors=factors_of(estimator, run.source, optimizer),
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         positions=_trained_positions(run),
+        scheduled=loop.scheduled,
         checkpoint_activations=bool(estimator.checkpoint_activations),
     )
+    require_schedulable(settings.scheduled, optimizer)
     parameters = run.parameters
     if parameters.averages != (settings.ema_decay is not None):
         parameters = parameters.with_averages(settings.ema_decay is not None)
-    rows = batch_limit(estimator.batch_size, optimizer) if batch_size is None else _checked_batch(batch_size)
+    rows = loop.accumulate * batch_limit(estimator.batch_size, optimizer)
+    rows = rows if batch_size is None else _checked_batch(batch_size)
     facts = {
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
-        "learning_rate": component_fact(resolve_schedule(estimator.learning_rate)),
+        **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
+        "progress": dict(vars(run.history.progress)),
         "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
     }
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
-    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run))
+    ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
+    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run), ignored)
 
 
 def _checked_batch(batch_size: object) -> int:
@@ -73,18 +79,15 @@ def _checked_batch(batch_size: object) -> int:
 
 def _require_same_loop(estimator: Any, run: Run) -> None:
     """Raise where a setting changes the loop in a way that the graphs do not have."""
-    for name in ("weight_decay_schedule", "dropout_schedule"):
-        if not isinstance(resolve_schedule(getattr(estimator, name), name), Constant):
-            raise ModelError(f"Training graphs have no {name}: the loop gives learning rates alone. Set it 'constant'.")
     if estimator.sparse_updates != EXACT:
         raise ModelError(
             f"Training graphs update every row of an embedding in each step, but sparse_updates="
             f"{estimator.sparse_updates!r}: set it {EXACT!r}."
         )
-    if estimator.accumulate != 1:
+    if estimator.accumulate != 1 and run.parameters.running_statistics:
         raise ModelError(
-            f"Training graphs take a step for each minibatch, but accumulate={estimator.accumulate}: set it 1, and "
-            f"give export_training a larger batch_size."
+            f"Training graphs take the rows of all accumulate={estimator.accumulate} minibatches in one step, but rows "
+            f"meet within a minibatch of this graph (batch normalization): set accumulate=1."
         )
     if run.deployed.inputs != run.source.inputs:
         raise ModelError(

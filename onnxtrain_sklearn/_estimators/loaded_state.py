@@ -20,6 +20,7 @@ from .._training.parameters import FlatParameters
 from .._training.step import OptimizerState
 from ..exceptions import ModelError, instead_of, nearest
 from ..optimizers import Optimizer, resolve_optimizer
+from ..schedules import Progress
 from .run import Run
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class LoadsState:
 
         Notes
         -----
-        Arrays by the names of the graph hold no state of the optimizer: it starts anew. With the vectors of training
-        graphs :meth:`partial_fit` goes on exactly.
+        Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
+        low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
+        vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
+        the steps of the state.
 
         Examples
         --------
@@ -106,14 +109,23 @@ def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None
         raise ModelError("The state is empty: give the trained arrays by name.")
     vectors = PARAMETERS in arrays and PARAMETERS not in run.trained_weights()
     parameters, frozen, state = _of_vectors(run, arrays, slots) if vectors else _of_names(run, arrays)
+    if vectors and STEP in arrays:
+        run.history.change(progress=_progress_at(run.history.progress, state.t - run.state.t))
     changed = {"parameters": parameters, "frozen": frozen, "state": state, "step": None, "predictors": {}}
     run.history.last_finite = None
     vars(run).update(changed)
 
 
+def _progress_at(progress: Progress, steps: int) -> Progress:
+    """Return the progress so many steps later, of as many rows each: learning rates go on from there."""
+    step = max(0, progress.step + steps)
+    return replace(progress, step=step, samples=round(progress.samples * step / max(1, progress.step)))
+
+
 def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters with the values of arrays by name; the optimizer starts anew."""
     current = run.trained_weights()
+    arrays = _with_factors(arrays, run)
     for name, array in arrays.items():
         if name not in current:
             raise ModelError(f"The state holds {name!r}, which the graph lacks.{nearest(name, current)}")
@@ -129,6 +141,16 @@ def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, 
             frozen[name] = array.astype(frozen[name].dtype)
     parameters = parameters.with_averages(parameters.averages)  # the average begins from these weights
     return parameters, frozen, OptimizerState(draws=run.state.draws)
+
+
+def _with_factors(arrays: StateArrays, run: Run) -> StateArrays:
+    """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
+    changes, held = run.source.low_rank, run.parameters.views()
+    if not changes or any(name in arrays for one in changes for name in one.factors):
+        return arrays
+    if missing := [one.matrix for one in changes if one.matrix not in arrays]:
+        raise ModelError(f"The state lacks {missing[0]!r}, which low-rank factors change: it belongs to another model.")
+    return {**arrays, **{f: held[f] * (f == one.first) for one in changes for f in one.factors}}
 
 
 def _of_vectors(

@@ -54,15 +54,15 @@ class TrainingFiles(LoadsState):
             Of an estimator that is not fitted: some rows, for the shapes of the graph and the classes. It is exported
             as it is before training, and stays as it is.
         batch_size : int, default=None
-            Rows of a minibatch; None: those of the estimator.
+            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
         form : {"both", "step", "epoch"}, default="both"
             The training graphs to write.
 
         Raises
         ------
         ModelError
-            A setting has no place in the graphs: L-BFGS, ``accumulate``, ``class_weight="balanced"``, schedules of
-            weight decay and of dropout, or a model that encodes texts.
+            A setting has no place in the graphs: L-BFGS, ``class_weight="balanced"``, lazy updates of embeddings, or a
+            model that encodes texts.
         FileExistsError
             The folder holds other files.
 
@@ -99,7 +99,7 @@ class TrainingFiles(LoadsState):
         Parameters
         ----------
         batch_size : int, default=None
-            Rows of a minibatch; None: those of the estimator.
+            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
 
         Raises
         ------

@@ -49,6 +49,11 @@ def epoch_graph(step: StepGraph) -> EpochGraph:
     return EpochGraph(model, step, order.name or "", losses)
 
 
+def _by_step(step: StepGraph) -> set[str]:
+    """Return the names of the inputs that have a value for each step."""
+    return {step.rate, *step.random, *step.factors.values()}
+
+
 def _count_of_steps(op: GraphBuilder, order: ir.Value) -> ir.Value:
     return op.Slice(op.Shape(order), starts=[0], ends=[1], axes=[0])
 
@@ -57,7 +62,7 @@ def _outer_input(op: GraphBuilder, value: ir.Value, name: str, step: StepGraph) 
     """Add the input of the epoch that stands for an input of the step."""
     sizes = list(value.shape or ())
     shape = ["N", *sizes[1:]] if name in (*step.data, step.target, step.weight) else sizes
-    shape = ["S", *sizes] if name in (step.rate, *step.random) else shape
+    shape = ["S", *sizes] if name in _by_step(step) else shape
     own = ir.Value(name=name, type=value.type, shape=ir.Shape(shape))
     op.graph.inputs.append(own)
     return own
@@ -99,7 +104,7 @@ def _of_step(
 ) -> ir.Value:
     """Return what an input of the step is in the body."""
     name = value.name or ""
-    if name in (step.rate, *step.random):
+    if name in _by_step(step):
         return body.Gather(outer, i)
     if name == step.weight:
         own = body.Gather(outer, kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,7 @@ def predict_entry(predict: PredictGraph, proto: onnx.ModelProto) -> GraphEntry:
 def _roles(step: StepGraph) -> dict[str, str]:
     roles = dict.fromkeys(step.data, "data")
     roles |= {step.target: "target", step.weight: "sample_weight", step.rate: "learning_rate"}
+    roles |= {name: role for role, name in step.factors.items()}
     return roles | dict.fromkeys(step.random, "random") | {one.name: "state" for one in step.state}
 
 
@@ -63,8 +65,6 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the manifest, as values of JSON; ``entries`` are the graphs by name, ``files`` hashes by file."""
     settings, head = source.parts.settings, source.head
-    epoch = entries.get("epoch")
-    order = next((name for name, role in epoch.inputs.items() if role == "order"), "") if epoch is not None else ""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -77,7 +77,7 @@ def manifest_of(
         "penalty": {"alpha": settings.alpha, "l1_ratio": settings.l1_ratio},
         "max_grad_norm": settings.max_grad_norm,
         "ema_decay": settings.ema_decay,
-        "inputs": {"sample_weight": step.weight, "learning_rate": step.rate, **({"order": order} if order else {})},
+        "inputs": _named_inputs(step, entries.get("epoch")),
         "loss_output": step.loss,
         "batch_size": step.batch,
         "padding": not source.parts.parameters.running_statistics,
@@ -88,9 +88,15 @@ def manifest_of(
     }
 
 
+def _named_inputs(step: StepGraph, epoch: GraphEntry | None) -> dict[str, str]:
+    """Return the inputs that a loop gives beside data and state, by role."""
+    order = {} if epoch is None else {role: name for name, role in epoch.inputs.items() if role == "order"}
+    return {"sample_weight": step.weight, "learning_rate": step.rate, **step.factors, **order}
+
+
 def component_fact(component: object) -> dict[str, Any]:
     """Return name and parameters of a loss, an optimizer or a schedule."""
-    name = getattr(component, "name", type(component).__name__)
+    name = vars(type(component)).get("name", type(component).__name__)  # a class that inherits its name is another one
     parameters = component.get_params(deep=False) if isinstance(component, Component) else {}
     return {"name": str(name), "parameters": {key: json_value(value) for key, value in parameters.items()}}
 
@@ -101,6 +107,8 @@ def json_value(value: object) -> Any:
         value = value.item()
     if isinstance(value, np.ndarray | list | tuple):
         return [json_value(item) for item in value]
+    if isinstance(value, Component):
+        return component_fact(value)
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
@@ -111,7 +119,15 @@ def _class_labels(classes: np.ndarray | list[np.ndarray] | None) -> Any:
 def _target_fact(source: ExportSource, step: StepGraph) -> dict[str, Any]:
     known = label_weights(source)
     fact = {"input": step.target, "kind": _kind_of_target(source), "row_shape": list(source.head.row_shape)}
-    return fact | {"label_weights": None if known is None else list(known)}
+    return fact | _ignored_fact(source) | {"label_weights": None if known is None else list(known)}
+
+
+def _ignored_fact(source: ExportSource) -> dict[str, Any]:
+    """Return the label at a position that does not count; JSON has no NaN."""
+    label = json_value(source.ignore_label)
+    if isinstance(label, float) and math.isnan(label):
+        return {"ignore_label": None, "ignores_nan": True}
+    return {} if source.head.positions is None else {"ignore_label": label}
 
 
 def _kind_of_target(source: ExportSource) -> str:

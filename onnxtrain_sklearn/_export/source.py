@@ -30,12 +30,15 @@ class ExportSource:
         Plain values for the manifest that the graphs do not need: the estimator, the learning rate.
     class_weights : tuple of float, default=None
         The factor of a row's weight by its class; None: one.
+    ignore_label : object, default=None
+        The label at a position that does not count.
     """
 
     parts: StepParts
     head: Head
     facts: Mapping[str, Any]
     class_weights: tuple[float, ...] | None = None
+    ignore_label: object = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ their vector, and joins the gradients to one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -18,13 +18,14 @@ from .._data.target_scale import TargetScale
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output, replace_inputs
 from .._graph.own_tensors import from_proto
+from .._training.dropout import FACTOR
 from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type
 from .._training.programs import PassSource, pass_program
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from .row_weights import emit_row_weights, label_weights
 from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
-from .update_nodes import StepScalars, emit_average, emit_clipping, emit_penalty, emit_update
+from .update_nodes import StepScalars, decays, emit_average, emit_clipping, emit_penalty, emit_update
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,8 @@ class StepGraph:
     state : tuple of StateTensor
     batch : int
         Rows of a minibatch.
+    factors : mapping of str to str
+        Inputs for the factors that schedules give, by :data:`DECAY_FACTOR` and :data:`DROPOUT_FACTOR`.
     """
 
     model: ir.Model
@@ -53,6 +56,11 @@ class StepGraph:
     random: tuple[str, ...]
     state: tuple[StateTensor, ...]
     batch: int
+    factors: Mapping[str, str] = field(default_factory=dict)
+
+
+DECAY_FACTOR, DROPOUT_FACTOR = "weight_decay_factor", "dropout_factor"
+"""Roles of the inputs that the weight decay and the ratios of dropout are multiplied by."""
 
 
 def step_graph(source: ExportSource) -> StepGraph:
@@ -69,7 +77,8 @@ class _Emission:
         settings = replace(parts.settings, engine="portable")
         program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, parts.batch))
         self._model = from_proto(onnx.load_model_from_string(program.graph))
-        self._random = tuple(value.name or "" for value in program.random)
+        random = [value.name or "" for value in program.random]
+        self._random, self._drops = tuple(name for name in random if name != FACTOR), FACTOR in random
         self._graph, self._kind = self._model.graph, ir_type(parts.parameters.vector.dtype)
         self._op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")
         self._outputs = {value.name or "": value for value in self._graph.outputs}
@@ -89,7 +98,9 @@ class _Emission:
         double = GraphBuilder(self._graph, dtype=ir.DataType.DOUBLE, prefix="scalar")
         new_step = op.Add(old[STEP], 1)
         t = double.Cast(new_step, to=ir.DataType.DOUBLE)
-        scalars = StepScalars(double.Cast(rate, to=ir.DataType.DOUBLE), t)
+        factors = self._factors()
+        decay = next((double.Cast(v, to=ir.DataType.DOUBLE) for k, v in factors.items() if k == DECAY_FACTOR), None)
+        scalars = StepScalars(double.Cast(rate, to=ir.DataType.DOUBLE), t, decay)
         vectors = {one.name: old[one.name] for one in self._state if one.role in (PARAMETERS, "optimizer")}
         new = emit_update(op, self._settings, layout, vectors, gradients, scalars) | {STEP: new_step}
         if STATISTICS in old:
@@ -99,7 +110,18 @@ class _Emission:
             new[AVERAGE] = self._average(old[AVERAGE], new[PARAMETERS], t)
         target = self._target()
         weight = self._weight(target)
-        return self._finished(loss, old, new, (target, weight, rate.name or ""))
+        graph = self._finished(loss, old, new, (target, weight, rate.name or ""))
+        return replace(graph, factors={role: value.name or "" for role, value in factors.items()})
+
+    def _factors(self) -> dict[str, ir.Value]:
+        """Return the inputs for what schedules multiply, by role."""
+        found = {}
+        if self._settings.scheduled.decay and decays(self._settings, self._layout):
+            found[DECAY_FACTOR] = self._input(DECAY_FACTOR, self._kind, ())
+        if self._drops:
+            self._renamed(FACTOR, DROPOUT_FACTOR)
+            found[DROPOUT_FACTOR] = self._graph.inputs[[v.name for v in self._graph.inputs].index(DROPOUT_FACTOR)]
+        return found
 
     def _average(self, average: ir.Value, parameters: ir.Value, t: ir.Value) -> ir.Value:
         decay, state = self._settings.ema_decay, self._parts.state

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
+from .._data.positions import position_targets
 from .._data.targets import class_targets, regression_targets
 from .._runtime import devices, sessions
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
 from .folder import TrainingFolder, read_folder, state_bytes
+from .rates import LoopRates
 from .row_weights import weights_of_rows
 from .training_info import read_training_model
 
@@ -41,7 +44,7 @@ class Training:
         self.loss_curve_: list[float] = []
         self._graphs, self._sessions = content.graphs, dict[str, sessions.InferenceSession]()
         self._rng = np.random.default_rng(random_state) if shuffle else None
-        self._draws = int(self.manifest["random"]["draws"])
+        self._draws, self._rates = int(self.manifest["random"]["draws"]), LoopRates(self.manifest)
 
     def partial_fit(
         self,
@@ -62,7 +65,8 @@ class Training:
         sample_weight : array-like of shape (n_samples,), default=None
             Weight of each row in the mean loss.
         learning_rate : float, default=None
-            Of all steps; None: the initial one of the estimator.
+            Of all steps; None: by the schedule of the estimator, as those of weight decay and of dropout, from where
+            it was when it was exported.
 
         Returns
         -------
@@ -76,11 +80,14 @@ class Training:
         weights = np.ones(n_rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
         if weights.shape != (n_rows,):
             raise ValueError(f"sample_weight must have the shape ({n_rows},), got {weights.shape}.")
-        rate = self.manifest["hyperparameters"]["learning_rate_init"] if learning_rate is None else learning_rate
         target, total = self.manifest["target"], 0.0
         trained = weights_of_rows(target.get("label_weights"), data[target["input"]], weights)
-        for rows in self._minibatches(n_rows):
-            total += float(trained[rows].sum()) * self._step(data, weights, rows, float(rate))
+        minibatches = self._minibatches(n_rows)
+        self._rates.begin(len(minibatches))
+        for rows in minibatches:
+            rates = self._rates.next(None if learning_rate is None else float(learning_rate))
+            total += float(trained[rows].sum()) * self._step(data, weights, rows, rates)
+        self._rates.end(n_rows)
         self.loss_curve_.append(total / float(trained.sum()))
         return self
 
@@ -108,16 +115,18 @@ class Training:
             self._sessions[graph] = sessions.create_session(self._graphs[graph], devices.resolve_device())
         return self._sessions[graph]
 
-    def _step(self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rate: float) -> float:
+    def _step(
+        self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rates: Mapping[str, float]
+    ) -> float:
         """Train on a minibatch, filled up with rows of weight zero; return its loss."""
         session, batch = self._session("step"), int(self.manifest["batch_size"])
         padded = np.concatenate([rows, np.full(batch - len(rows), rows[0])])
         own = np.concatenate([weights[rows], np.zeros(batch - len(rows))])
         feeds: dict[str, np.ndarray] = {name: array[padded] for name, array in data.items()}
         kinds = {value.name: _NUMPY_TYPES[value.type] for value in session.get_inputs()}
-        roles = self.manifest["inputs"]
-        feeds[roles["sample_weight"]] = own.astype(kinds[roles["sample_weight"]])
-        feeds[roles["learning_rate"]] = np.array(rate, kinds[roles["learning_rate"]])
+        weight = self.manifest["inputs"]["sample_weight"]
+        feeds[weight] = own.astype(kinds[weight])
+        feeds |= {name: np.array(value, kinds[name]) for name, value in rates.items()}
         outputs = {one["output"]: one["name"] for one in self.manifest["state"]["tensors"]}
         names = [self.manifest["loss_output"], *outputs]
         results = sessions.run_session(session, names, feeds | self._random(session) | self.state)
@@ -136,7 +145,7 @@ class Training:
         self._draws += 1
         return numbers.buffers
 
-    def _minibatches(self, n_rows: int) -> Iterator[np.ndarray]:
+    def _minibatches(self, n_rows: int) -> list[np.ndarray]:
         batch = int(self.manifest["batch_size"])
         order = np.arange(n_rows) if self._rng is None else self._rng.permutation(n_rows)
         if not self.manifest["padding"] and n_rows % batch:
@@ -144,7 +153,7 @@ class Training:
                 f"Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of "
                 f"{batch} rows, got {n_rows}."
             )
-        return (order[start : start + batch] for start in range(0, n_rows, batch))
+        return [order[start : start + batch] for start in range(0, n_rows, batch)]
 
     def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> list[Any]:
         session = self._session("predict")
@@ -171,7 +180,8 @@ class Training:
         fact = next(value for value in self._session("step").get_inputs() if value.name == known["input"])
         kind, width = _NUMPY_TYPES[fact.type], fact.shape[1:]
         if "position" in known["kind"]:
-            values = _indices_at_positions(np.asarray(y), np.array(classes))
+            ignored = math.nan if known.get("ignores_nan") else known.get("ignore_label")
+            values = position_targets(y, np.array(classes), ignored).values
         elif task == "regression":
             values = regression_targets(y, allow_nd=True).values
         else:
@@ -181,19 +191,6 @@ class Training:
 
 
 _NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
-
-
-def _indices_at_positions(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return class indices, -1 where a label is ignored: negative numbers that are no classes, as -100."""
-    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    unknown = classes[places] != labels
-    ignored = unknown & (labels < 0) if labels.dtype.kind in "if" else np.zeros_like(unknown)
-    if (unknown & ~ignored).any():
-        others = np.unique(labels[unknown & ~ignored]).tolist()
-        raise ValueError(
-            f"y contains labels that are not among the classes: {others}. The classes are {classes.tolist()}."
-        )
-    return np.where(ignored, -1, places)
 
 
 def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_state: int | None = None) -> Training:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,7 @@ def _with_named_weights(source: ExportSource, step: StepGraph, held: set[str]) -
         else:
             state.append(one)
     graph.sort()
-    return StepGraph(
-        step.model, step.data, step.target, step.weight, step.rate, step.loss, step.random, tuple(state), step.batch
-    )
+    return replace(step, state=tuple(state))
 
 
 def _require_weights(names: tuple[str, ...], held: set[str]) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.loss_terms import penalty_factors, weighted_penalty
+from .._optimizers.scheduled_decay import ScheduledDecay
 from .._optimizers.update_graph import emit_clipped, update_graph
 from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters
@@ -22,10 +23,17 @@ Vectors = Mapping[str, ir.Value]
 
 @dataclass(frozen=True)
 class StepScalars:
-    """The learning rate and the number of the step, both in float64."""
+    """The learning rate, the number of the step and the factor of a scheduled weight decay, in float64."""
 
     learning_rate: ir.Value
     t: ir.Value
+    decay: ir.Value | None = None
+
+
+def decays(settings: StepSettings, layout: FlatParameters) -> bool:
+    """Whether any parameter has weight decay."""
+    decay = getattr(settings.optimizer, "weight_decay", 0.0)
+    return bool(decay) and any(one.factors.decay for one in segments(layout, settings.factors))
 
 
 def emit_penalty(
@@ -89,14 +97,25 @@ def _emit_segment(
     if one.factors.rate != 1:
         double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="rate")
         rate = double.Mul(rate, float(one.factors.rate))
-    coefficients = _coefficient_values(op, own, StepScalars(rate, scalars.t))
+    scheduled = scalars.decay is not None and bool(getattr(own, "weight_decay", 0.0))
+    rule = _scheduled_rule(op, own) if scheduled else own
+    coefficients = _coefficient_values(op, rule, StepScalars(rate, scalars.t, scalars.decay))
     state = {name: cut(vectors[name]) for name in own.state()}
-    parameters, new = own.update(op, cut(vectors["parameters"]), cut(gradients), state, coefficients)
+    parameters, new = rule.update(op, cut(vectors["parameters"]), cut(gradients), state, coefficients)
     return {"parameters": parameters, **new}
 
 
-def _coefficient_values(op: GraphBuilder, optimizer: Optimizer, scalars: StepScalars) -> dict[str, ir.Value]:
+def _scheduled_rule(op: GraphBuilder, optimizer: Optimizer) -> ScheduledDecay:
+    """Return the optimizer with a weight decay that the step is given; raise where its update does not follow it."""
+    update_graph(optimizer, op.dtype, scheduled=True)
+    return ScheduledDecay(optimizer)
+
+
+def _coefficient_values(
+    op: GraphBuilder, rule: Optimizer | ScheduledDecay, scalars: StepScalars
+) -> dict[str, ir.Value]:
     """Emit the scalars of the step, in the type of the parameters."""
+    optimizer = rule.optimizer if isinstance(rule, ScheduledDecay) else rule
     owners = [
         next(c for c in type(optimizer).__mro__ if name in vars(c)) for name in ("emit_coefficients", "coefficients")
     ]
@@ -106,7 +125,12 @@ def _coefficient_values(op: GraphBuilder, optimizer: Optimizer, scalars: StepSca
             f"too, so that training graphs compute the same scalars."
         )
     double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="scalar")
-    found = optimizer.emit_coefficients(double, scalars.learning_rate, scalars.t)
+    given = (double, scalars.learning_rate, scalars.t)
+    if isinstance(rule, ScheduledDecay):
+        assert scalars.decay is not None
+        found = rule.emit_coefficients(*given, scalars.decay)
+    else:
+        found = rule.emit_coefficients(*given)
     return {name: op.Cast(value, to=op.dtype) for name, value in found.items()}
 
 

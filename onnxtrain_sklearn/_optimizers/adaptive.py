@@ -11,7 +11,7 @@ from .._graph.builder import GraphBuilder
 from .._support.rules import BELOW_ONE, NOT_NEGATIVE, Rules
 from .base import Optimizer
 from .scheduled_decay import WEIGHT_DECAY
-from .terms import running_average, with_penalty
+from .terms import running_average, scalar_operand, with_penalty
 from .update_graph import Coefficients, Named, Step
 
 
@@ -115,7 +115,7 @@ class AdamW(Adam):
         return super().coefficients(learning_rate, t) | {"decay": float(learning_rate) * float(self.weight_decay)}
 
     def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
-        decay = op.Mul(learning_rate, float(self.weight_decay))
+        decay = op.Mul(learning_rate, scalar_operand(self.weight_decay))
         return super().emit_coefficients(op, learning_rate, t) | {"decay": decay}
 
     def update(self, op: GraphBuilder, parameters: Value, gradients: Value, state: Named, coefficients: Named) -> Step:

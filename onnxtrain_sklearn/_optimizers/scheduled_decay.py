@@ -9,6 +9,7 @@ from typing import Any
 from onnx_ir import Value
 
 from .._graph.builder import GraphBuilder
+from ..exceptions import ModelError
 
 WEIGHT_DECAY = "weight_decay"
 """The parameter of an optimizer, and the coefficient that stands for it where a schedule changes it."""
@@ -35,6 +36,18 @@ class ScheduledDecay:
         """Return the scalars of step ``t``."""
         now = vars(self.optimizer)[WEIGHT_DECAY] = self.weight_decay * factor
         return {**self.optimizer.coefficients(learning_rate, t), WEIGHT_DECAY: now}
+
+    def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value, factor: Value) -> dict[str, Value]:
+        """Emit what :meth:`coefficients` returns; meanwhile the weight decay is a value of the graph."""
+        now = vars(self.optimizer)[WEIGHT_DECAY] = op.Mul(factor, self.weight_decay)
+        try:
+            found: dict[str, Value] = self.optimizer.emit_coefficients(op, learning_rate, t)
+        except TypeError as error:
+            raise ModelError(
+                f"{type(self.optimizer).__name__}.emit_coefficients does not take a weight decay that a schedule "
+                f"changes: {error}. Hand self.weight_decay to the operators as it is, without float()."
+            ) from error
+        return {**found, WEIGHT_DECAY: now}
 
     def update(
         self,

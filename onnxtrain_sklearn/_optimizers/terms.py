@@ -6,7 +6,7 @@ from typing import Protocol
 
 from onnx_ir import Value
 
-from .._graph.builder import GraphBuilder
+from .._graph.builder import GraphBuilder, Operand
 from .scheduled_decay import WEIGHT_DECAY
 from .update_graph import Named
 
@@ -15,6 +15,11 @@ class Decaying(Protocol):
     """An optimizer with weight decay."""
 
     weight_decay: float
+
+
+def scalar_operand(value: object) -> Operand:
+    """Return a hyper-parameter as an operand: where a schedule changes it, it is a value of the graph already."""
+    return value if isinstance(value, Value) else float(value)  # type: ignore[arg-type]
 
 
 def with_penalty(

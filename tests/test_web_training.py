@@ -1,0 +1,96 @@
+"""Estimators whose training goes on in Node: fitted pipelines, schedules, dropout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, schedules
+from tests.helpers.training import quietly
+from tests.helpers.training_graphs import SETTINGS
+from tests.helpers.web import ROOT, module, required_node
+
+
+def in_node(folder: Path, program: str) -> list[str]:
+    """Run lines of JavaScript, which have `trainer` and `file(name)` of the folder; return what they print."""
+    head = f"""
+import * as ort from {json.dumps(module("onnxruntime-node"))};
+import {{ readFile, writeFile }} from "node:fs/promises";
+import {{ Trainer, generator }} from {json.dumps(str(ROOT / "js" / "onnxtrain.mjs"))};
+const file = async (name) => readFile({json.dumps(str(folder))} + "/" + name);
+const floats = async (name) => new Float32Array(new Uint8Array(await file(name)).buffer);
+const trainer = await Trainer.load(ort, (name) => file("graphs/" + name));
+"""
+    end = f"await writeFile({json.dumps(str(folder / 'trained.safetensors'))}, trainer.saveState());"
+    (folder / "program.mjs").write_text(head + program + end)
+    command = [required_node(), str(folder / "program.mjs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_fitted_pipeline_trained_in_node_comes_back_to_scikit_learn(tmp_path):
+    X, y = load_breast_cancer(return_X_y=True)
+    X = X.astype(np.float32)
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=1e-3)).fit(X[:300], y[:300])
+    settings = {"batch_size": 64, "learning_rate_init": 0.02, "shuffle": False, "random_state": 0}
+    model = OrtGradientClassifier(pipeline, optimizer=AdamW(), **settings).partial_fit(X[:300], y[:300])
+    model.export_training(tmp_path / "graphs")
+    X[300:].tofile(tmp_path / "X.float32")
+    (tmp_path / "y.json").write_text(json.dumps(y[300:].tolist()))
+    lines = in_node(
+        tmp_path,
+        """
+const rows = { [trainer.manifest.graphs.predict.inputs[0].name]: await floats("X.float32") };
+const y = trainer.encode(JSON.parse(await file("y.json")));
+for (let epoch = 0; epoch < 20; epoch++) await trainer.epoch({ ...rows, y }, { learningRate: 0.02 });
+const { label } = await trainer.predict(rows);
+console.log(JSON.stringify(Array.from(label.data, Number)));
+""",
+    )
+    back = model.load_state(tmp_path / "trained.safetensors").to_sklearn()
+    assert isinstance(back, Pipeline)
+    assert [type(step) for _, step in back.steps] == [StandardScaler, LogisticRegression]
+    np.testing.assert_array_equal(back.predict(X[300:]), json.loads(lines[0]))
+    assert back.score(X[300:], y[300:]) > pipeline.score(X[300:], y[300:])
+    assert np.abs(back[-1].coef_ - pipeline[-1].coef_).max() > 0.01
+
+
+def test_scheduled_factors_and_dropout_in_node(tmp_path):
+    """Without its factors a step is refused; with them the weights are those of Python, also of single steps."""
+    X = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    y = np.digitize(X[:, 0], [-0.5, 0.5])
+    model = OrtGradientClassifier(
+        MLP((8,)), optimizer=AdamW(weight_decay=0.4), weight_decay_schedule="cosine", **SETTINGS | {"max_iter": 4}
+    )
+    quietly(model.partial_fit, X, y, classes=[0, 1, 2]).export_training(tmp_path / "graphs")
+    X.tofile(tmp_path / "X.float32")
+    factors = [schedules.Cosine().factor(schedules.Progress(step=i, total_steps=12)) for i in range(12)]
+    (tmp_path / "given.json").write_text(json.dumps([y.tolist(), factors]))
+    lines = in_node(
+        tmp_path,
+        """
+const [labels, factors] = JSON.parse(await file("given.json"));
+const rows = { X: await floats("X.float32"), y: trainer.encode(labels) };
+try { await trainer.epoch(rows, { learningRate: 0.01 }); } catch (error) { console.log(error.message); }
+const rates = { learningRate: () => 0.01, weightDecayFactor: (step) => factors[step] };
+await trainer.epoch(rows, rates);
+for (let start = 0; start < 40; start += 16) {
+  await trainer.step({ X: rows.X.subarray(start * 5, (start + 16) * 5), y: rows.y.subarray(start, start + 16) }, rates);
+}
+""",
+    )
+    assert lines == ["Give weightDecayFactor: a number, or a function of the number of the step."]
+    for _ in range(2):
+        model.partial_fit(X, y)
+    expected = model.weights_
+    model.load_state(tmp_path / "trained.safetensors")
+    for name, array in expected.items():
+        np.testing.assert_allclose(model.weights_[name], array, rtol=0, atol=1e-6)
