@@ -125,7 +125,7 @@ def _progress_at(progress: Progress, steps: int) -> Progress:
 def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters with the values of arrays by name; the optimizer starts anew."""
     current = run.trained_weights()
-    arrays = _with_factors(arrays, run)
+    arrays = _with_unchanged_factors(arrays, run)
     for name, array in arrays.items():
         if name not in current:
             raise ModelError(f"The state holds {name!r}, which the graph lacks.{nearest(name, current)}")
@@ -143,7 +143,7 @@ def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, 
     return parameters, frozen, OptimizerState(draws=run.state.draws)
 
 
-def _with_factors(arrays: StateArrays, run: Run) -> StateArrays:
+def _with_unchanged_factors(arrays: StateArrays, run: Run) -> StateArrays:
     """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
     changes, held = run.source.low_rank, run.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
