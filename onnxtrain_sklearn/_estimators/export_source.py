@@ -13,6 +13,7 @@ from .._export.manifest import component_fact, json_value
 from .._export.source import ExportSource
 from .._support.typing import MatrixLike
 from .._training.base_step import StepParts
+from .._training.loop import TrainerSettings
 from .._training.loss_graph import EXACT, StepSettings, TrainedPositions
 from ..exceptions import ModelError, instead_of
 from ..optimizers import resolve_optimizer
@@ -32,8 +33,29 @@ def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSou
     """Return the source of training graphs that go on as ``partial_fit`` would."""
     loop = trainer_settings(estimator)
     _require_same_loop(estimator, run)
+    settings = _step_settings(estimator, run, loop)
+    parameters = run.parameters
+    if parameters.averages != (settings.ema_decay is not None):
+        parameters = parameters.with_averages(settings.ema_decay is not None)
+    rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
+    rows = rows if batch_size is None else _checked_batch(batch_size)
+    facts = {
+        "generator": "onnxtrain-sklearn",
+        "estimator": type(estimator).__name__,
+        **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
+        "progress": dict(vars(run.history.progress)),
+        "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
+    }
+    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
+    ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
+    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run), ignored)
+
+
+def _step_settings(estimator: Any, run: Run, loop: TrainerSettings) -> StepSettings:
+    """Return the settings of a step on all rows of its minibatches."""
     optimizer = resolve_optimizer(estimator.optimizer)
-    settings = StepSettings(
+    require_schedulable(loop.scheduled, optimizer)
+    return StepSettings(
         loss=loss_of(estimator, run.fitted, run.source),
         task=run.head.task,
         link=run.head.link,
@@ -53,22 +75,6 @@ def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSou
         scheduled=loop.scheduled,
         checkpoint_activations=bool(estimator.checkpoint_activations),
     )
-    require_schedulable(settings.scheduled, optimizer)
-    parameters = run.parameters
-    if parameters.averages != (settings.ema_decay is not None):
-        parameters = parameters.with_averages(settings.ema_decay is not None)
-    rows = loop.accumulate * batch_limit(estimator.batch_size, optimizer)
-    rows = rows if batch_size is None else _checked_batch(batch_size)
-    facts = {
-        "generator": "onnxtrain-sklearn",
-        "estimator": type(estimator).__name__,
-        **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
-        "progress": dict(vars(run.history.progress)),
-        "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
-    }
-    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
-    ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
-    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run), ignored)
 
 
 def _checked_batch(batch_size: object) -> int:
