@@ -206,8 +206,8 @@ def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _free_negative_sizes(graph: ir.Graph) -> None:
-    """Make sizes of inputs that are declared as -1 dynamic, as onnxruntime does."""
-    for value in graph.inputs:
+    """Make sizes that are declared as -1 dynamic, as onnxruntime does: older files of PaddlePaddle have them."""
+    for value in (*graph.inputs, *(v for node in graph.all_nodes() for v in node.outputs)):
         sizes = list(value.shape or ())
         if any(isinstance(size, int) and size < 0 for size in sizes):
             value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])

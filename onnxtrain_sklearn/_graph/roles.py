@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .affine_roles import role_in_affine
+from .exporter_names import is_buffer, is_made_up, is_paddle_parameter
 from .fake_quantization import is_fake, is_held_as_integers
 from .torch_program import TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
@@ -60,23 +61,6 @@ PARTS = frozenset({"Slice", "Split"})
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
 """Operators of ONNX and onnxruntime that compute with integers instead of floats."""
-
-_ATEN = (
-    "add alias arange bmm cat clone copy cos cumsum detach div empty exp expand eye fill flatten full gather index "
-    "index_put index_select lift_fresh_copy linspace log logical_not masked_fill matmul mm mul neg new_full new_ones "
-    "new_zeros ones outer permute pow reciprocal repeat reshape rsqrt scalar_tensor scatter select select_scatter sin "
-    "slice slice_scatter sqrt squeeze stack sub sum t to to_copy transpose tril triu unsqueeze value view where zeros"
-).replace(" ", "|")
-_MADE_UP = re.compile(
-    rf"""
-    val_\d+ | \d+ | _?(?:{_ATEN})(?:_like)?(?:_\d+)?      # PyTorch: nodes of its traced program, folded
-    | (?:c_)?_?(?:lifted_|tensor_)?(?:tensor|constant)_?\d*
-    | onnx::\w+ | .*\bConstant(?:_\d+)?(?:_output_\d+)?   # the older exporter of PyTorch, and Constant nodes anywhere
-    | (?:.*[/.])?(?:[Cc]onst(?:ant)?|zeros|ones|Fill)(?:_like)?(?:_\d+)?(?:__\d+)?(?::\d+)?  # TensorFlow, Keras
-    | .*/[xy](?::\d+)? | const_\w+?__\d+ | .*const_fold_opt__\d+
-    """,
-    re.VERBOSE,
-)
 
 
 @dataclass(frozen=True)
@@ -125,7 +109,7 @@ class Roles:
     def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
         """Return the verdict by what PyTorch's exporter recorded, or ``found`` where it did not record anything."""
         status = self._program.status(value)
-        if status == "constant" and found.is_weight:
+        if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
             return Verdict(False, "a constant or buffer of the PyTorch module")
         if status == "parameter" and not found.is_weight:
             trained = [node.op_type for node, index in uses if _differentiates(node, index)]
@@ -194,10 +178,9 @@ class Roles:
         number = value.shape is not None and not len(value.shape)
         if other is None or (number and self._is_made_up(value)) or (node.op_type == "Sub" and index == 0):
             return False
-        source = _computing_node(other)
         if node.op_type == "Mul":
-            return _is_normalization(source)
-        return node.op_type in ("Add", "Sub") and self._wants_bias(source)
+            return _is_normalization(_computing_node(other))
+        return node.op_type in ("Add", "Sub") and self._wants_bias(_computing_node(other, MOVES | PARTS))
 
     def _wants_bias(self, node: ir.Node | None, depth: int = 3) -> bool:
         """Whether a node returns products with weights without a bias, or a normalized and scaled value."""
@@ -226,7 +209,7 @@ class Roles:
             divisor = number if kind == "Div" else 1 / (number or 1.0)
             if kind in ("Mul", "Div") and self._scales_scores(node) and _is_root(divisor):
                 return Verdict(False, "scale of attention scores: a root of a dimension")
-            if made_up or value.producer() is not None:
+            if made_up or (value.producer() is not None and not is_paddle_parameter(value)):
                 return Verdict(False, f"a single number in {kind}, under a name that an exporter made up")
         elif made_up and not (str(value.name).startswith("onnx::") and value.producer() is None and np.ptp(array)):
             return Verdict(False, f"an array in {kind}, under a name that an exporter made up")
@@ -255,11 +238,6 @@ class Roles:
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
-def is_made_up(value: ir.Value) -> bool:
-    """Whether an exporter generated the name of a constant; parameters mostly have other names."""
-    return _MADE_UP.fullmatch(value.name or "0") is not None
-
-
 def _differentiates(node: ir.Node, index: int) -> bool:
     """Whether the result of a node depends on this operand with a gradient, as far as the operator tells."""
     if node.domain or node.op_type in COMPARISONS:
@@ -267,17 +245,17 @@ def _differentiates(node: ir.Node, index: int) -> bool:
     return node.op_type == "Pow" or index not in NOT_WEIGHTS.get(node.op_type, ())
 
 
-def _computing_node(value: ir.Value) -> ir.Node | None:
+def _computing_node(value: ir.Value, skipped: frozenset[str] = MOVES) -> ir.Node | None:
     """Return the node that computes a value, before nodes that only reorder numbers."""
     node = value.producer()
-    while node is not None and _only_moves(node) and node.inputs[0] is not None:
+    while node is not None and _only_moves(node, skipped) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
 
 
-def _only_moves(node: ir.Node) -> bool:
+def _only_moves(node: ir.Node, moves: frozenset[str] = MOVES) -> bool:
     """Whether a node only reorders numbers, or rounds them to what integers stand for."""
-    return not node.domain and (node.op_type in MOVES or is_fake(node))
+    return not node.domain and (node.op_type in moves or is_fake(node))
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
