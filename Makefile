@@ -143,6 +143,7 @@ SPHINX = OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d build/doct
 
 docs: $(VENV)/.docs
 	$(SPHINX) site
+	ONNXTRAIN_SITE=site $(BIN)/python -m pytest -q tests/test_site.py
 
 docs-links: $(VENV)/.docs
 	$(SPHINX) build/links -b linkcheck

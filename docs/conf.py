@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import onnxtrain_sklearn
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "onnxtrain-sklearn"
 author = "the developers of onnxtrain-sklearn"
@@ -16,15 +21,19 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "llms_txt",
+    "mathml",
+    "own_members",
+    "site_links",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.zip"]
 templates_path = ["_templates"]
 nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"matplotlib\..*")]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 
 autosummary_generate = True
@@ -48,14 +57,18 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
 }
 
+html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "onnxtrain-sklearn"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "show_prev_next": False,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
+    "navbar_persistent": ["search-button"],
+    "secondary_sidebar_items": {"**": ["page-toc"], "coming_from/*": []},
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }

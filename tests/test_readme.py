@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxtrain_sklearn.losses import LOSSES
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -30,6 +32,10 @@ def test_code_runs(page, tmp_path, monkeypatch):
 def test_example_of_the_readme_is_short():
     _, code = blocks(PAGES[0])[0]
     assert len([line for line in code.splitlines() if line]) <= 15
+
+
+def test_readme_counts_the_losses():
+    assert f"[{len(LOSSES)}](docs/api/losses.md)" in PAGES[0].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=lambda p: f"{p.parent.name}/{p.name}")

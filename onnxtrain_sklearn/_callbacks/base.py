@@ -102,7 +102,7 @@ class TrainingInProgress(Protocol):
         """Return what a callback remembers of this run: numbers, texts, arrays; it is kept from call to call."""
 
     def measure(self, name: str, scoring: str | Callable[..., float], on: Part) -> float:
-        """Return an entry of :attr:`row`; if it is missing, it is a score of scikit-learn or "loss" on these rows."""
+        """Return an entry of ``row``; if it is missing, it is a score of scikit-learn or "loss" on these rows."""
 
     def state(self) -> State:
         """Return a copy of all that a training goes on from, in dicts, lists, arrays, numbers and texts."""

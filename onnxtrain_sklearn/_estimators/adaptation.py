@@ -76,7 +76,7 @@ class Adapted:
         is active. Adapters of other fits of the same model to the same ``targets``, of any rank, fit that graph too.
         It holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that ``trainable``
         names beside them. Without ``adapters=LoRA(...)`` these are all trained parameters: a runtime then swaps weights
-        in one model. :meth:`load_state` reads the file back.
+        in one model. ``load_state`` reads the file back.
 
         Parameters
         ----------

@@ -208,7 +208,7 @@ def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_
     Returns
     -------
     Training
-        It trains by :meth:`~Training.partial_fit` and predicts; its ``state`` is what ``load_state`` of an estimator
+        It trains by ``partial_fit`` and predicts; its ``state`` is what ``load_state`` of an estimator
         takes.
 
     Raises

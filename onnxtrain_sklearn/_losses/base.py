@@ -16,7 +16,7 @@ from .._support.components import Component
 class Loss(Component, ABC):
     """Base class of the losses; derive from it to write your own.
 
-    Override :meth:`__call__` to emit the loss of every row. No gradient is needed: the gradient engine differentiates
+    Override ``__call__`` to emit the loss of every row. No gradient is needed: the gradient engine differentiates
     the operators. Constructor parameters are stored verbatim, as scikit-learn requires, and are then tunable
     as ``loss__NAME``.
 

@@ -16,7 +16,7 @@ from .._support.components import Component
 
 
 class GraphModel(Component, ABC):
-    """Base class of the graph builders; ``build`` calls :meth:`validate` first.
+    """Base class of the graph builders; ``build`` calls ``validate`` first.
 
     Attributes
     ----------

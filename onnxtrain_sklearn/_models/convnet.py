@@ -31,9 +31,10 @@ class ConvNet(GraphModel):
     kernel_size : int, default=3
         Extent of the kernels along each axis.
     activation : str, default="relu"
-        Activation behind each convolution, a name in :data:`ACTIVATIONS`.
+        Activation behind each convolution, a name in :data:`~onnxtrain_sklearn.models.ACTIVATIONS`.
     initialization : str, default="he_uniform"
-        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. Biases start at zero.
+        Distribution of the initial weights, a name in :data:`~onnxtrain_sklearn.models.INITIALIZATIONS`. Biases start
+        at zero.
 
     Notes
     -----

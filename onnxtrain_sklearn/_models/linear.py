@@ -21,7 +21,8 @@ class Linear(GraphModel):
     fit_intercept : bool, default=True
         Whether there is a bias ``b``.
     initialization : str, default="glorot_uniform"
-        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`. The bias starts at zero.
+        Distribution of the initial weights, a name in :data:`~onnxtrain_sklearn.models.INITIALIZATIONS`. The bias
+        starts at zero.
 
     Notes
     -----

@@ -39,8 +39,8 @@ class MLP(GraphModel):
         Activation of the hidden layers: "relu", "tanh", "logistic", "identity", "leaky_relu", "softplus", "silu",
         "gelu", "elu", "selu" or "mish".
     initialization : str, default="glorot_uniform"
-        Distribution of the initial weights, a name in :data:`INITIALIZATIONS`; the default is that of scikit-learn's
-        MLP. He's suit deep networks of rectifiers. Biases start at zero.
+        Distribution of the initial weights, a name in :data:`~onnxtrain_sklearn.models.INITIALIZATIONS`; the
+        default is that of scikit-learn's MLP. He's suit deep networks of rectifiers. Biases start at zero.
     dropout : float, default=0.0
         Share of the hidden units that a training step leaves out, in [0, 1). Predictions use all of them.
     normalization : {"batch", "layer"} or None, default=None

@@ -53,9 +53,10 @@ class RealMLP(GraphModel):
     hidden_layer_sizes : int or sequence of int, default=(256, 256, 256)
         Units of each hidden layer.
     activation : str, default="auto"
-        A name in :data:`ACTIVATIONS`. "auto": "mish" for regression, else "selu".
+        A name in :data:`~onnxtrain_sklearn.models.ACTIVATIONS`. "auto": "mish" for regression, else "selu".
     embedding : str, Embedding or None, default="auto"
-        Embedding of the numeric columns. "auto": that of the variant, :class:`PeriodicEmbedding` or none.
+        Embedding of the numeric columns. "auto": that of the variant,
+        :class:`~onnxtrain_sklearn.models.PeriodicEmbedding` or none.
     dropout : float, default="auto"
         Share of the hidden units that a training step leaves out, in [0, 1). "auto": that of the variant, 0.15 or 0.
     categories : dict of int to int, default=None

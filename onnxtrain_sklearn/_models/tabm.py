@@ -47,9 +47,10 @@ class TabM(GraphModel):
         Whether members have a vector of their own before the first layer alone, and share all else up to the last
         layer.
     activation : str, default="relu"
-        Activation of the hidden layers, a name in :data:`ACTIVATIONS`.
+        Activation of the hidden layers, a name in :data:`~onnxtrain_sklearn.models.ACTIVATIONS`.
     embedding : str, Embedding or None, default=None
-        Embedding of the numeric columns, which all members share: usually a :class:`PiecewiseLinearEmbedding`.
+        Embedding of the numeric columns, which all members share: usually a
+        :class:`~onnxtrain_sklearn.models.PiecewiseLinearEmbedding`.
     dropout : float, default=0.1
         Share of the hidden units that a training step leaves out, in [0, 1).
     categories : dict of int to int, default=None

@@ -22,7 +22,7 @@ class BaseOptimizer(Component):
 
 @dataclass(frozen=True, eq=False)
 class MinimizeResult:
-    """Result of :meth:`LBFGS.minimize`: the last iterate, of shape (P,), and its objective.
+    """Result of ``LBFGS.minimize``: the last iterate, of shape (P,), and its objective.
 
     ``converged``: a tolerance was met; ``limited``: a limit was reached; else a line search failed. ``message`` is
     SciPy's.

@@ -133,7 +133,7 @@ class AdamW(_Optimizer):
     Parameters
     ----------
     bias_correction, betas, eps, weight_decay, adam_mode
-        As for :class:`AdamWOptimizer`.
+        As for the node, ``AdamWOptimizer``.
     clip_grad : Block, default=None
     """
 
