@@ -8,7 +8,7 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn import gradient_graph
+from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn.exceptions import ModelError
 
@@ -25,6 +25,8 @@ CASES = {
                "an index is beyond the 16 elements"),
     "negative": ("MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (x, i)", "1,1,2,2", {"i": POOLED["i"] - 1},
                  "an index is beyond the 16 elements"),
+    "steps": ("GRU <hidden_size = 2> (x, w, r)", "0,3,1", {"w": FLOATS((1, 6, 1), np.float32),
+              "r": FLOATS((1, 6, 2), np.float32)}, "its sequences have no steps"),
     "batch": ("RoiAlign(x, r, n)", "1,1,4,4", {**ROIS, "n": WHOLE([1])}, "an index is beyond its batch"),
 }  # fmt: skip
 RIGHT = {
@@ -56,6 +58,23 @@ def test_what_fits_is_differentiated(name):
     assert (
         gradient_graph(misfit_graph(node, x, RIGHT[name]), wrt="x", engine="portable").graph.output[-1].name == "x_grad"
     )
+
+
+@pytest.mark.parametrize("operator", ["GRU", "RNN"])
+def test_sequences_that_the_graph_cuts_to_no_steps(operator):
+    """The process would end in the first prediction."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 5, 1] X) => (float[N, 2] Y)
+        <int64[1] first = {{0}}, int64[1] end = {{0}}, int64[1] axis = {{1}}> {{
+            C = Slice(X, first, end, axis) T = Transpose <perm = [1, 0, 2]> (C)
+            A, H = {operator} <hidden_size = 2> (T, W, R) Y = Squeeze(H, first) }}"""
+    )
+    gates = {"GRU": 6, "RNN": 2}[operator]
+    for name, width in (("W", 1), ("R", 2)):
+        array = np.ones((1, gates, width), np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    with pytest.raises(ModelError, match=rf"\({operator}\) is not valid: its sequences have no steps"):
+        OrtGradientRegressor(model).fit(np.ones((6, 5, 1), np.float32), np.ones((6, 2)))
 
 
 @pytest.mark.parametrize("labels", [[], [0], [0, 1]])

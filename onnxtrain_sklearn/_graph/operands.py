@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .queries import constant, dims, fixed, operand
+from .queries import constant, dims, fixed, int_attribute, operand
 
 
 def operand_error(node: ir.Node) -> str | None:
@@ -27,6 +27,12 @@ def _empty_kernel(node: ir.Node) -> str | None:
 
 def _no_channels(node: ir.Node) -> str | None:
     return "its input has no channels" if 0 in (dims(operand(node, 0)) or [])[1:2] else None
+
+
+def _no_steps(node: ir.Node) -> str | None:
+    """The kernels abort, that of GRU also in onnxruntime 1.31; that of LSTM returns zeros."""
+    axis = int_attribute(node, "layout", 0)
+    return "its sequences have no steps" if 0 in (dims(operand(node, 0)) or [])[axis : axis + 1] else None
 
 
 def _empty_window(node: ir.Node) -> str | None:
@@ -73,8 +79,10 @@ OPERAND_RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "Col2Im": _block_ranks_differ,
     "Conv": _empty_kernel,
     "ConvTranspose": _empty_kernel,
+    "GRU": _no_steps,
     "LRN": _no_channels,
     "MaxUnpool": _indices_beyond_output,
+    "RNN": _no_steps,
     "RoiAlign": _indices_beyond_batch,
     "STFT": _empty_window,
 }
