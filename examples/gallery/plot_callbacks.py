@@ -22,8 +22,8 @@ X_train, X_val, y_train, y_val = train_test_split((X / 16).astype(np.float32), y
 
 # %%
 # ``LearningRateFinder`` tries growing rates before the first epoch and takes the one at which the loss falls fastest.
-# ``EarlyStopping`` ends training when the loss on the validation rows has not fallen for ten epochs. ``Checkpoint`` stores
-# the state of training after each fifth epoch.
+# ``EarlyStopping`` ends training when the loss on the validation rows has not fallen for ten epochs. ``Checkpoint``
+# stores the state of training after each fifth epoch.
 
 folder = tempfile.mkdtemp()
 
@@ -43,8 +43,8 @@ def network(*more):
 # A crash
 # -------
 #
-# A callback of one's own plays the power cut: it raises an error in the eleventh epoch. The same call, run again, finds
-# the checkpoint of epoch ten and goes on from there.
+# A callback of one's own plays the power cut: it raises an error in the eleventh epoch. The same call, run again,
+# finds the checkpoint of epoch ten and goes on from there.
 
 
 class PowerCut(Callback):
@@ -76,8 +76,8 @@ print(resumed.callbacks_["EarlyStopping"])
 assert row["validation_f1_macro"] > 0.9
 
 # %%
-# Left, the trial of rates before training; the dashed line is the rate that was taken. Right, what ``TrainingDisplay``
-# draws of the history.
+# Left, the trial of rates before training; the dashed line is the rate that was taken. Right, what
+# ``TrainingDisplay`` draws of the history.
 
 found = resumed.callbacks_["LearningRateFinder"]
 print(f"learning rate {found['suggestion']:.4f}")

@@ -3,9 +3,9 @@ Recalibrate a model in production as the data drift
 ===================================================
 
 A model predicts how much heat a building needs, from the weather and the hour. Then the building changes: one month
-after another more of it is insulated, and a thermometer begins to show too much. Each month brings sixty readings with
-the true need. ``fit`` of the model in production on these rows returns the next model, as a fitted scikit-learn model
-again.
+after another more of it is insulated, and a thermometer begins to show too much. Each month brings sixty readings
+with the true need. ``fit`` of the model in production on these rows returns the next model, as a fitted scikit-learn
+model again.
 """
 
 import matplotlib.pyplot as plt
@@ -58,8 +58,8 @@ assert np.mean(errors["fine-tuned"][5:]) < np.mean(errors["fixed"][5:])
 assert type(models["fine-tuned"]) is GradientBoostingRegressor
 
 # %%
-# The model in production is a ``GradientBoostingRegressor`` all the time: its trees split as they did, and their leaves
-# hold other numbers.
+# The model in production is a ``GradientBoostingRegressor`` all the time: its trees split as they did, and their
+# leaves hold other numbers.
 
 _, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
 for (name, values), style in zip(errors.items(), ("--", ":", "-"), strict=True):

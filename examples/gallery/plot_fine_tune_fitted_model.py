@@ -41,8 +41,9 @@ old = clone(pipeline).fit(X_old, y_old)
 # Fine-tune it
 # ------------
 #
-# The fitted pipeline is the model. It becomes one ONNX graph, which predicts what the pipeline predicts; ``fit`` checks
-# that on rows of ``X``. Cross-validation on the sixty images then decides how far the weights may leave the old ones.
+# The fitted pipeline is the model. It becomes one ONNX graph, which predicts what the pipeline predicts; ``fit``
+# checks that on rows of ``X``. Cross-validation on the sixty images then decides how far the weights may leave the
+# old ones.
 
 tuned = OrtGradientClassifier(old, random_state=0).fit(X_few, y_few)
 scores = {
@@ -56,8 +57,8 @@ for name, score in scores.items():
 assert scores["fine-tuned"] > max(scores["old model"], scores["fitted on the sixty"])
 
 # %%
-# ``fine_tuning_`` tells how the result was chosen: the candidates, their gain over the old model on rows that were held
-# out, and their share in the result.
+# ``fine_tuning_`` tells how the result was chosen: the candidates, their gain over the old model on rows that were
+# held out, and their share in the result.
 
 table = tuned.fine_tuning_
 for i in np.argsort(table["share"])[:-4:-1]:
@@ -68,8 +69,8 @@ for i in np.argsort(table["share"])[:-4:-1]:
 # Back into scikit-learn, or into a file
 # --------------------------------------
 #
-# ``to_sklearn`` returns a copy of the pipeline with the tuned numbers in its attributes. ``to_onnx`` returns the whole
-# pipeline as one graph, which any onnxruntime runs on raw rows. Both predict the same.
+# ``to_sklearn`` returns a copy of the pipeline with the tuned numbers in its attributes. ``to_onnx`` returns the
+# whole pipeline as one graph, which any onnxruntime runs on raw rows. Both predict the same.
 
 back = tuned.to_sklearn()
 session = onnxruntime.InferenceSession(tuned.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])

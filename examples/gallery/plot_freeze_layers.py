@@ -2,8 +2,9 @@
 Freeze layers, and give parameters rates of their own
 =====================================================
 
-A trained network is adapted to other data. How much of it should move? ``trainable`` says which parameters are trained,
-by names, patterns or a function; ``learning_rate_factors`` multiplies the rate of those that are, by patterns again.
+A trained network is adapted to other data. How much of it should move? ``trainable`` says which parameters are
+trained, by names, patterns or a function; ``learning_rate_factors`` multiplies the rate of those that are, by
+patterns again.
 """
 
 import matplotlib.pyplot as plt
@@ -25,8 +26,8 @@ given = net.to_onnx()
 print(f"images as they are {net.score(X_new, y_new):.3f}, mirrored {net.score(mirrored, y_new):.3f}")
 
 # %%
-# The file of the trained network is the model of the next one. ``describe`` lists its parameters: two hidden layers and
-# the last one.
+# The file of the trained network is the model of the next one. ``describe`` lists its parameters: two hidden layers
+# and the last one.
 
 print(OrtGradientClassifier(given, output="probabilities", trainable="layers.2.*").describe())
 
@@ -52,12 +53,13 @@ for way, choice in ways.items():
     pairs = [(net.weights_[name], tuned.weights_[name]) for name in names]
     moved[way] = [np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in pairs]
     print(f"{way:17} trains {tuned.describe().n_trained:4} numbers, accuracy {accuracy[way]:.3f}")
-assert moved["last layer"][:4] == [0, 0, 0, 0] and moved["last layer"][4] > 0
+assert [change > 0 for change in moved["last layer"]] == [False] * 4 + [True] * 2
 assert accuracy["first layer"] > accuracy["last layer"] + 0.03
 
 # %%
-# A mirror changes what the first layer sees: training that layer alone repairs it as well as training everything does,
-# and better than a new last layer can. The picture shows by how much each parameter moved, relative to its size.
+# A mirror changes what the first layer sees: training that layer alone repairs it as well as training everything
+# does, and better than a new last layer can. The picture shows by how much each parameter moved, relative to its
+# size.
 
 figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
 image = axes.imshow(np.array(list(moved.values())), cmap="Oranges", vmin=0, vmax=1.5)

@@ -34,8 +34,8 @@ assert net.score(X_test, y_test) > 0.95
 # Where to cut
 # ------------
 #
-# The file of the network is an ONNX graph like any other. A head may sit on any tensor in it; ``output`` names one. Here
-# it is the input of the last layer, the features of an image.
+# The file of the network is an ONNX graph like any other. A head may sit on any tensor in it; ``output`` names one.
+# Here it is the input of the last layer, the features of an image.
 
 given = net.to_onnx()
 for node in given.graph.node:
@@ -47,8 +47,8 @@ print("features:", features)
 # Other digits, few images
 # ------------------------
 #
-# The weights before the cut stay, as ``tune_body=False`` says: features are computed once, and only the head is fitted.
-# Beside it, a logistic regression on the pixels of the same few images.
+# The weights before the cut stay, as ``tune_body=False`` says: features are computed once, and only the head is
+# fitted. Beside it, a logistic regression on the pixels of the same few images.
 
 X_new, X_rest, y_new, y_rest = train_test_split(images[~known], digits[~known], train_size=160, random_state=0)
 numbers, with_head, on_pixels = (20, 40, 80, 160), [], []

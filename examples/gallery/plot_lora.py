@@ -50,8 +50,8 @@ split = {name: train_test_split(rows, y_own, train_size=200, random_state=0) for
 # Rank by rank
 # ------------
 #
-# An adapter of rank r has r numbers for each row and each column of a matrix. ``adapters_`` holds the factors, ``weights_``
-# and ``to_onnx()`` have them merged into the matrices.
+# An adapter of rank r has r numbers for each row and each column of a matrix. ``adapters_`` holds the factors,
+# ``weights_`` and ``to_onnx()`` have them merged into the matrices.
 
 ranks = [1, 2, 4, 8]
 accuracy = {name: [base.score(part[1], part[3])] for name, part in split.items()}
@@ -75,7 +75,8 @@ print(operators[0])
 assert operators[0] == operators[1]
 
 # %%
-# The accuracy by the numbers that are trained and stored for a user. The last points train all numbers of the network.
+# The accuracy by the numbers that are trained and stored for a user. The last points train all numbers of the
+# network.
 
 n_in_and_out = sum(sum(array.shape) for name, array in base.weights_.items() if array.ndim == 2)
 everything = sum(array.size for array in base.weights_.values())

@@ -32,8 +32,8 @@ class Linex(Loss):
 # Loaves by the day
 # -----------------
 #
-# The demand depends on the day of the week and the weather; its noise is larger on Saturdays. Demand is in hundreds of
-# loaves.
+# The demand depends on the day of the week and the weather; its noise is larger on Saturdays. Demand is in hundreds
+# of loaves.
 
 rng = np.random.default_rng(0)
 n = 4000
@@ -54,10 +54,8 @@ settings = {"learning_rate": "cosine", "learning_rate_init": 0.01, "max_iter": 2
 usual = OrtGradientRegressor(MLP((16,)), **settings).fit(X[train], demand[train])
 own = OrtGradientRegressor(MLP((16,)), loss=Linex(a=3.0), max_grad_norm=10.0, **settings).fit(X[train], demand[train])
 for name, net in {"squared error": usual, "own loss": own}.items():
-    more = net.predict(X[test]) - demand[test]
-    print(
-        f"{name:13} cost {-cost(net, X[test], demand[test]):.2f}, bakes too little on {np.mean(more < 0):.0%} of the days"
-    )
+    too_little = np.mean(net.predict(X[test]) < demand[test])
+    print(f"{name:13} cost {-cost(net, X[test], demand[test]):.2f}, too little bread on {too_little:.0%} of the days")
 assert cost(own, X[test], demand[test]) > cost(usual, X[test], demand[test])
 
 # %%
@@ -68,8 +66,8 @@ search = GridSearchCV(net, {"loss__a": [0.5, 1.0, 3.0]}, scoring=cost, cv=2).fit
 print(search.best_params_)
 
 # %%
-# Left, both losses. Right, what is baked for ordinary days and for Saturdays: where demand is less certain, the own loss
-# bakes more in addition.
+# Left, both losses. Right, what is baked for ordinary days and for Saturdays: where demand is less certain, the own
+# loss bakes more in addition.
 
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 errors = np.linspace(-1.5, 1.0, 200)

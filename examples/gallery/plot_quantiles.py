@@ -81,8 +81,8 @@ inside = np.mean((load_test > predicted["low"]) & (load_test < predicted["high"]
 print(f"within the range: {inside:.3f}, which should be 0.90")
 
 # %%
-# Left, the range over the day: wide in the evening, and wider above the median than below. Right, the share of loads within
-# the range, hour by hour.
+# Left, the range over the day: wide in the evening, and wider above the median than below. Right, the share of loads
+# within the range, hour by hour.
 
 _, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained", width_ratios=[1.5, 1])
 line = np.linspace(0, 24, 200)

@@ -73,8 +73,8 @@ assert search.score(X_test, y_test) > 0.94
 # The picture
 # -----------
 #
-# Left, the grid: below a thousandth the network does not get far in eight epochs, and a rate of one is too much. Right,
-# the pairs of the random search: the larger the dot, the more epochs the pair was given.
+# Left, the grid: below a thousandth the network does not get far in eight epochs, and a rate of one is too much.
+# Right, the pairs of the random search: the larger the dot, the more epochs the pair was given.
 
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 results = grid.cv_results_

@@ -2,8 +2,8 @@
 A search whose candidates end by themselves
 ===========================================
 
-The number of epochs is no setting to search for: with ``early_stopping`` each candidate ends when its score on rows held
-out no longer rises, and goes back to its best weights. A search then spends its time where it pays.
+The number of epochs is no setting to search for: with ``early_stopping`` each candidate ends when its score on rows
+held out no longer rises, and goes back to its best weights. A search then spends its time where it pays.
 """
 
 import matplotlib.pyplot as plt
@@ -22,8 +22,8 @@ net = OrtGradientClassifier(
 )
 
 # %%
-# Besides the accuracy, a scorer notes the number of epochs of each fit. ``model__hidden_layer_sizes`` is a parameter of
-# the graph builder within the estimator.
+# Besides the accuracy, a scorer notes the number of epochs of each fit. ``model__hidden_layer_sizes`` is a parameter
+# of the graph builder within the estimator.
 
 
 def epochs(net, X, y):
@@ -52,13 +52,12 @@ print(f"epochs of a candidate: {used.min():.0f} to {used.max():.0f}, {used.mean(
 assert used.max() < 200
 
 # %%
-# The best one was fitted again on all training rows. Its validation scores are in ``validation_scores_``; the weights are
-# those of the best epoch.
+# The best one was fitted again on all training rows. Its validation scores are in ``validation_scores_``; the weights
+# are those of the best epoch.
 
 best = search.best_estimator_
-print(
-    f"accuracy on new rows {best.score(X_test, y_test):.3f}, epoch {np.argmax(best.validation_scores_) + 1} of {best.n_iter_}"
-)
+kept = np.argmax(best.validation_scores_) + 1
+print(f"accuracy on new rows {best.score(X_test, y_test):.3f}, epoch {kept} of {best.n_iter_}")
 assert best.best_validation_score_ == max(best.validation_scores_)
 assert best.score(X_test, y_test) > 0.94
 
@@ -71,7 +70,7 @@ dots = left.scatter(used, results["mean_test_accuracy"], c=rates, norm="log", cm
 left.set(xlabel="epochs, mean of two folds", ylabel="accuracy, mean of two folds", title="Candidates")
 left.figure.colorbar(dots, ax=left, label="learning rate")
 right.plot(np.arange(1, best.n_iter_ + 1), best.validation_scores_, marker=".")
-right.axvline(np.argmax(best.validation_scores_) + 1, color="tab:orange", linestyle="--", label="best epoch, kept")
+right.axvline(kept, color="tab:orange", linestyle="--", label="best epoch, kept")
 right.set(xlabel="epoch", ylabel="accuracy on rows held out", title="The best candidate")
 right.legend()
 plt.show()

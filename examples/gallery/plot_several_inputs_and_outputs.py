@@ -2,8 +2,8 @@
 Several inputs, several outputs
 ===============================
 
-A network sees two images of digits and answers two questions: which of the two is larger (a label), and what their sum
-is (a number). Its graph has two inputs and two outputs, and both images go through the same layers.
+A network sees two images of digits and answers two questions: which of the two is larger (a label), and what their
+sum is (a number). Its graph has two inputs and two outputs, and both images go through the same layers.
 """
 
 import matplotlib.pyplot as plt
@@ -39,8 +39,8 @@ for name, shape in shapes.items():
 # Pairs of digits
 # ---------------
 #
-# ``X`` is a dict of arrays by input, ``y`` a dict by output. Half of the pairs have no sum: their weight for that output
-# is zero, and what ``y`` holds there is not read.
+# ``X`` is a dict of arrays by input, ``y`` a dict by output. Half of the pairs have no sum: their weight for that
+# output is zero, and what ``y`` holds there is not read.
 
 pixels, digits = load_digits(return_X_y=True)
 pixels = (pixels / 16).astype(np.float32)
@@ -75,8 +75,8 @@ print("classes", net.classes_["larger"])
 assert min(scores.values()) > 0.8
 
 # %%
-# Left, the graph, with its trained layers in orange: ``read`` occurs twice, as both images go through it. Right, pairs of
-# images that the network has not seen, with its answers: the true sums in brackets, wrong labels in red.
+# Left, the graph, with its trained layers in orange: ``read`` occurs twice, as both images go through it. Right,
+# pairs of images that the network has not seen, with its answers: the true sums in brackets, wrong labels in red.
 
 figure = plt.figure(figsize=(9.5, 5.5), layout="constrained")
 left, right = figure.subfigures(1, 2, width_ratios=[1.2, 1])

@@ -41,8 +41,8 @@ print(X_train.head())
 # Fit
 # ---
 #
-# RealMLP and TabM are networks with settings that their authors tuned over many tables; the small ``max_iter`` keeps this
-# page quick. Gradient boosting stands beside them.
+# RealMLP and TabM are networks with settings that their authors tuned over many tables; the small ``max_iter`` keeps
+# this page quick. Gradient boosting stands beside them.
 
 models = {
     "RealMLP": RealMLPRegressor(max_iter=40, random_state=0),
@@ -80,8 +80,8 @@ assert np.allclose(predicted, net.predict(X_test), rtol=1e-4)
 assert 1 - np.mean((predicted - y_test) ** 2) / np.var(y_test) > 0.9
 
 # %%
-# Left, rents of flats that the network has not seen. Right, what it has learned of the year of construction: it is not
-# told that the effect goes up and down.
+# Left, rents of flats that the network has not seen. Right, what it has learned of the year of construction: it is
+# not told that the effect goes up and down.
 
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 for i, city in enumerate(level):

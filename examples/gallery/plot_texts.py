@@ -2,9 +2,9 @@
 Texts: sparse TF-IDF with a linear model, token ids with an embedding
 ======================================================================
 
-Which part of SciPy does a sentence of its documentation come from? The docstrings that are installed with it are about
-three thousand sentences of four classes. A linear model on sparse TF-IDF rows and a network with an embedding of words
-both learn to tell.
+Which part of SciPy does a sentence of its documentation come from? The docstrings that are installed with it are
+about three thousand sentences of four classes. A linear model on sparse TF-IDF rows and a network with an embedding
+of words both learn to tell.
 """
 
 import inspect
@@ -55,8 +55,9 @@ print(f"accuracy {linear.score(X_test, y_test):.3f}")
 # Token ids
 # ---------
 #
-# A network of your own reads a text as a row of numbers of words, with 0 for none. Its graph takes the vectors of these
-# words from a table, and the mean of those that are words goes into the last layer. It is written down as text here.
+# A network of your own reads a text as a row of numbers of words, with 0 for none. Its graph takes the vectors of
+# these words from a table, and the mean of those that are words goes into the last layer. It is written down as text
+# here.
 
 counts = CountVectorizer(stop_words="english", min_df=2).fit(X_train)
 analyze, vocabulary = counts.build_analyzer(), counts.vocabulary_
