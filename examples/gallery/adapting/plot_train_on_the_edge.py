@@ -2,9 +2,10 @@
 Train on the edge: a training step as an ONNX file
 ==================================================
 
-A network for digits ships to a device that has onnxruntime and nothing else of this page: no scikit-learn, no package
-for training. Its user writes slanted digits. ``export_training`` writes the training step itself as an ONNX graph;
-the device runs it on its user's digits, and the weights come home.
+A network for digits ships to a device that has onnxruntime and nothing else of this
+page: no scikit-learn, no package for training. Its user writes slanted digits.
+``export_training`` writes the training step itself as an ONNX graph; the device
+runs it on its user's digits, and the weights come home.
 """
 
 import json
@@ -22,23 +23,37 @@ from onnxtrain_sklearn import MLP, OrtGradientClassifier
 
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)
-X_home, X_user, y_home, y_user = train_test_split(X, y, test_size=0.4, stratify=y, random_state=0)
-slanted = [ndimage.affine_transform(image.reshape(8, 8), [[1, 0], [-0.7, 1]], [0, 2.5], order=1) for image in X_user]
+X_home, X_user, y_home, y_user = train_test_split(
+    X, y, test_size=0.4, stratify=y, random_state=0
+)
+slanted = [
+    ndimage.affine_transform(
+        image.reshape(8, 8), [[1, 0], [-0.7, 1]], [0, 2.5], order=1
+    )
+    for image in X_user
+]
 X_device, X_later, y_device, y_later = train_test_split(
-    np.reshape(slanted, (-1, 64)).astype(np.float32), y_user, train_size=160, stratify=y_user, random_state=0
+    np.reshape(slanted, (-1, 64)).astype(np.float32),
+    y_user,
+    train_size=160,
+    stratify=y_user,
+    random_state=0,
 )
 
-net = OrtGradientClassifier(MLP((32,)), learning_rate_init=0.01, batch_size=16, tol=0.1, random_state=0)
+net = OrtGradientClassifier(
+    MLP((32,)), learning_rate_init=0.01, batch_size=16, tol=0.1, random_state=0
+)
 net.fit(X_home, y_home)
-print(f"accuracy at home {net.score(X_home, y_home):.3f}, on slanted digits {net.score(X_later, y_later):.3f}")
+print(f"accuracy at home {net.score(X_home, y_home):.3f}")
+print(f"accuracy on slanted digits {net.score(X_later, y_later):.3f}")
 before = net.score(X_later, y_later)
 
 # %%
 # What ships
 # ----------
 #
-# ``step.onnx`` is a step: minibatch, learning rate and state go in, loss and new state come out. ``manifest.json``
-# says what they are called.
+# ``step.onnx`` is a step: minibatch, learning rate and state go in, loss and new
+# state come out. ``manifest.json`` says what they are called.
 
 folder = Path(tempfile.mkdtemp())
 net.export_training(folder)
@@ -49,8 +64,9 @@ for file in sorted(folder.iterdir()):
 # On the device
 # -------------
 #
-# From here to the end of this section, only NumPy and onnxruntime are used. The state is a set of tensors that each
-# step reads and returns; it starts from ``state.safetensors``, a header and raw numbers.
+# From here to the end of this section, only NumPy and onnxruntime are used. The
+# state is a set of tensors that each step reads and returns; it starts from
+# ``state.safetensors``, a header and raw numbers.
 
 manifest = json.loads((folder / "manifest.json").read_text())
 content = (folder / "state.safetensors").read_bytes()
@@ -61,18 +77,36 @@ state = {}
 for tensor in manifest["state"]["tensors"]:
     entry = header[tensor["name"]]
     start, end = (8 + size + offset for offset in entry["data_offsets"])
-    state[tensor["name"]] = np.frombuffer(content[start:end], types[entry["dtype"]]).reshape(entry["shape"])
+    state[tensor["name"]] = np.frombuffer(
+        content[start:end], types[entry["dtype"]]
+    ).reshape(entry["shape"])
 
-step = onnxruntime.InferenceSession(folder / "step.onnx", providers=["CPUExecutionProvider"])
-predict = onnxruntime.InferenceSession(folder / "predict.onnx", providers=["CPUExecutionProvider"])
+step = onnxruntime.InferenceSession(
+    folder / "step.onnx", providers=["CPUExecutionProvider"]
+)
+predict = onnxruntime.InferenceSession(
+    folder / "predict.onnx", providers=["CPUExecutionProvider"]
+)
 names = [output.name for output in step.get_outputs()]
-batch, rng, losses, accuracies = manifest["batch_size"], np.random.default_rng(0), [], [before]
+batch, rng, losses, accuracies = (
+    manifest["batch_size"],
+    np.random.default_rng(0),
+    [],
+    [before],
+)
 for _ in range(12):
     for rows in rng.permutation(len(X_device)).reshape(-1, batch):
-        feeds = {"X": X_device[rows], "y": y_device[rows], "sample_weight": np.ones(batch, np.float32)}
+        feeds = {
+            "X": X_device[rows],
+            "y": y_device[rows],
+            "sample_weight": np.ones(batch, np.float32),
+        }
         feeds["learning_rate"] = np.array(0.003, np.float32)
         results = dict(zip(names, step.run(names, feeds | state), strict=True))
-        state = {tensor["name"]: results[tensor["output"]] for tensor in manifest["state"]["tensors"]}
+        state = {
+            tensor["name"]: results[tensor["output"]]
+            for tensor in manifest["state"]["tensors"]
+        }
         losses.append(float(results["loss"]))
     labels = predict.run(None, {"X": X_later, "parameters": state["parameters"]})[0]
     accuracies.append(np.mean(labels == y_later))
@@ -83,8 +117,8 @@ assert accuracies[-1] > before + 0.1
 # Home again
 # ----------
 #
-# ``load_state`` takes the state of the device. The estimator predicts what the device predicts, and ``partial_fit``
-# would go on from there.
+# ``load_state`` takes the state of the device. The estimator predicts what the
+# device predicts, and ``partial_fit`` would go on from there.
 
 net.load_state(state)
 assert (net.predict(X_later) == labels).all()
@@ -95,16 +129,26 @@ print(f"the estimator on slanted digits {net.score(X_later, y_later):.3f}")
 
 figure = plt.figure(figsize=(9, 3.4), layout="constrained")
 left, right = figure.subfigures(1, 2, width_ratios=[1, 2.2])
-for column, (images, targets) in zip(left.subplots(5, 2).T, ((X_home, y_home), (X_device, y_device)), strict=True):
+for column, (images, targets) in zip(
+    left.subplots(5, 2).T, ((X_home, y_home), (X_device, y_device)), strict=True
+):
     for digit, axes in enumerate(column):
         axes.imshow(images[targets == digit][0].reshape(8, 8), cmap="gray_r")
         axes.set_axis_off()
 left.suptitle("At home, on the device", fontsize=10)
 axes = right.subplots()
-axes.plot(np.arange(1, len(losses) + 1), losses, color="silver", label="loss of a step")
+axes.plot(
+    np.arange(1, len(losses) + 1), losses, color="silver", label="loss of a step"
+)
 axes.set(xlabel="step on the device", ylabel="loss")
 accuracy = axes.twinx()
-accuracy.plot(np.arange(13) * len(losses) / 12, accuracies, "o-", color="tab:orange", label="accuracy on later digits")
+accuracy.plot(
+    np.arange(13) * len(losses) / 12,
+    accuracies,
+    "o-",
+    color="tab:orange",
+    label="accuracy on later digits",
+)
 accuracy.set(ylabel="accuracy", ylim=(0, 1))
 right.legend(loc="outside upper center", ncols=2)
 plt.show()
