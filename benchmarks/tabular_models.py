@@ -60,6 +60,18 @@ def ours(name: str, *given: Any, **settings: Any) -> Maker:
     return make
 
 
+def network(**settings: Any) -> Maker:
+    """Our perceptron behind the preprocessing that scikit-learn's has."""
+
+    def make(classifies: bool, seed: int) -> Any:
+        from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+
+        kind = OrtGradientClassifier if classifies else OrtGradientRegressor
+        return encoded(kind(**settings, random_state=seed))
+
+    return make
+
+
 def original(name: str) -> Maker:
     def make(classifies: bool, seed: int) -> Any:
         import torch
@@ -77,6 +89,9 @@ MODELS: dict[str, Maker] = {
     "sklearn MLP": sklearn_mlp,
     "HistGradientBoosting": boosting,
     "LightGBM": lightgbm,
+    "MLP": network(),
+    "MLP early stopping": network(early_stopping=True),
+    "MLP best epoch": network(early_stopping="best_epoch", validation_fraction=0.2),
     "RealMLP": ours("RealMLP"),
     "RealMLP TD-S": ours("RealMLP", "td-s"),
     "RealMLP PWL": ours("RealMLP", embedding="piecewise_linear"),

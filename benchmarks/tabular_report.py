@@ -29,6 +29,9 @@ SPLITS = 3
 APART = ("RealMLP PWL", "TabM", "TabM-mini", "TabM-mini PWL", "TabM (pytabkit)")
 """The models that ran on fewer tables and have tables of their own, so that the others show all splits."""
 
+PERCEPTRONS = ("MLP", "MLP early stopping", "MLP best epoch")
+"""Perceptrons of ours without a recipe, which are ranked apart: they ran on the small tables alone."""
+
 BESIDE_THEM = ("LightGBM", "RealMLP")
 """The models that are shown beside them."""
 
@@ -110,7 +113,7 @@ def table_of_models(found: Scores, rivals: list[str]) -> list[str]:
 
 def ranked(models: list[str]) -> list[str]:
     """Return the models that are ranked on all tables: neither the originals, nor those that ran on fewer."""
-    return [model for model in models if model not in ORIGINALS and model not in APART]
+    return [model for model in models if model not in (*ORIGINALS, *APART, *PERCEPTRONS)]
 
 
 def ranked_with_tabm(found: Scores, models: list[str]) -> list[str]:
@@ -191,14 +194,17 @@ def report(found: Scores, models: list[str], runs: list[dict]) -> str:
     copied = {name.removesuffix(" (pytabkit)"): name for name in ORIGINALS if name in models and name not in APART}
     pairs = [model for model in models if model in (*copied, *copied.values())]
     apart = [model for model in models if model in APART]
+    perceptrons = [model for model in models if model in PERCEPTRONS]
     beside = [model for model in models if model in (*APART, *BESIDE_THEM)]
     failures = sorted({f"{run['model']} on {run['table']}: {run['failure']}" for run in runs if "failure" in run})
     parts = [
         what_was_run(found),
         table_of_models(found, ranked(models)),
         table_of_models(found, ranked_with_tabm(found, models)) if "TabM" in models else [],
+        table_of_models(found, [*ranked(models), *perceptrons]) if perceptrons else [],
         table_of_originals(found),
         table_of_scores(found, ranked(models)),
+        table_of_scores(with_any(found, perceptrons), [*perceptrons, *BESIDE_THEM]) if perceptrons else [],
         table_of_scores(with_any(found, copied.values()), pairs) if copied else [],
         table_of_scores(with_any(found, apart), beside) if apart else [],
         [f"- {line}" for line in failures],

@@ -82,6 +82,16 @@ def test_models_that_ran_on_fewer_tables_do_not_narrow_the_other_tables(report):
     assert report.ranked_with_tabm(found, models) == ["linear", "LightGBM", "RealMLP", "RealMLP PWL", "TabM"]
 
 
+def test_perceptrons_are_ranked_beside_the_others_on_their_tables(report):
+    runs = [*RUNS, run("vehicle", "MLP", 0.85, seconds=0.5)]
+    found = report.gathered(runs)
+    assert report.ranked(["linear", "MLP", "RealMLP", "TabM"]) == ["linear", "RealMLP"]
+    lines = report.report(found, ["linear", "MLP", "RealMLP"], runs).splitlines()
+    assert "| model | mean rank on 2 tables | median CPU seconds of a fit |" in lines
+    start = lines.index("| model | mean rank on 1 tables | median CPU seconds of a fit |")
+    assert [line.split(" |")[0] for line in lines[start + 2 : start + 5]] == ["| RealMLP", "| MLP", "| linear"]
+
+
 @pytest.mark.slow
 def test_the_command_runs_what_is_missing_alone(tmp_path):
     results = tmp_path / "mine.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,17 +11,13 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from .._support.typing import Estimator
-from ..exceptions import OnnxTrainWarning
 from .console import Console
 from .progress import epochs_shown
-from .tables import as_numbers_and_text, text_columns
+from .tables import as_numbers_and_text, text_columns, warn_of_row_names
 from .trained import Rows, Trained
 
 if TYPE_CHECKING:
     import pandas
-
-MANY_CATEGORIES = 20
-"""Different texts from which on a column that has one for every other row is suspicious."""
 
 STEP_NAMES = ("table_columns", "network")
 """Names of its steps, by which a stored one is known: it takes missing text as an empty string."""
@@ -60,14 +55,7 @@ def _preprocessing(frame: pandas.DataFrame) -> Any:
             raise ValueError(
                 f"Column {name!r} holds no value in the rows to train on: leave it out by --drop {name!r}."
             )
-    for name in texts:
-        if frame[name].nunique() > max(MANY_CATEGORIES, len(frame) // 2):
-            warnings.warn(
-                f"Column {name!r} has {frame[name].nunique()} different texts in {len(frame)} rows; if they identify "
-                f"the rows, leave it out by --drop {name!r}.",
-                OnnxTrainWarning,
-                stacklevel=2,
-            )
+    warn_of_row_names(frame)
     scaled = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
     if not texts:
         return scaled

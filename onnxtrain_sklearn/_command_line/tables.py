@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 
 from .._data.rounding import warn_of_rounding
-from ..exceptions import nearest
+from ..exceptions import OnnxTrainWarning, nearest
 from .command import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ TableTask: TypeAlias = Literal["classification", "regression"]
 
 MOST_CLASSES = 20
 """Different integers in the target up to which they are taken for classes."""
+
+MANY_CATEGORIES = 20
+"""Different texts from which on a column that has one for every other row is suspicious."""
 
 PARQUET = (".parquet", ".pq")
 MISSING_TEXT = ""
@@ -165,3 +169,15 @@ def _as_number_or_text(name: str, series: pandas.Series) -> np.ndarray:
 def text_columns(frame: pandas.DataFrame) -> list[str]:
     """Return the names of the columns that hold text."""
     return [name for name in frame.columns if not is_number(frame[name])]
+
+
+def warn_of_row_names(frame: pandas.DataFrame) -> None:
+    """Warn of columns of text that seem to name the rows."""
+    for name in text_columns(frame):
+        if frame[name].nunique() > max(MANY_CATEGORIES, len(frame) // 2):
+            warnings.warn(
+                f"Column {name!r} has {frame[name].nunique()} different texts in {len(frame)} rows; if they identify "
+                f"the rows, leave it out by --drop {name!r}.",
+                OnnxTrainWarning,
+                stacklevel=2,
+            )

@@ -16,7 +16,7 @@ from .progress import epochs_shown
 from .settings import apply_settings
 from .sources import RECIPES, ModelOption, fitted_columns, is_classifier_option
 from .table_pipeline import train_table_pipeline
-from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, text_columns
+from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, text_columns, warn_of_row_names
 from .trained import Rows, Trained
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def train_source(
 ) -> Trained:
     """Fit what ``--model`` names to the rows."""
     if source.kind == "recipe":
-        return _train_recipe(source, task, rows, validation, settings, seed)
+        return _train_recipe(source, task, rows, validation, settings, seed=seed, console=console)
     if source.kind == "own":
         return continue_training(source, rows, validation, settings, console)
     estimator = _estimator(source, task, settings, seed, validation)
@@ -59,7 +59,14 @@ def _estimator(
 
 
 def _train_recipe(
-    source: ModelOption, task: TableTask, rows: Rows, validation: Rows | None, settings: Mapping[str, object], seed: int
+    source: ModelOption,
+    task: TableTask,
+    rows: Rows,
+    validation: Rows | None,
+    settings: Mapping[str, object],
+    *,
+    seed: int,
+    console: Console,
 ) -> Trained:
     if validation is not None:
         raise UsageError(
@@ -69,7 +76,9 @@ def _train_recipe(
     estimator = kind(random_state=seed)
     apply_settings(estimator, dict(settings))
     names = list(rows.frame.columns)
-    estimator.fit(_raw_table(rows.frame[names]), rows.y)
+    warn_of_row_names(as_numbers_and_text(rows.frame))
+    with epochs_shown(estimator, console):
+        estimator.fit(_raw_table(rows.frame[names]), rows.y)
     return Trained(estimator, estimator, lambda table: _raw_table(table[names]), names)
 
 

@@ -47,7 +47,7 @@ WRONG = {
     "no parquet": (["{parquet}", "--target", "a"], 1, "Parquet"),
     "another separator": (["{semicolons}", "--target", "a"], 2, "--separator ';'"),
     "a missing target": (["{gaps}", "--target", "b"], 1, "missing in 1 of 2 rows"),
-    "an empty column": (["{gaps}", "--target", "a", "--holdout", "0"], 1, "--drop 'c'"),
+    "an empty column": (["{gaps}", "--target", "a", "--model", "mlp", "--holdout", "0"], 1, "--drop 'c'"),
     "a pickle of nothing": (["{iris}", "--target", "species", "--model", "{pickle}"], 1, "cannot be loaded by joblib"),
     "no ONNX": (["{iris}", "--target", "species", "--model", "{iris}"], 1, "There is no ONNX model"),
 }
@@ -174,10 +174,11 @@ def test_settings_are_literals_or_text():
     assert parsed_settings(given) == expected
 
 
-def test_texts_that_identify_rows_are_warned_of(tmp_path, capsys):
+@pytest.mark.parametrize("model", ["linear", "realmlp"])
+def test_texts_that_identify_rows_are_warned_of(tmp_path, capsys, model):
     frame = pd.DataFrame({"name": [f"row {i}" for i in range(120)], "x": np.arange(120) / 7.0, "y": [0, 1] * 60})
     frame.to_csv(tmp_path / "t.csv", index=False)
-    options = ["--target", "y", "--model", "linear", "--set", "max_iter=1", "--output", str(tmp_path / "m.onnx")]
+    options = ["--target", "y", "--model", model, "--set", "max_iter=1", "--output", str(tmp_path / "m.onnx")]
     assert program.main(["train", str(tmp_path / "t.csv"), *options]) == 0
     assert "--drop 'name'" in capsys.readouterr().err
     assert program.main(["train", str(tmp_path / "t.csv"), *options, "--drop", "name"]) == 0

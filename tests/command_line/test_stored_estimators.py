@@ -123,8 +123,9 @@ def test_inspect_shows_the_parameters_of_the_network(iris, tmp_path, capsys):
 
 def test_a_saved_pipeline_takes_the_table_and_goes_on(patients, tmp_path, capsys):
     common = ["train", patients, "--target", "target", "--output", tmp_path / "m.onnx", "--holdout", "0", "-q"]
+    network = ["--model", "mlp", "--set", "max_iter=40", "learning_rate_init=0.01"]
     saved = tmp_path / "deep" / "p.joblib"
-    status, first = program_json(capsys, *common, "--save", saved, "--set", "max_iter=40", "learning_rate_init=0.01")
+    status, first = program_json(capsys, *common, "--save", saved, *network)
     assert status == 0
     assert first["saved"] == {"path": str(saved), "bytes": saved.stat().st_size}
     assert b"EpochProgress" not in saved.read_bytes()
@@ -138,7 +139,7 @@ def test_a_saved_pipeline_takes_the_table_and_goes_on(patients, tmp_path, capsys
 
 def test_a_saved_pipeline_is_exported_for_training(iris, tmp_path, capsys):
     saved, folder = tmp_path / "p.joblib", tmp_path / "folder"
-    common = ["train", iris, "--target", "species", "--output", tmp_path / "m.onnx", "-q"]
+    common = ["train", iris, "--target", "species", "--model", "mlp", "--output", tmp_path / "m.onnx", "-q"]
     assert program_json(capsys, *common, "--save", saved, "--set", "max_iter=5")[0] == 0
     assert program_json(capsys, "export-training", saved, folder, "--form", "step")[0] == 0
     X, _ = rows_of(iris)
@@ -148,7 +149,7 @@ def test_a_saved_pipeline_is_exported_for_training(iris, tmp_path, capsys):
 
 def test_a_saved_graph_goes_on_without_its_file(iris, tmp_path, capsys):
     common = ["train", iris, "--target", "species", "--holdout", "0", "-q", "--set", "max_iter=5"]
-    assert program_json(capsys, *common, "--output", tmp_path / "first.onnx")[0] == 0
+    assert program_json(capsys, *common, "--model", "mlp", "--output", tmp_path / "first.onnx")[0] == 0
     graph, saved = ["--model", tmp_path / "first.onnx"], tmp_path / "own.joblib"
     assert program_json(capsys, *common, *graph, "--output", tmp_path / "m.onnx", "--save", saved)[0] == 0
     (tmp_path / "first.onnx").unlink()
