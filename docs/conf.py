@@ -70,7 +70,6 @@ html_theme_options = {
     "navigation_with_keys": False,
     "header_links_before_dropdown": 5,
     "navbar_persistent": ["search-button"],
-    "secondary_sidebar_items": {"**": ["page-toc"], "coming_from/*": []},
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
