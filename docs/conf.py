@@ -37,6 +37,7 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 
 autosummary_generate = True
+toc_object_entries_show_parents = "hide"
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # numpydoc says the types
 autodoc_member_order = "groupwise"
