@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
+import onnx_ir as ir
 from sklearn.base import is_classifier
 
 from .._fitted.model import FittedModel, is_estimator
@@ -17,6 +18,7 @@ from .._graph.constants import dequantized
 from .._graph.fake_quantization import fake_quantized
 from .._graph.files import without_program
 from .._graph.joined_outputs import join_outputs
+from .._graph.keras_normalization import join_normalizations
 from .._graph.narrow import widened
 from .._graph.protobuf import LABELS, load
 from .._graph.trainable import TrainableModel, trainable_model
@@ -32,6 +34,11 @@ from .settings import require_own_kind
 
 LONGEST_NAME = 40
 """Largest length of a string that may be a misspelled builder name; longer strings are paths."""
+
+
+def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
+    """Return the graph of a file in the form that is trained: in floats of one type, with layers as single nodes."""
+    return join_normalizations(dequantized(fake_quantized(widened(load(model)))))
 
 
 def source_of(
@@ -66,7 +73,7 @@ def source_of(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
         )
-    whole = dequantized(fake_quantized(widened(load(model))))
+    whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
     if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
         _require_one_output(several)

@@ -10,18 +10,15 @@ import numpy as np
 from .._fitted.model import FittedModel, is_estimator
 from .._given.comparison import as_columns, run_graph
 from .._given.ml_files import is_fitted_graph
-from .._graph.constants import dequantized
-from .._graph.fake_quantization import fake_quantized
-from .._graph.narrow import widened
 from .._graph.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
-from .._graph.protobuf import LABELS, load
+from .._graph.protobuf import LABELS
 from .._graph.trainable import TrainableModel, trainable_model
 from .._runtime import devices
 from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..models import resolve_builder
 from .examples import Examples
-from .model_source import source_of
+from .model_source import given_graph, source_of
 from .parameters import Parameters
 from .run import Run
 
@@ -57,7 +54,7 @@ def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
 def body_of(estimator: Parameters) -> Body:
     """Return the part of the given model before its head."""
     model, output = estimator.model, estimator.output
-    whole = None if is_estimator(model) else dequantized(fake_quantized(widened(load(cast("bytes", model)))))
+    whole = None if is_estimator(model) else given_graph(cast("bytes", model))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
         graph, features = graph_of_features(whole, output)
         source = replace(trainable_model(graph, features, foreign=True), reference=None)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ..exceptions import UnsupportedOperatorError
 from .builder import GraphBuilder
 from .edits import copy_initializer, copy_type
+from .keras_normalization import NODES as OF_KERAS
 from .names import names_of
 from .queries import dims, int_attribute
 from .torch_program import TorchProgram, is_from_torch
@@ -77,7 +78,8 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
 
     ONNX's operator averages the variances of batches as those of populations.
     """
-    nodes = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
+    found = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
+    nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
     for node in nodes:
         _average_unbiased(GraphBuilder(model.graph, prefix=prefix), node)
     if nodes:

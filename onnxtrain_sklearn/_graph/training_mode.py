@@ -13,6 +13,7 @@ from .batch_statistics import normalizes_by_batch
 from .builder import GraphBuilder
 from .constants import tensor_of
 from .edits import replace_by_initializer
+from .keras_layers import TF2ONNX
 from .names import names_of
 from .queries import constant, describe, operand
 from .torch_program import PRODUCER, call_of, scope_of
@@ -35,7 +36,8 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     if not nodes and not any(_trains(node) for node in result.graph.all_nodes()):
         raise ModelError(
             f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
-            f"{_told(folded)} {_ADVICE}, or leave training_mode=False: the graph is then trained as it is."
+            f"{_told(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
+            f"training_mode=False: the graph is then trained as it is."
         )
     names = names_of(result.graph)
     for node in nodes:
@@ -55,6 +57,13 @@ def in_training_mode(model: ir.Model) -> ir.Model:
 _ADVICE = (
     "Export the model without folding (in PyTorch: torch.onnx.export(..., dynamo=True, optimize=False), or "
     "dynamo=False with training=TrainingMode.TRAINING and do_constant_folding=False, which keeps Dropout too)"
+)
+
+
+_OF_KERAS = (
+    "tf2onnx makes a factor and a summand of the four arrays of a BatchNormalization, which cannot be told apart "
+    "again. Export from Keras on PyTorch (torch.onnx.export(model, (example,), path, dynamo=False, "
+    "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False))"
 )
 
 
