@@ -98,6 +98,9 @@ PARAMETERS: dict[str, list[Any]] = {
         {"intra_op_num_threads": -5},
         {"graph_optimization_level": "x"},
     ],
+    "sparse_updates": ["lazy", "exact"],
+    "class_axis": [1, -1, "auto"],
+    "ignore_label": [0, -100, None, "a", 1.0],
     "class_weight": ["balanced", {0: 1, 1: 2, 2: 3}, {0: -1}, {"a": "b"}],
     "clip_predictions": [True],
     "model": [
