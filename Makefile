@@ -12,6 +12,7 @@
 #                        where that fails, a sentence says what was not run (python -m tests.web then exits with 77)
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
+#   make bench-web       CPU microseconds a step of training graphs in Python, Node and WebAssembly beside TensorFlow.js
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
@@ -57,7 +58,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-engines bench-networks bench-peers bench-tabular coverage docs docs-links clean test-web
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-tabular coverage docs docs-links clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -94,6 +95,12 @@ test-web: $(STAMP)
 build/web/.installed: $(STAMP)
 	$(BIN)/python -m tests.web --folder build/web --setup-only
 	touch $@
+
+# TensorFlow.js trains beside it.
+bench-web: $(STAMP)
+	$(BIN)/python -m tests.web --folder build/web --setup-only --also @tensorflow/tfjs@4.22.0 \
+	  --also @tensorflow/tfjs-backend-wasm@4.22.0
+	$(BIN)/python benchmarks/web.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/fit_step.py

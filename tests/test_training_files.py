@@ -137,6 +137,39 @@ def test_class_weights_of_several_labels_are_refused(tmp_path):
         model.export_training(tmp_path / "folder")
 
 
+@pytest.mark.parametrize("optimizer", [one for one in STEPS if not isinstance(one, OrtAdamW)], ids=repr)
+def test_graphs_for_the_web_have_no_float64(optimizer, tmp_path):
+    X, y = rows("multiclass")
+    settings = {"optimizer": optimizer, "max_grad_norm": 1.0, "ema_decay": 0.9, "learning_rate_init": 0.003}
+    model = quietly(classifier(**settings).fit, X, y)
+    model.export_training(tmp_path / "folder", target="web")
+    for name in ("step", "epoch"):
+        content = onnx.load(tmp_path / "folder" / f"{name}.onnx")
+        assert onnx.TensorProto.DOUBLE not in types_of(content.graph)
+    folder = Folder(tmp_path / "folder")
+    for _ in range(5):
+        folder.steps({"X": X, "y": y})
+        model.partial_fit(X, y)
+    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+
+
+def types_of(graph: onnx.GraphProto) -> set[int]:
+    """Return the types of tensors in a graph and the graphs within it, and those that Cast gives."""
+    found = {tensor.data_type for tensor in graph.initializer}
+    found |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        found |= {attribute.i} if attribute.name == "to" else {attribute.t.data_type}
+        found |= types_of(attribute.g) if attribute.type == onnx.AttributeProto.GRAPH else set()
+    return found
+
+
+def test_target(tmp_path):
+    with pytest.raises(ModelError, match="OrtAdamW, computes in it: set another one, or target='any'"):
+        classifier(optimizer=OrtAdamW()).export_training(tmp_path / "folder", *rows("multiclass"), target="web")
+    with pytest.raises(ValueError, match="target must be one of 'any', 'web', got 'gpu'"):
+        classifier().export_training(tmp_path / "folder", *rows("multiclass"), target="gpu")
+
+
 @pytest.mark.parametrize("form", ["step", "epoch"])
 def test_form(form, tmp_path):
     classifier().partial_fit(*rows("binary"), classes=[0, 1]).export_training(tmp_path / "one", form=form)

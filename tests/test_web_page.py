@@ -48,13 +48,17 @@ def served(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-def test_five_epochs_in_a_browser_give_the_weights_of_python(tmp_path):
+@pytest.mark.parametrize("provider", ["wasm", "webgpu"])
+def test_five_epochs_in_a_browser_give_the_weights_of_python(provider, tmp_path):
+    """WebGPU here is SwiftShader, which computes on the processor: the graphs and their results are what is tested."""
     browser = required_browser()
     X, y = load_digits(return_X_y=True)
     X = (X / 16).astype(np.float32)
-    model = OrtGradientClassifier(MLP((32,)), batch_size=32, shuffle=False, random_state=0)
+    model = OrtGradientClassifier(
+        MLP((32,)), batch_size=600 if provider == "webgpu" else 32, shuffle=False, random_state=0
+    )
     page, root = tmp_path / "root" / "build" / "web" / "page", tmp_path / "root"
-    model.export_training(page / "digits", X, y)
+    model.export_training(page / "digits", X, y, target="web" if provider == "webgpu" else "any")
     X.tofile(page / "X.float32")
     y.astype(np.int32).tofile(page / "y.int32")
     (root / "build" / "web" / "node_modules").symlink_to(PACKAGES)
@@ -62,14 +66,17 @@ def test_five_epochs_in_a_browser_give_the_weights_of_python(tmp_path):
         (root / name).symlink_to(ROOT / name)
     state = tmp_path / "trained.safetensors"
     with served(root) as address:
-        url = f"{address}/examples/web/index.html?inorder"
+        url = f"{address}/examples/web/index.html?inorder&provider={provider}"
         driver = [required_node(), str(ROOT / "tests" / "helpers" / "browser.mjs"), str(PUPPETEER), browser, url]
         command = [*driver, str(state), str(tmp_path / "page.png")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    if "missing" in found:
+        pytest.skip(found["missing"])
     assert found["errors"] == []
-    assert found["told"][1].startswith("This is a 1")  # the stroke that was drawn
+    if provider == "wasm":  # after 285 steps, not 15
+        assert found["told"][1].startswith("This is a 1")  # the stroke that was drawn
     twin = clone(model).partial_fit(X, y, classes=range(10)).load_state(state)
     for _ in range(5):
         model.partial_fit(X, y, classes=range(10))

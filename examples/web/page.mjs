@@ -1,10 +1,12 @@
-// Trains digits, and the visitor's own drawings, by onnxruntime-web from the npm package. ?folder=... holds the data.
-import * as ort from "../../build/web/node_modules/onnxruntime-web/dist/ort.wasm.bundle.min.mjs";
+// Trains digits, and the visitor's own drawings, by onnxruntime-web from the npm package. ?folder=... holds the data, and
+// ?provider=webgpu trains on the graphics processor.
 import { Trainer, generator } from "../../js/onnxtrain.mjs";
 
 const element = (id) => document.getElementById(id);
 const say = (text) => { element("status").textContent = text; };
 const parameters = new URLSearchParams(location.search);
+const provider = parameters.get("provider") ?? "wasm";
+const ort = await import(`../../build/web/node_modules/onnxruntime-web/dist/ort.${provider}.bundle.min.mjs`);
 const folder = parameters.get("folder") ?? "../../build/web/page";
 const read = async (name) => {
   const answer = await fetch(`${folder}/${name}`);
@@ -13,7 +15,7 @@ const read = async (name) => {
 };
 
 ort.env.wasm.numThreads = 1; // several need a page that is isolated from other origins
-const trainer = await Trainer.load(ort, (name) => read(`digits/${name}`)).catch((error) => { say(error.message); throw error; });
+const trainer = await Trainer.load(ort, (name) => read(`digits/${name}`), { executionProviders: [provider] }).catch((error) => { say(error.message); throw error; });
 let pixels = Array.from(new Float32Array((await read("X.float32")).buffer));
 let labels = Array.from(new Int32Array((await read("y.int32")).buffer));
 const random = parameters.has("inorder") ? undefined : generator(0);

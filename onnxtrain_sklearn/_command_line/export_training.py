@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .._export.folder import TRAINING_FORMS
+from .._export.source import TARGETS
 from .command import Command, Outcome, UsageError
 from .console import Console
 from .sources import SECURITY, source_named
@@ -17,6 +18,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add("estimator", metavar="ESTIMATOR", help="joblib, pickle or skops file with a fitted OrtGradient estimator")
     add("folder", type=Path, metavar="FOLDER", help="folder to write; an earlier export is replaced")
     add("--form", choices=list(TRAINING_FORMS), default="both", help="the training graphs to write (default: both)")
+    add("--target", choices=list(TARGETS), default="any", help='"web": also for WebGPU in browsers (default: any)')
     add("--batch-size", type=int, metavar="ROWS", help="rows of a minibatch (default: those of the estimator)")
     add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file to load")
 
@@ -31,7 +33,7 @@ def _export(options: argparse.Namespace, console: Console) -> Outcome:
         )
     if estimator is not found:
         console.progress(f"exported: the last step, {type(estimator).__name__}; it takes what the steps before it give")
-    estimator.export_training(options.folder, batch_size=options.batch_size, form=options.form)
+    estimator.export_training(options.folder, batch_size=options.batch_size, form=options.form, target=options.target)
     sizes = {file.name: file.stat().st_size for file in sorted(options.folder.iterdir())}
     text = "\n".join(f"{options.folder / name}: {size} bytes" for name, size in sizes.items())
     return Outcome({"folder": str(options.folder), "files": sizes}, text)

@@ -23,6 +23,7 @@ def export_training(
     *,
     batch_size: int | None = None,
     form: str = "both",
+    target: str = "any",
     loss: str | Loss = "log_loss",
     **parameters: Any,
 ) -> None:
@@ -41,6 +42,8 @@ def export_training(
         Rows of a minibatch; None: those of the estimator.
     form : {"both", "step", "epoch"}, default="both"
         The training graphs to write.
+    target : {"any", "web"}, default="any"
+        "web": the graphs run on WebGPU too, which lacks float64.
     loss : str or Loss, default="log_loss"
         The loss of a model, which decides between classification and regression.
     **parameters : object
@@ -62,7 +65,7 @@ def export_training(
         if parameters or loss != "log_loss":
             named = [*parameters, *(["loss"] if loss != "log_loss" else [])]
             raise TypeError(f"{named[0]} is a parameter of the estimator: set it there, by set_params.")
-        model.export_training(folder, X, y, batch_size=batch_size, form=form)
+        model.export_training(folder, X, y, batch_size=batch_size, form=form, target=target)
         return
     if X is None or y is None:
         raise ValueError("X and y must be some rows of data: the shapes of the graph and the classes follow from them.")
@@ -70,4 +73,4 @@ def export_training(
     if {"regression", "multiclass"} <= tasks:
         raise ValueError(f"{loss!r} is a loss for numbers and for classes: give an estimator in place of the model.")
     kind = OrtGradientRegressor if "regression" in tasks else OrtGradientClassifier
-    kind(model, loss=loss, **parameters).export_training(folder, X, y, batch_size=batch_size, form=form)
+    kind(model, loss=loss, **parameters).export_training(folder, X, y, batch_size=batch_size, form=form, target=target)

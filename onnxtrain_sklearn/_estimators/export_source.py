@@ -29,7 +29,7 @@ FACTS = ("learning_rate_init", "shuffle", "max_iter", "random_state")
 """Parameters of the estimator that the graphs do not hold and a loop may want."""
 
 
-def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSource:
+def export_source(estimator: Any, run: Run, batch_size: int | None, target: str = "any") -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would."""
     loop = trainer_settings(estimator)
     _require_same_loop(estimator, run)
@@ -48,7 +48,7 @@ def export_source(estimator: Any, run: Run, batch_size: int | None) -> ExportSou
     }
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
     ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
-    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run), ignored)
+    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run), ignored, target)
 
 
 def _step_settings(estimator: Any, run: Run, loop: TrainerSettings) -> StepSettings:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._export.folder import TRAINING_FORMS, training_folder, write_folder
+from .._export.source import TARGETS
 from .._export.training_info import training_model
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.refusal import refusing
@@ -38,6 +39,7 @@ class TrainingFiles(LoadsState):
         *,
         batch_size: int | None = None,
         form: str = "both",
+        target: str = "any",
     ) -> None:
         """Write a folder of graphs that train this model in any onnxruntime, in any language.
 
@@ -57,6 +59,9 @@ class TrainingFiles(LoadsState):
             Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
         form : {"both", "step", "epoch"}, default="both"
             The training graphs to write.
+        target : {"any", "web"}, default="any"
+            What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64: the scalars of a
+            step, such as the bias corrections of Adam, and targets that are scaled are computed in float32.
 
         Raises
         ------
@@ -80,13 +85,15 @@ class TrainingFiles(LoadsState):
         """
         if form not in TRAINING_FORMS:
             raise ValueError(f"form must be one of {', '.join(map(repr, TRAINING_FORMS))}, got {form!r}.")
+        if target not in TARGETS:
+            raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
         if X is None or y is None:
             check_is_fitted(self)
             run = self._run
         else:
             run = untrained_run(self, X, y)
         with refusing("The training graphs cannot be made"):
-            content = training_folder(export_source(self, run, batch_size), form)
+            content = training_folder(export_source(self, run, batch_size, target), form)
         write_folder(content, folder)
 
     def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from .._inference.head import Head
 from .._training.base_step import StepParts
@@ -14,6 +15,10 @@ from .._training.parameters import FlatParameters
 
 PARAMETERS, STATISTICS, AVERAGE, STEP = "parameters", "statistics", "averaged_parameters", "step"
 """Names of the tensors of the state that are not the optimizer's own."""
+
+
+TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
+"""The types that scalars are computed in, by what the graphs are to run on: WebGPU in browsers has no float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +37,8 @@ class ExportSource:
         The factor of a row's weight by its class; None: one.
     ignore_label : object, default=None
         The label at a position that does not count.
+    target : str, default="any"
+        One of :data:`TARGETS`.
     """
 
     parts: StepParts
@@ -39,6 +46,12 @@ class ExportSource:
     facts: Mapping[str, Any]
     class_weights: tuple[float, ...] | None = None
     ignore_label: object = None
+    target: str = "any"
+
+    @property
+    def scalar_type(self) -> ir.DataType:
+        """The type that the scalars of a step are computed in."""
+        return TARGETS[self.target]
 
 
 @dataclass(frozen=True, eq=False)

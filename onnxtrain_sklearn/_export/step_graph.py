@@ -80,6 +80,7 @@ class _Emission:
         random = [value.name or "" for value in program.random]
         self._random, self._drops = tuple(name for name in random if name != FACTOR), FACTOR in random
         self._graph, self._kind = self._model.graph, ir_type(parts.parameters.vector.dtype)
+        self._scalar = source.scalar_type
         self._op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")
         self._outputs = {value.name or "": value for value in self._graph.outputs}
         self._graph.outputs.clear()
@@ -93,14 +94,14 @@ class _Emission:
         gradients = joined_vector(op, [self._outputs[f"{name}_grad"] for name in layout.names])
         loss, gradients = self._with_penalty(old[PARAMETERS], gradients)
         if self._settings.max_grad_norm is not None:
-            gradients = emit_clipping(op, gradients, float(self._settings.max_grad_norm), self._kind)
+            gradients = emit_clipping(op, gradients, float(self._settings.max_grad_norm), self._kind, self._scalar)
         rate = self._input("learning_rate", self._kind, ())
-        double = GraphBuilder(self._graph, dtype=ir.DataType.DOUBLE, prefix="scalar")
+        exact = GraphBuilder(self._graph, dtype=self._scalar, prefix="scalar")
         new_step = op.Add(old[STEP], 1)
-        t = double.Cast(new_step, to=ir.DataType.DOUBLE)
+        t = exact.Cast(new_step, to=self._scalar)
         factors = self._factors()
-        decay = next((double.Cast(v, to=ir.DataType.DOUBLE) for k, v in factors.items() if k == DECAY_FACTOR), None)
-        scalars = StepScalars(double.Cast(rate, to=ir.DataType.DOUBLE), t, decay)
+        decay = next((exact.Cast(v, to=self._scalar) for k, v in factors.items() if k == DECAY_FACTOR), None)
+        scalars = StepScalars(exact.Cast(rate, to=self._scalar), t, self._scalar, decay)
         vectors = {one.name: old[one.name] for one in self._state if one.role in (PARAMETERS, "optimizer")}
         new = emit_update(op, self._settings, layout, vectors, gradients, scalars) | {STEP: new_step}
         if STATISTICS in old:
@@ -126,9 +127,9 @@ class _Emission:
     def _average(self, average: ir.Value, parameters: ir.Value, t: ir.Value) -> ir.Value:
         decay, state = self._settings.ema_decay, self._parts.state
         assert decay is not None
-        double = GraphBuilder(self._graph, dtype=ir.DataType.DOUBLE, prefix="average")
-        averaged = double.Sub(t, float(state.t - state.averaged)) if state.t != state.averaged else t
-        return emit_average(self._op, average, parameters, float(decay), averaged)
+        exact = GraphBuilder(self._graph, dtype=self._scalar, prefix="average")
+        averaged = exact.Sub(t, float(state.t - state.averaged)) if state.t != state.averaged else t
+        return emit_average(self._op, average, parameters, float(decay), averaged, self._scalar)
 
     def _old_state(self) -> dict[str, ir.Value]:
         """Add the inputs for the state, and record what they hold."""
@@ -163,8 +164,8 @@ class _Emission:
         if scale is None:
             return self._renamed(TARGET, "y")
         scaled = next(v for v in self._graph.inputs if v.name == TARGET)
-        given = self._input("y", ir.DataType.DOUBLE, _fixed_shape(scaled))
-        replace_inputs(self._graph, {TARGET: _emit_scaled(self._op, given, scale)})
+        given = self._input("y", self._scalar, _fixed_shape(scaled))
+        replace_inputs(self._graph, {TARGET: _emit_scaled(self._op, given, scale, self._scalar)})
         return given.name or ""
 
     def _weight(self, target: str) -> str:
@@ -198,6 +199,11 @@ class _Emission:
             append_output(self._graph, value, one.output, old[key])
         random = tuple(self._renamed(name, name.rpartition("/")[2]) for name in self._random)
         self._graph.sort()
+        if self._scalar != ir.DataType.DOUBLE and any(map(_is_double, self._graph)):
+            raise ModelError(
+                f"Graphs for the web have no float64, but this model or its optimizer, "
+                f"{type(self._settings.optimizer).__name__}, computes in it: set another one, or target='any'."
+            )
         data = tuple(spec.name for spec in self._parts.model.inputs)
         return StepGraph(self._model, data, *names, loss.name or "", random, tuple(self._state), self._parts.batch)
 
@@ -244,10 +250,17 @@ def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
     return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
 
 
-def _emit_scaled(op: GraphBuilder, y: ir.Value, scale: TargetScale) -> ir.Value:
-    """Emit the targets as they are trained on, computed in float64 as on the host."""
-    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="target")
-    return op.Cast(double.Div(double.Sub(y, scale.center), scale.scale), to=op.dtype)
+def _emit_scaled(op: GraphBuilder, y: ir.Value, scale: TargetScale, kind: ir.DataType) -> ir.Value:
+    """Emit the targets as they are trained on, computed in float64 as on the host where ``kind`` is that."""
+    exact = GraphBuilder(op.graph, dtype=kind, prefix="target")
+    return op.Cast(exact.Div(exact.Sub(y, scale.center), scale.scale), to=op.dtype)
+
+
+def _is_double(node: ir.Node) -> bool:
+    """Whether a node of the step computes in float64."""
+    to = node.attributes.get("to")
+    double = to is not None and to.as_int() == ir.DataType.DOUBLE
+    return double or any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
 
 
 def _fixed_shape(value: ir.Value) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -23,10 +23,11 @@ Vectors = Mapping[str, ir.Value]
 
 @dataclass(frozen=True)
 class StepScalars:
-    """The learning rate, the number of the step and the factor of a scheduled weight decay, in float64."""
+    """The learning rate, the number of the step and the factor of a scheduled weight decay, of type ``kind``."""
 
     learning_rate: ir.Value
     t: ir.Value
+    kind: ir.DataType
     decay: ir.Value | None = None
 
 
@@ -51,10 +52,11 @@ def emit_penalty(
     return op.Mul(value, strength), op.Concat(op.Mul(slope, strength), rest, axis=0)
 
 
-def emit_clipping(op: GraphBuilder, gradients: ir.Value, limit: float, dtype: ir.DataType) -> ir.Value:
-    """Emit the gradients with their norm limited."""
-    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="clip")
-    return emit_clipped(double, gradients, limit, dtype)[0]
+def emit_clipping(
+    op: GraphBuilder, gradients: ir.Value, limit: float, dtype: ir.DataType, kind: ir.DataType
+) -> ir.Value:
+    """Emit the gradients with their norm limited, which is computed in type ``kind``."""
+    return emit_clipped(GraphBuilder(op.graph, dtype=kind, prefix="clip"), gradients, limit, dtype)[0]
 
 
 def emit_update(
@@ -95,11 +97,10 @@ def _emit_segment(
     own = with_decay_factor(optimizer, one.factors.decay)
     rate = scalars.learning_rate
     if one.factors.rate != 1:
-        double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="rate")
-        rate = double.Mul(rate, float(one.factors.rate))
+        rate = GraphBuilder(op.graph, dtype=scalars.kind, prefix="rate").Mul(rate, float(one.factors.rate))
     scheduled = scalars.decay is not None and bool(getattr(own, "weight_decay", 0.0))
     rule = _scheduled_rule(op, own) if scheduled else own
-    coefficients = _coefficient_values(op, rule, StepScalars(rate, scalars.t, scalars.decay))
+    coefficients = _coefficient_values(op, rule, replace(scalars, learning_rate=rate))
     state = {name: cut(vectors[name]) for name in own.state()}
     parameters, new = rule.update(op, cut(vectors["parameters"]), cut(gradients), state, coefficients)
     return {"parameters": parameters, **new}
@@ -124,8 +125,8 @@ def _coefficient_values(
             f"{type(optimizer).__name__} overrides coefficients, which only Python can run. Override emit_coefficients "
             f"too, so that training graphs compute the same scalars."
         )
-    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="scalar")
-    given = (double, scalars.learning_rate, scalars.t)
+    exact = GraphBuilder(op.graph, dtype=scalars.kind, prefix="scalar")
+    given = (exact, scalars.learning_rate, scalars.t)
     if isinstance(rule, ScheduledDecay):
         assert scalars.decay is not None
         found = rule.emit_coefficients(*given, scalars.decay)
@@ -135,9 +136,9 @@ def _coefficient_values(
 
 
 def emit_average(
-    op: GraphBuilder, average: ir.Value, parameters: ir.Value, decay: float, averaged: ir.Value
+    op: GraphBuilder, average: ir.Value, parameters: ir.Value, decay: float, averaged: ir.Value, kind: ir.DataType
 ) -> ir.Value:
-    """Emit the moving average after so many steps, ``averaged`` in float64."""
-    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="average")
-    weight = double.Div(1.0 - decay, double.Sub(1.0, double.Pow(decay, averaged)))
+    """Emit the moving average after so many steps, ``averaged`` in type ``kind``."""
+    exact = GraphBuilder(op.graph, dtype=kind, prefix="average")
+    weight = exact.Div(1.0 - decay, exact.Sub(1.0, exact.Pow(decay, averaged)))
     return op.Add(average, op.Mul(op.Sub(parameters, average), op.Cast(weight, to=op.dtype)))

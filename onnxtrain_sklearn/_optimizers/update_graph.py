@@ -140,8 +140,8 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
 
 
 def emit_clipped(op: GraphBuilder, gradients: Value, max_norm: Operand, dtype: ir.DataType) -> tuple[Value, Value]:
-    """Emit the clipped gradients, of type ``dtype``, and their norm in float64, the type of the constants of ``op``."""
-    norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=ir.DataType.DOUBLE), keepdims=False))
+    """Emit the clipped gradients, of type ``dtype``, and their norm in the type of the constants of ``op``."""
+    norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=op.dtype), keepdims=False))
     ratio = op.Div(max_norm, op.Add(norm, 1e-6))
     scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
     return op.Mul(gradients, op.Cast(scale, to=dtype)), norm

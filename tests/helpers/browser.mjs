@@ -3,13 +3,19 @@ import { writeFile } from "node:fs/promises";
 
 const [puppeteer, chromium, url, state, screenshot] = process.argv.slice(2);
 const { launch } = await import(puppeteer);
-const browser = await launch({ executablePath: chromium, args: ["--no-sandbox", "--disable-gpu"] });
+const software = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan", "--ignore-gpu-blocklist"];
+const args = ["--no-sandbox", ...(url.includes("webgpu") ? software : ["--disable-gpu"])];
+const browser = await launch({ executablePath: chromium, args });
 try {
   const page = await browser.newPage();
   await page.setViewport({ width: 800, height: 980 });
   const errors = [];
   page.on("pageerror", (error) => errors.push(error.message));
   await page.goto(url);
+  if (url.includes("webgpu") && !(await page.evaluate(async () => navigator.gpu && (await navigator.gpu.requestAdapter())))) {
+    console.log(JSON.stringify({ missing: "This browser has no WebGPU." }));
+    process.exit(0);
+  }
   await page.waitForSelector("#train:not([disabled])", { timeout: 60000 });
   await page.click("#train");
   await page.waitForFunction(() => document.getElementById("status").textContent.startsWith("Trained"), { timeout: 120000 });
