@@ -67,9 +67,9 @@ for name, (optimizer, rate) in optimizers.items():
 assert losses["Signum"][-1] < losses["SGD"][-1]
 
 # %%
-# Left, the paths over the contours of the loss. Signum goes straight along the
-# diagonal, as both weights move by the same amount; SGD follows the gradient, which
-# hardly has a share along the valley.
+# Left, the paths over the contours of the loss. Signum moves along a diagonal, as
+# both weights move by the same amount; SGD follows the gradient, which hardly has a
+# share along the valley.
 
 _, (left, right) = plt.subplots(
     1, 2, figsize=(9.5, 3.8), layout="constrained", width_ratios=[1.3, 1]
