@@ -125,10 +125,13 @@ class TorchRun:
 class OurRun:
     """The same steps by this package, on the exported file."""
 
-    def __init__(self, path: Path, *, rows: int = BATCH, training_mode: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, rows: int = BATCH, training_mode: bool = False, frozen: frozenset[str] = frozenset()
+    ) -> None:
         self.estimator = OrtGradientClassifier(
             str(path), optimizer=SGD(momentum=MOMENTUM), learning_rate_init=RATE, batch_size=rows, shuffle=False,
             engine="portable", training_mode=training_mode,
+            trainable=(lambda name, _: name.removesuffix(".T") not in frozen) if frozen else "all",
         )  # fmt: skip
         self.losses: list[float] = []
         self.gradients: Arrays = {}
@@ -187,6 +190,7 @@ def trained_on(network: nn.Module, data: Sequence[Batch], file: File, *, plain: 
         except Exception as error:
             raise NotExportedError(f"{type(error).__name__}: {error}") from error
         seconds = time.process_time() - began
-        run = OurRun(path, rows=len(data[0][1]), training_mode=switches).run(data)
+        frozen = frozenset(name for name, p in network.named_parameters() if not p.requires_grad)  # the file holds all
+        run = OurRun(path, rows=len(data[0][1]), training_mode=switches, frozen=frozen).run(data)
         run.export_seconds = seconds
         return run
