@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from network_branches import branches
 from network_errors import errors, errors_of_statistics, weight_error
 from network_memory import memory_of_step, memory_of_torch
 from network_runs import RATE, Batch, File, NotExportedError, OurRun, TorchRun, export, prepared, trained_on
@@ -37,6 +38,9 @@ from onnxtrain_sklearn.exceptions import DivergenceError
 RESULTS = Path(__file__).parent / "networks_results.jsonl"
 LIMIT = 600
 """Seconds after which a network is given up."""
+
+FAR = 5.0
+"""How many times PyTorch's error of the first gradient ours is where the branches of both are compared."""
 
 STARTS = 8
 """Starts, each number moved by one bit, that tell how far PyTorch's float32 comes from its float64."""
@@ -67,6 +71,8 @@ def measure(file: File) -> dict[str, Any]:
     if file.exporter == "dynamo" and found["compared"] < found["parameters"] and not NETWORKS[file.network].real:
         whole = errors(trained_on(module, data, file, plain=True), theirs, exact, start)
         found = {**found, **whole, "default": {key: found[key] for key in DEFAULT}}
+    if file.mode == "training" and found["gradient"] > FAR * found["gradient_torch"]:
+        found["branches"] = branches(file)
     if found["weights"] > 2 * max(found["weights_torch"], 1e-7) and not NETWORKS[file.network].real:
         found["starts"] = errors_of_starts(module, data)
     assert ours.step is not None

@@ -27,6 +27,14 @@ STATISTICS_HEADER = (
     "| times PyTorch's | step by PyTorch's |"
 )
 STARTS_HEADER = "| network | file | weight error | PyTorch's | PyTorch's from other starts: least | median | largest |"
+BRANCHES_HEADER = (
+    "| network | gradient error | PyTorch's | units on the other side of zero | PyTorch's | of | at most from zero "
+    "| gradient error with the same branches | PyTorch's |"
+)
+REAL_HEADER = (
+    "| network | parameters | gradient error | times PyTorch's | step by PyTorch's | memory, MiB | PyTorch's "
+    "| build, s | nodes |"
+)
 DEFAULT_HEADER = (
     "| network | held as they are | gradient error | times PyTorch's | error of the losses | times PyTorch's |"
 )
@@ -89,8 +97,24 @@ def starts_row(result: Result) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def branches_row(result: Result) -> str:
+    b = result["branches"]
+    cells = [result["network"], *(f"{result[kind]:.0e}" for kind in ("gradient", "gradient_torch"))]
+    cells += [str(b["switched"]), str(b["switched_torch"]), f"{b['units']:,}", f"{b['distance']:.0e}"]
+    return f"| {' | '.join([*cells, *(f'{b[kind]:.1e}' for kind in ('gradient', 'gradient_torch'))])} |"
+
+
+def real_row(result: Result) -> str:
+    cells = [result["network"], f"{result['parameters']:,}", f"{result['gradient']:.0e}"]
+    cells += [f"{times(result, 'gradient'):.1f}", f"{step_ratio(result):.2f}"]
+    cells += [f"{result[kind]:,.0f}" for kind in ("memory", "memory_torch")]
+    return f"| {' | '.join(cells)} | {result['build']:.1f} | {result['nodes']:,} |"
+
+
 def default_row(result: Result) -> str:
     default = result["default"]
+    if "diverged" in default:
+        return f"| {result['network']} | | | | diverges | |"
     share = f"{default['compared'] / result['parameters']:.0%}"
     errors = [f"{default[kind]:.0e} | {times(default, kind):.1f}" for kind in ("gradient", "loss")]
     return f"| {result['network']} | {share} | {' | '.join(errors)} |"
@@ -106,12 +130,12 @@ def summary(results: Sequence[Result]) -> list[str]:
     trained = [r for r in exported if "failure" not in r]
     networks = len({r["network"] for r in exported})
     ratios = [step_ratio(r) for r in trained]
-    far = sorted({r["network"] for r in trained if times(r, "gradient") > AIM})
+    far = sorted({r["network"] for r in trained if times(r, "gradient") > AIM})  # the page shows their branches
     near = [r for r in trained if r["network"] not in far]
     worst = max(near, key=lambda r: times(r, "gradient"))
     median = statistics.median
     gradients, weights = (median(times(r, kind) for r in trained) for kind in ("gradient", "weights"))
-    but = f", but for {', '.join(far)}, which are explained above" if far else ""
+    but = f", but for {', '.join(far)}, whose float64 parts from float32 at a kink (Branches)" if far else ""
     return [
         f"{len(trained)} of {len(exported)} files of {networks} networks are trained. The error of the gradient is at",
         f"most {times(worst, 'gradient'):.1f} times PyTorch's ({worst['network']}){but}.",
@@ -122,11 +146,13 @@ def summary(results: Sequence[Result]) -> list[str]:
 
 
 def further_tables(trained: Sequence[Result]) -> list[list[str]]:
-    """Return the tables of batch statistics, of starts that rounding cannot tell apart, and of default files."""
+    """Return the tables of batch statistics, branches, other starts, default files and real sizes."""
     tables = {
         "Batch statistics": ("statistics", STATISTICS_HEADER, statistics_row),
+        "Branches": ("branches", BRANCHES_HEADER, branches_row),
         "Other starts": ("starts", STARTS_HEADER, starts_row),
         "Files of the default export": ("default", DEFAULT_HEADER, default_row),
+        "Real sizes": ("memory", REAL_HEADER, real_row),
     }
     found = {title: [r for r in trained if key in r] for title, (key, _, _) in tables.items()}
     return [[f"### {title}", "", *table(rows, *tables[title][1:])] for title, rows in found.items() if rows]
@@ -149,7 +175,9 @@ def report(results: Sequence[Result], sources: Mapping[str, Iterable[str]]) -> s
     parts = [summary(results)]
     trained = [r for r in results if "build" in r]
     for source, names in sources.items():
-        found = [r for name in names for r in trained if r["network"] == name and "statistics" not in r]
+        found = [
+            r for name in names for r in trained if r["network"] == name and not r.keys() & {"statistics", "memory"}
+        ]
         if found:
             parts.append([f"### {source}", "", *table(found)])
     parts += further_tables(trained)

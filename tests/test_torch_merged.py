@@ -1,4 +1,4 @@
-"""Layers of PyTorch that begin equal and have one input: its exporter makes one node of them, trained apart here.
+"""Layers of PyTorch that begin equal and have one input, which its exporter merges, and layers that are called twice.
 
 ``data/make_torch_exports.py`` wrote the files and what PyTorch trains the modules to.
 """
@@ -56,3 +56,17 @@ def test_what_the_file_does_not_tell_apart_is_named():
         trained = OrtGradientRegressor(proto, **SETTINGS).fit(X, y)
     assert "norms.1.weight" not in trained.weights_
     assert "late.weight" in trained.weights_
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_a_layer_under_two_paths_and_one_that_is_called_twice_are_one_also_where_parameters_are_folded(engine):
+    """The file names factors that were computed for each call, and lacks the zero bias that each call adds."""
+    X, y, losses, state = archive_of("repeated")
+    trained = OrtGradientRegressor(DATA / "torch_repeated_dynamo.onnx", **SETTINGS, engine=engine).fit(X, y)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
+    assert len(trained.weights_) == len({name.replace("blocks.0", "blocks.1") for name in state})
+    for name in ("blocks.1.last.bias", "twice.last.bias", "once.last.bias"):
+        assert_allclose(trained.weights_[name], state[name], rtol=0, atol=2e-5)
+    factors = [w - 0.5 for name, w in trained.weights_.items() if name not in state and w.ndim == 1]
+    for name in ("blocks.1.scale", "twice.scale", "once.scale"):
+        assert min(abs(factor - state[f"{name}.weight"]).max() for factor in factors) < 2e-5

@@ -4,18 +4,19 @@ The exporter folds ``1 + weight`` of a normalization or the reshaped factor of a
 one initializer of all that are equal. Those of a fresh network are: trained so, they would stay equal. The calls that
 read them still name the folded results. Two names are two parameters where they are read in different modules, and
 within one module where it has as many parameters as names: a module that is called twice folds one parameter twice.
+A module under two paths has its parameters twice in the signature, but all calls read those of one path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from .edits import copy_initializer
 from .names import names_of
-from .torch_program import TorchProgram, call_of, scope_of
+from .torch_program import TorchProgram, call_of, names_read, scope_of
 from .weights import array_of
 
 Use = tuple[ir.Node, int]
@@ -26,7 +27,8 @@ Key = tuple[str, str]
 def separate_folded(graph: ir.Graph, program: TorchProgram) -> None:
     """Give each folded result an initializer of its own, in place; what cannot be told apart stays one."""
     folded = [v for v in graph.initializers.values() if program.status(v) == "folded" and _holds_floats(v)]
-    uses = {value: list(_known_uses(value, program)) for value in folded}
+    aliases = _aliases(graph, program) if folded else {}
+    uses = {value: list(_known_uses(value, program, aliases)) for value in folded}
     ambiguous = _ambiguous_modules((key for found in uses.values() for key, _ in found), program)
     for value, found in uses.items():
         readers: dict[Key, list[Use]] = {}
@@ -48,10 +50,10 @@ def _may_be_merged(value: ir.Value) -> bool:
     return array.size == 1 or np.unique(array).size < array.size
 
 
-def _known_uses(value: ir.Value, program: TorchProgram) -> Iterator[tuple[Key, Use]]:
+def _known_uses(value: ir.Value, program: TorchProgram, aliases: Mapping[str, str]) -> Iterator[tuple[Key, Use]]:
     """Return the readers that name one folded result of a module that has a parameter nobody reads."""
     for node, index in value.uses():
-        module, names = called_module(node), program.folded_names(node)
+        module, names = _canonical(called_module(node), aliases), program.folded_names(node)
         if len(names) == 1 and program.unseen_within(module) and not _may_be_literal(node, value):
             yield (module, names[0]), (node, index)
 
@@ -59,6 +61,40 @@ def _known_uses(value: ir.Value, program: TorchProgram) -> Iterator[tuple[Key, U
 def called_module(node: ir.Node) -> str:
     """Return the path of the module that made the call; the marks of its second and later calls are left out."""
     return ".".join(part.partition("@")[0] for part in scope_of(node).split("."))
+
+
+def _aliases(graph: ir.Graph, program: TorchProgram) -> dict[str, str]:
+    """Return the paths of modules that are other modules too: all calls read the parameters of the other path."""
+    unseen = set(program.unseen)
+    read = set(program.targets.values()) - unseen
+    found: dict[str, str] = {}
+    for node in graph:
+        module = called_module(node)
+        for name in names_read(node):
+            owner, _, leaf = program.targets.get(name, "").rpartition(".")
+            if owner and owner != module and f"{module}.{leaf}" in unseen:
+                found |= dict(_outer_pairs(module, owner, read))
+    return found
+
+
+def _outer_pairs(module: str, owner: str, read: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Return two paths of a module, and those of the modules around it that are then one: no call reads the first."""
+    while module and owner and not any(name.startswith(f"{module}.") for name in read):
+        yield module, owner
+        (module, _, inner), (owner, _, part) = module.rpartition("."), owner.rpartition(".")
+        if inner != part:
+            break
+
+
+def _canonical(module: str, aliases: Mapping[str, str]) -> str:
+    """Return the path under which the parameters of a module are read."""
+    outer, inner = module, ""
+    while outer:
+        if outer in aliases:
+            return aliases[outer] + inner
+        outer, _, last = outer.rpartition(".")
+        inner = f".{last}{inner}"
+    return module
 
 
 def _may_be_literal(node: ir.Node, value: ir.Value) -> bool:

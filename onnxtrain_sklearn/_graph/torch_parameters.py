@@ -72,15 +72,18 @@ def _transposes(node: ir.Node, index: int) -> bool:
 
 
 def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
-    """Add the biases that the exporter dropped because they are zero."""
+    """Add the biases that the exporter dropped because they are zero; a layer that is called twice has one."""
+    restored: dict[str, ir.Value] = {}
     for node in list(graph):
         name = program.bias_of(node) if len(node.inputs) == 2 else None
         weight = None if name is None else node.inputs[1]
         if name is None or weight is None or weight.const_value is None or weight.name not in graph.initializers:
             continue
-        bias = copy_initializer(graph, weight, names_of(graph).free(name), np.zeros(_count_of_outputs(node, weight)))
+        if name not in restored:
+            zeros = np.zeros(_count_of_outputs(node, weight))
+            restored[name] = copy_initializer(graph, weight, names_of(graph).free(name), zeros)
         node.resize_inputs(3)
-        node.replace_input_with(2, bias)
+        node.replace_input_with(2, restored[name])
 
 
 def _share_copies(graph: ir.Graph, program: TorchProgram) -> None:

@@ -154,13 +154,39 @@ class Merged(nn.Module):
         return sum(head(row) for head, row in zip(self.heads, rows, strict=True)).mean(1, keepdim=True)
 
 
+class Block(nn.Module):
+    """A normalization, a factor that the exporter computes in advance, and a layer whose bias is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale, self.last = nn.LayerNorm(4), Scaled(0.5), nn.Linear(4, 4)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x):
+        return torch.sin(x + self.last(self.scale(self.norm(x))))
+
+
+class Repeated(nn.Module):
+    """Blocks that begin equal: one under two paths, one that is called twice, one that is called once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = Block()
+        self.blocks, self.twice, self.once = nn.ModuleList([block, block]), Block(), Block()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = self.twice(torch.tanh(self.twice(self.blocks[1](torch.cos(self.blocks[0](x))))))
+        return self.head(self.once(x))
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
     return (
         torch.randn(12, 3, 4)
         if name in ("fresh", "crossed", "grouped")
-        else torch.randn(12, 4 if name == "merged" else 3)
+        else torch.randn(12, 4 if name in ("merged", "repeated") else 3)
     )
 
 
@@ -196,7 +222,7 @@ def train(module: nn.Module, X: torch.Tensor, y: torch.Tensor) -> dict[str, np.n
 def main() -> None:
     modules = {
         "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
-        "grouped": Grouped, "folded": Folded, "merged": Merged,
+        "grouped": Grouped, "folded": Folded, "merged": Merged, "repeated": Repeated,
     }  # fmt: skip
     for name in sys.argv[1:] or modules:
         torch.manual_seed(3)
