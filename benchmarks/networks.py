@@ -59,6 +59,9 @@ def seconds_of_steps(runs: Mapping[str, Callable[[], object]], repeat: int = 7) 
 
 def measure(file: File) -> dict[str, Any]:
     """Return errors and times; where the file holds fewer parameters than the module, also those of its full form."""
+    memory = {}
+    if NETWORKS[file.network].real:  # before PyTorch starts threads, which a fork does not have
+        memory = {"memory": memory_of_step(file), "memory_torch": memory_of_torch(file)}
     module, data = prepared(file)
     start = {n: p.detach().double().numpy() for n, p in module.named_parameters()}
     exact, theirs = (TorchRun(module, dtype).run(data) for dtype in (torch.float64, torch.float32))
@@ -83,8 +86,7 @@ def measure(file: File) -> dict[str, Any]:
         },
         2 if NETWORKS[file.network].real else 7,
     )
-    if NETWORKS[file.network].real:
-        found |= {"memory": memory_of_step(file), "memory_torch": memory_of_torch(file)}
+    found |= memory
     sizes = {"nodes": ours.nodes, "build": ours.seconds - best["ours"], "export": ours.export_seconds}
     return {**found, **sizes, "step": best["ours"], "step_torch": best["torch"]}
 

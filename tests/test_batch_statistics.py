@@ -13,6 +13,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, OrtGradientRegressor
+from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import DivergenceError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -194,6 +195,27 @@ def test_lbfgs_moves_them_too():
     fitted = normalized_regressor(optimizer=LBFGS(), max_iter=50).fit(X, y)
     assert_allclose(fitted.weights_["m"], X.mean(0), rtol=0.1)  # by a fifth of what is left in each evaluation
     assert fitted.score(X, y) > 0.9
+
+
+STORED = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 2, 3] X) => (float[N, 1] Y)
+    <float[2] scale = {1, 2}, float[2] shift = {0, 1}, float[2] mean = {0, 1}, float[2] var = {1, 2},
+     float[6, 1] w = {1, 2, 3, 4, 5, 6}>
+    { h = BatchNormalization(X, scale, shift, MEAN, VAR) f = Flatten(h) Y = MatMul(f, w) }"""
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_stored_statistics_that_are_scale_and_shift_of_a_file_are_not_trained(engine):
+    X = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
+    settings = {"optimizer": SGD(), "learning_rate_init": 1e-3, "batch_size": 8, "max_iter": 5, "engine": engine}
+    found = []
+    for mean, var in (("mean", "var"), ("shift", "scale")):
+        model = onnx.parser.parse_model(STORED.replace("MEAN", mean).replace("VAR", var))
+        found.append(OrtGradientRegressor(model, **settings).fit(X, X.sum((1, 2))))
+    apart, merged = found
+    for name in ("scale", "shift", "w"):
+        assert_allclose(merged.weights_[name], apart.weights_[name], rtol=1e-6, err_msg=name)
+    assert not np.array_equal(apart.weights_["scale"], [1, 2])
+    assert_allclose(merged.predict(X), apart.predict(X), rtol=1e-5)
 
 
 def test_statistics_that_an_exporter_merged_are_told_apart():

@@ -41,6 +41,30 @@ def separate_running_statistics(graph: ir.Graph) -> None:
             _separate_statistic(graph, node, i, program.buffer_at(node, i), seen)
 
 
+def separate_stored_statistics(graph: ir.Graph) -> None:
+    """Let each BatchNormalization in inference mode read statistics that no other operand of a node is.
+
+    A fresh network of PyTorch has zeros for the mean and for biases, ones for the variance and for scales.
+    """
+    nodes = [n for n in graph.all_nodes() if n.op_type == "BatchNormalization" and not n.domain]
+    merged = [
+        (n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4) if _is_operand_too(graph, n.inputs[i])
+    ]
+    program = TorchProgram(graph) if merged else None
+    for node, i in merged:
+        x = node.inputs[i]
+        assert x is not None and program is not None
+        name = program.buffer_at(node, i) or f"{x.name}/constant"
+        node.replace_input_with(i, copy_initializer(graph, x, names_of(graph).free(name)))
+
+
+def _is_operand_too(graph: ir.Graph, x: ir.Value | None) -> bool:
+    """Whether an initializer is read elsewhere than as a statistic."""
+    if x is None or x.const_value is None or x.name not in graph.initializers:
+        return False
+    return not all(u.idx in (3, 4) and u.node.op_type == "BatchNormalization" for u in x.uses())
+
+
 def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
     """Let no other node read the same statistic; ``own`` is its name in the module."""
     x = node.inputs[index]

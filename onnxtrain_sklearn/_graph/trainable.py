@@ -16,7 +16,12 @@ import onnx_ir as ir
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
 from .activation import scores_of
-from .batch_statistics import normalizes_by_batch, separate_running_statistics, use_running_statistics
+from .batch_statistics import (
+    normalizes_by_batch,
+    separate_running_statistics,
+    separate_stored_statistics,
+    use_running_statistics,
+)
 from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs, swap_initializers
@@ -278,6 +283,7 @@ def trainable_model(
         name = finals[0].name
         raise ModelError(f"Output {name!r} depends on no input of the graph: there are no data to train it on.")
     separate_running_statistics(graph)
+    separate_stored_statistics(graph)
     judged = _with_own_names(graph, verdicts(graph, *every)) if foreign else {}
     parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, every[0])
     _require_parameters(parameters, every[0], initializers)
