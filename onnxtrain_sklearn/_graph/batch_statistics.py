@@ -47,20 +47,18 @@ def separate_stored_statistics(graph: ir.Graph) -> None:
     A fresh network of PyTorch has zeros for the mean and for biases, ones for the variance and for scales.
     """
     nodes = [n for n in graph.all_nodes() if n.op_type == "BatchNormalization" and not n.domain]
-    merged = [
-        (n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4) if _is_operand_too(graph, n.inputs[i])
-    ]
+    stored = [(n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4)]
+    merged = [(n, i, x) for n, i in stored if (x := n.inputs[i]) is not None and _is_operand_too(graph, x)]
     program = TorchProgram(graph) if merged else None
-    for node, i in merged:
-        x = node.inputs[i]
-        assert x is not None and program is not None
-        name = program.buffer_at(node, i) or f"{x.name}/constant"
-        node.replace_input_with(i, copy_initializer(graph, x, names_of(graph).free(name)))
+    for node, i, x in merged:
+        own = None if program is None else program.buffer_at(node, i)
+        name = names_of(graph).free(own or f"{x.name}/constant")
+        node.replace_input_with(i, copy_initializer(graph, x, name))
 
 
-def _is_operand_too(graph: ir.Graph, x: ir.Value | None) -> bool:
+def _is_operand_too(graph: ir.Graph, x: ir.Value) -> bool:
     """Whether an initializer is read elsewhere than as a statistic."""
-    if x is None or x.const_value is None or x.name not in graph.initializers:
+    if x.const_value is None or x.name not in graph.initializers:
         return False
     return not all(u.idx in (3, 4) and u.node.op_type == "BatchNormalization" for u in x.uses())
 
