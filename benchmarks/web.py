@@ -130,7 +130,7 @@ def table(results: dict[str, dict], cases: dict[str, dict]) -> str:
     for name in cases:
         for form in ("steps", "epoch"):
             numbers = (f"{results[program][name][form]:,.0f}" for program in TITLES)
-            lines.append(f"| {name} | {form} | " + " | ".join(numbers) + " |")
+            lines.append(f"| {name} | {form.rstrip('s')} | " + " | ".join(numbers) + " |")
     return "\n".join(lines)
 
 
