@@ -56,7 +56,7 @@ ROOMS = (
     {"_training", "_fitted", "classic"},
     {"_given", "_export"},
     {"_estimators"},
-    {"_recipes", "_multi_output", "displays"},
+    {"_recipes", "_multi_output", "displays", "persistence"},
     {"_command_line"},
     {"__main__"},
 )

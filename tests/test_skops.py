@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses, schedules
+import onnxtrain_sklearn
+from onnxtrain_sklearn import (
+    LBFGS,
+    MLP,
+    SGD,
+    FineTuner,
+    Linear,
+    LoRA,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+    RealMLPClassifier,
+    RealMLPRegressor,
+    TabMClassifier,
+    TabMRegressor,
+    losses,
+    models,
+    optimizers,
+    schedules,
+)
+from onnxtrain_sklearn.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    EpochScoring,
+    GradientStatistics,
+    LearningRateFinder,
+    WeightAveraging,
+)
+from onnxtrain_sklearn.persistence import TRUSTED_TYPES
+from tests.helpers.several_outputs import data, graph
 
 skops_io = pytest.importorskip("skops.io")
 
@@ -57,19 +89,19 @@ CASES = {
 }
 
 
-def loaded(estimator):
-    stored = skops_io.dumps(estimator)
-    types = skops_io.get_untrusted_types(data=stored)
-    known = ("onnxtrain_sklearn.", "numpy.", "onnx.", "sklearn.", "pandas.", "builtins.frozenset")
-    assert all(name.startswith(known) for name in types), types
-    return skops_io.loads(stored, trusted=types)
+FURTHER = {"trees": ["sklearn.tree._tree.Tree"], "table": ["sklearn.compose._column_transformer._RemainderColsList"]}
+"""Types of other packages, in the fitted model that is given."""
+
+
+def loaded(estimator, further=()):
+    return skops_io.loads(skops_io.dumps(estimator), trusted=[*TRUSTED_TYPES, *further])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_loaded_predicts_and_goes_on(case):
     make, data, target = CASES[case]
     fitted = make().fit(data, target)
-    twin = loaded(fitted)
+    twin = loaded(fitted, FURTHER.get(case, ()))
     assert_array_equal(twin.predict(data), fitted.predict(data))
     last, own = (e[-1] if hasattr(e, "steps") else e for e in (twin, fitted))
     assert last.loss_curve_ == own.loss_curve_
@@ -79,6 +111,83 @@ def test_what_is_loaded_predicts_and_goes_on(case):
             estimator.partial_fit(data, target)
         for name, array in own.weights_.items():
             assert_array_equal(last.weights_[name], array)
+
+
+WITH_GAPS = FRAME.assign(kind=pd.Categorical(np.array(["u", "v", "w"])[np.arange(60) % 3]), a=FRAME["a"].where(Y == 0))
+RECIPES = [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor]
+
+
+@pytest.mark.parametrize("table", [X, WITH_GAPS], ids=["numbers", "mixed"])
+@pytest.mark.parametrize("kind", RECIPES)
+def test_recipes_predict_the_same_and_keep_their_history(kind, table):
+    settings = {"hidden_layer_sizes": (4,), "max_iter": 2, "n_ensembles": 2, "callbacks": [EpochScoring("loss")]}
+    fitted = kind(random_state=0, **settings).fit(table, Y)
+    twin = loaded(fitted)
+    assert_array_equal(twin.predict(table), fitted.predict(table))
+    assert twin.history_ == fitted.history_
+    assert twin.to_onnx() == fitted.to_onnx()
+    assert_array_equal(clone(twin).fit(table, Y).predict(table), fitted.predict(table))
+
+
+def test_several_outputs_predict_the_same_and_go_on():
+    rows, targets = data(30)
+    losses_of = {"class": "log_loss", "number": "squared_error"}
+    y = {name: targets[name] for name in losses_of}
+    fitted = OrtGradientMultiOutput(graph(list(losses_of)), loss=losses_of, max_iter=2, random_state=0).fit(rows, y)
+    twin = loaded(fitted)
+    for name, values in fitted.predict(rows).items():
+        assert_array_equal(twin.predict(rows)[name], values)
+    fitted.partial_fit(rows, y)
+    twin.partial_fit(rows, y)
+    for name, array in fitted.weights_.items():
+        assert_array_equal(twin.weights_[name], array)
+
+
+def trained_callbacks(folder):
+    watching = [EpochScoring("accuracy", "train"), EarlyStopping("train_accuracy", 50), GradientStatistics()]
+    return [*watching, LearningRateFinder(steps=10), WeightAveraging(0.5), Checkpoint(str(folder))]
+
+
+@pytest.mark.filterwarnings("ignore:Training ended before epoch")
+def test_callbacks_and_what_they_remember(tmp_path):
+    fitted = stored_net(callbacks=trained_callbacks(tmp_path), max_iter=3).fit(X, Y)
+    twin = loaded(fitted)
+    assert twin.history_ == fitted.history_
+    assert twin.callbacks_.keys() == fitted.callbacks_.keys()
+    assert [repr(one) for one in twin.callbacks] == [repr(one) for one in fitted.callbacks]
+
+
+COMPONENTS = {
+    kind: kind
+    for registry in (losses.LOSSES, optimizers.OPTIMIZERS, schedules.SCHEDULES, models.MODELS)
+    for kind in registry.values()
+}
+GIVEN_FIRST = {"Warmup": (2,)}
+FOR_FITTED = [FineTuner(), LoRA(1)]
+
+
+@pytest.mark.parametrize("kind", COMPONENTS, ids=lambda kind: kind.__name__)
+def test_components_are_known(kind):
+    one = kind(*GIVEN_FIRST.get(kind.__name__, ()))
+    assert repr(loaded(one)) == repr(one)
+
+
+@pytest.mark.parametrize("one", FOR_FITTED, ids=lambda one: type(one).__name__)
+def test_settings_are_known(one):
+    assert repr(loaded(one)) == repr(one)
+
+
+def test_every_trusted_type_is_there():
+    for name in TRUSTED_TYPES:
+        module, _, attribute = name.rpartition(".")
+        assert isinstance(getattr(importlib.import_module(module), attribute), type), name
+    estimators = {name for name in onnxtrain_sklearn.__all__ if hasattr(getattr(onnxtrain_sklearn, name), "fit")}
+    assert {f"onnxtrain_sklearn.{name}" for name in estimators} < set(TRUSTED_TYPES)
+
+
+def test_functions_of_the_package_are_not_trusted(monkeypatch):
+    with pytest.raises(skops_io.exceptions.UntrustedTypesFoundException, match="clear_cache"):
+        loaded(stored_net(scoring=onnxtrain_sklearn.clear_cache))
 
 
 def test_a_fitted_model_comes_back_from_what_is_loaded():

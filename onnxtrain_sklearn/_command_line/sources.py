@@ -17,6 +17,7 @@ from .._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from .._recipes.tabm import TabMClassifier, TabMRegressor
 from ..exceptions import nearest
 from ..models import MODELS
+from ..persistence import TRUSTED_TYPES
 from .command import UsageError
 from .tables import require_columns
 
@@ -40,7 +41,6 @@ SECURITY = (
     "  A joblib or pickle file can run any code when it is loaded: name only files that you trust. skops files are\n"
     "  data; a type that skops does not know is refused unless --trust names it. ONNX files hold no code."
 )
-OWN_TYPES = "onnxtrain_sklearn."
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _from_skops(path: Path, trust: Sequence[str]) -> Any:
         unknown = skops.io.get_untrusted_types(file=path)
     except Exception as error:  # no zip file, or no schema in it
         raise ValueError(f"{str(path)!r} cannot be read by skops: {type(error).__name__}: {error}") from error
-    refused = [name for name in unknown if name not in trust and not name.startswith(OWN_TYPES)]
+    refused = [name for name in unknown if name not in (*trust, *TRUSTED_TYPES)]
     if refused:
         raise UsageError(
             f"{str(path)!r} holds types that skops does not know: {', '.join(refused)}. If you know what they do, "

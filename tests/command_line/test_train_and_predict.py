@@ -13,6 +13,7 @@ import onnx
 import pandas as pd
 import pytest
 from sklearn import datasets
+from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -151,7 +152,8 @@ def test_types_in_skops_files_must_be_trusted(folder, tmp_path, capsys):
     table = read_back(folder / "iris.csv")
     X, y = table.drop(columns="species"), table["species"]
     path = tmp_path / "net.skops"
-    skops_io.dump(OrtGradientClassifier(LogisticRegression(max_iter=1000).fit(X, y)).fit(X, y), path)
+    trees = GradientBoostingClassifier(n_estimators=2, random_state=0).fit(X, y)
+    skops_io.dump(OrtGradientClassifier(trees, max_iter=200, tol=1.0).fit(X, y), path)
     options = ["--target", "species", "--model", path, "--output", tmp_path / "t.onnx", "-q"]
     status, told = program_json(capsys, "train", folder / "iris.csv", *options)
     assert status == 2
