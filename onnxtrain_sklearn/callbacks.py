@@ -10,6 +10,7 @@ from ._callbacks.base import Callback as Callback
 from ._callbacks.base import TrainingInProgress as TrainingInProgress
 from ._callbacks.checkpoint import Checkpoint as Checkpoint
 from ._callbacks.metric_logger import MetricLogger as MetricLogger
+from ._callbacks.snapshots import SnapshotEnsemble as SnapshotEnsemble
 from ._callbacks.watching import EarlyStopping as EarlyStopping
 from ._callbacks.watching import EpochScoring as EpochScoring
 from ._callbacks.watching import GradientStatistics as GradientStatistics

@@ -36,19 +36,19 @@ HELD = (
 )
 """Further classes of this package, by module, of which parameters and fitted recipes are made."""
 
-OTHERS = ("builtins.frozenset", "numpy.dtype", "onnx.onnx_ml_pb2.ModelProto")
+OTHER_TYPES = ("builtins.frozenset", "numpy.dtype", "onnx.onnx_ml_pb2.ModelProto")
 
 
-def _named(registries: Iterable[Iterable[type]]) -> list[str]:
+def _type_names(registries: Iterable[Iterable[type]]) -> list[str]:
     return [f"{kind.__module__}.{kind.__qualname__}" for kinds in registries for kind in kinds]
 
 
 TRUSTED_TYPES: tuple[str, ...] = tuple(
     sorted(
         [
-            *_named(registry.values() for registry in (LOSSES, MODELS, OPTIMIZERS, SCHEDULES, CALLBACKS)),
+            *_type_names(registry.values() for registry in (LOSSES, MODELS, OPTIMIZERS, SCHEDULES, CALLBACKS)),
             *(f"onnxtrain_sklearn.{name}" for name in (*ESTIMATORS, *HELD)),
-            *OTHERS,
+            *OTHER_TYPES,
         ]
     )
 )

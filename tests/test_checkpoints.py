@@ -138,6 +138,27 @@ def test_a_fit_with_other_settings_does_not_take_the_files(other, tmp_path):
     assert len(files(tmp_path)) == 2
 
 
+STEERING = {
+    "patience": [EarlyStopping("loss", patience, min_delta=10.0) for patience in (1, 3)],
+    "start": [WeightAveraging(start) for start in (0.2, 0.6)],
+    "steps": [LearningRateFinder(steps=steps) for steps in (10, 20)],
+}
+
+
+@pytest.mark.parametrize("case", STEERING)
+def test_a_fit_with_callbacks_that_steer_otherwise_does_not_take_the_files(case, tmp_path):
+    for one in STEERING[case]:
+        assert same(net(one, Checkpoint(tmp_path)).fit(X, Y), net(one).fit(X, Y))
+    assert len(files(tmp_path)) == 2
+
+
+def test_callbacks_that_only_watch_may_change(tmp_path):
+    first = net(EpochScoring("loss", on="train"), Checkpoint(tmp_path)).fit(X, Y)
+    steps = []
+    assert same(net(Checkpoint(tmp_path, keep=3), steps.append).fit(X, Y), first)
+    assert steps == []
+
+
 def test_a_fit_with_other_data_does_not_take_the_files(tmp_path):
     heavy, changed = np.ones(len(X)), X.copy()
     heavy[3], changed[5, 2] = 2.0, 9.0

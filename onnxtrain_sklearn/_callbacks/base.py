@@ -6,8 +6,8 @@ example. What it remembers is in :meth:`TrainingInProgress.memory`, which checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -60,7 +60,20 @@ class TrainedVectors(Protocol):
         """Return the gradient of ``name``."""
 
 
-class TrainingInProgress(Protocol):
+class TrainingOfMembers(Protocol):
+    """A training whose weights of several moments may predict together."""
+
+    def restart_rates(self, ends: Sequence[int]) -> None:
+        """Let the learning rate fall to 0 by half a cosine up to each of these epochs of this call, and start again."""
+
+    def require_ensemble(self) -> None:
+        """Raise ValueError if :meth:`predict_by` cannot be."""
+
+    def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
+        """Let the mean of networks predict, whose parameters are copies of the buffer, until training goes on."""
+
+
+class TrainingInProgress(TrainingOfMembers, Protocol):
     """A training in progress, as callbacks see it.
 
     Attributes
@@ -148,6 +161,8 @@ class Callback(Component):
     """
 
     __module__ = CALLBACKS_MODULE
+    steers: ClassVar[bool] = True
+    """Whether the weights depend on it: a checkpoint of a training with other settings of it is another's."""
 
     def begin(self, training: TrainingInProgress) -> None:
         """Called before the first epoch."""

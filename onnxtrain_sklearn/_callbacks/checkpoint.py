@@ -57,6 +57,7 @@ class Checkpoint(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "checkpoint"
+    steers = False
     valid: ClassVar[Rules] = {"every": (COUNT,), "keep": (COUNT,), "resume": (bool,)}
 
     def __init__(self, path: str | os.PathLike[str], every: int = 1, keep: int = 1, *, resume: bool = True) -> None:

@@ -41,6 +41,7 @@ class MetricLogger(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "metric_logger"
+    steers = False
     target: Any
 
     def __init__(self, target: object) -> None:

@@ -51,6 +51,7 @@ class EpochScoring(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "epoch_scoring"
+    steers = False
     valid: ClassVar[Rules] = {"on": (OneOf(("train", "validation")),)}
 
     def __init__(self, scoring: str | Callable[..., float], on: str = "validation") -> None:
@@ -179,6 +180,7 @@ class GradientStatistics(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "gradient_statistics"
+    steers = False
     valid: ClassVar[Rules] = {"by_parameter": (bool,)}
 
     def __init__(self, by_parameter: bool = False) -> None:

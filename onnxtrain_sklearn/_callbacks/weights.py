@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import ClassVar
 
 import numpy as np
@@ -106,7 +107,7 @@ class LearningRateFinder(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "learning_rate_finder"
-    valid: ClassVar[Rules] = {"lowest": (POSITIVE,), "highest": (POSITIVE,), "steps": (Range(int, 10),)}
+    valid: ClassVar[Rules] = {"lowest": (POSITIVE,), "highest": (POSITIVE,), "steps": (Range(Integral, 10),)}
 
     def __init__(self, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> None:
         self.lowest = lowest

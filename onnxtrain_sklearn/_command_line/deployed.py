@@ -59,9 +59,20 @@ def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
     if not texts:
         types = [("X", number([None, len(sample.columns)]))]
     options = {id(trained.net): {"zipmap": False}} if hasattr(trained.net, "classes_") else {}
-    return skl2onnx_bridge.package().to_onnx(
+    model = skl2onnx_bridge.package().to_onnx(
         trained.predictor, initial_types=types, options=options, target_opset=OPSET
     )
+    return _with_names(model, [name for name, _ in types])
+
+
+def _with_names(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return the model with these names of its inputs, in place: skl2onnx replaces what no identifier holds by _."""
+    given = {value.name: name for value, name in zip(model.graph.input, names, strict=True)}
+    for value in model.graph.input:
+        value.name = given[value.name]
+    for node in model.graph.node:
+        node.input[:] = [given.get(name, name) for name in node.input]
+    return model
 
 
 def describe_table(model: onnx.ModelProto, trained: Trained, target: str) -> None:

@@ -42,7 +42,8 @@ models:
   {", ".join(RECIPES)}: estimators for raw tables, with a preprocessing of their own and tuned settings
   {", ".join(BUILDERS)}: a network of that kind behind imputation, scaling and one-hot encoding
   FILE.joblib, FILE.pkl, FILE.skops: a fitted scikit-learn model or pipeline, which is fine-tuned as a whole;
-    an OrtGradient estimator, alone or at the end of a pipeline, goes on from its weights with its settings
+    an OrtGradient estimator, alone or at the end of a pipeline, goes on from its weights with its settings;
+    an estimator for raw tables is trained anew with its settings
   FILE.onnx: a graph, trained from its own weights; its columns are given as they are
 
 {SECURITY}

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.base import clone
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
+from .._recipes.base import BaseRecipe
 from .command import UsageError
 from .console import Console
 from .continuation import continue_training
@@ -34,7 +36,7 @@ def train_source(
     console: Console,
 ) -> Trained:
     """Fit what ``--model`` names to the rows."""
-    if source.kind == "recipe":
+    if source.kind == "recipe" or isinstance(source.model, BaseRecipe):
         return _train_recipe(source, task, rows, validation, settings, seed=seed, console=console)
     if source.kind == "own":
         return continue_training(source, rows, validation, settings, console)
@@ -72,8 +74,9 @@ def _train_recipe(
         raise UsageError(
             f"--validation is for networks; {source.text} holds out rows of its own (validation_fraction)."
         )
-    kind: Any = RECIPES[source.model][task]
-    estimator = kind(random_state=seed)
+    # A stored one begins anew, too, with its settings: what it was fitted to is in its preprocessing.
+    kind: Any = type(source.model) if source.kind == "own" else RECIPES[source.model][task]
+    estimator = clone(source.model) if source.kind == "own" else kind(random_state=seed)
     apply_settings(estimator, dict(settings))
     names = list(rows.frame.columns)
     warn_of_row_names(as_numbers_and_text(rows.frame))

@@ -121,6 +121,8 @@ def adaptable_graph(run: Run, options: OutputOptions) -> ir.Model:
     """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
     if run.deployed.inputs != run.source.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
+    if run.snapshots:
+        raise ModelError("adapter=True is for one network, and a SnapshotEnsemble predicts by several: use to_onnx().")
     changes, trained = run.source.low_rank, run.parameters
     open_graph = run.deployed
     if changes:

@@ -62,7 +62,7 @@ def affine_scores(run: Run) -> LinearLayer | None:
     takes_columns = run.fitted is not None and run.fitted.parts is not None
     if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or takes_columns:
         return None
-    if head.positions is not None:
+    if head.positions is not None or run.snapshots:
         return None
     scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
     found = _Trace(source.inputs[0].name, run.weights()).of(scores)

@@ -111,7 +111,14 @@ def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None
     parameters, frozen, state = _of_vectors(run, arrays, slots) if vectors else _of_names(run, arrays)
     if vectors and STEP in arrays:
         run.history.change(progress=_progress_at(run.history.progress, state.t - run.state.t))
-    changed = {"parameters": parameters, "frozen": frozen, "state": state, "step": None, "predictors": {}}
+    changed = {
+        "parameters": parameters,
+        "frozen": frozen,
+        "state": state,
+        "step": None,
+        "snapshots": (),
+        "predictors": {},
+    }
     run.history.last_finite = None
     vars(run).update(changed)
 

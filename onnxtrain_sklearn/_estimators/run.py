@@ -31,6 +31,7 @@ from .._training.history import History
 from .._training.loss_graph import as_float32
 from .._training.parameters import FlatParameters
 from .._training.step import OptimizerState, TrainingStep
+from .snapshots import predicting_model
 from .start import Start
 
 Columns = Mapping[str, Column]
@@ -62,6 +63,8 @@ class Run:
         Some rows as scikit-learn takes them, to compare predictions. Pickles omit it: they hold no data.
     began : Start or None
         The given model and its selected output.
+    snapshots : tuple of ndarray
+        The buffers of several moments of training whose networks predict together; empty: the parameters predict.
     """
 
     source: TrainableModel
@@ -83,6 +86,7 @@ class Run:
     form: TrainableModel | None = None
     step: TrainingStep | None = None
     step_key: object = None
+    snapshots: tuple[np.ndarray, ...] = ()
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,7 +163,7 @@ class Run:
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.predictors:
             make: Callable[..., Any] = inference_model if sparse else filled_graph
-            graph = make(self.deployed, self.weights(), self.head, with_scores=with_scores)
+            graph = make(*predicting_model(self), self.head, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
             self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width, sparse=sparse)
         return self.predictors[key]
@@ -182,7 +186,7 @@ class Run:
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""
-        return to_proto(exported_model(self.deployed, self.weights(), self.head, options))
+        return to_proto(exported_model(*predicting_model(self), self.head, options))
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""

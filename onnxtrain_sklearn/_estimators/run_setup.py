@@ -104,6 +104,7 @@ def _resumed_run(
         device=settings.device,
         session_options=settings.session_options,
         engine=settings.engine,
+        snapshots=(),
         predictors={},
     )
     averages = settings.ema_decay is not None

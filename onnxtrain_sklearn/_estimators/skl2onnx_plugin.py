@@ -31,6 +31,7 @@ from ..exceptions import ModelError
 from .base import BaseOrtGradient
 from .classifier import OrtGradientClassifier
 from .regressor import OrtGradientRegressor
+from .snapshots import predicting_model
 
 CLASSIFIER_OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -123,12 +124,12 @@ def _convert_classifier(scope: Scope, operator: Operator, container: Container) 
             f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
         )
     form = OutputOptions(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)
-    _embed(inference_model(estimator._run.deployed, estimator.weights_, head, form=form), scope, operator, container)
+    _embed(inference_model(*predicting_model(estimator._run), head, form=form), scope, operator, container)
 
 
 def _convert_regressor(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
-    model = inference_model(estimator._run.deployed, estimator.weights_, estimator._run.head)
+    model = inference_model(*predicting_model(estimator._run), estimator._run.head)
     _embed(model, scope, operator, container)
 
 

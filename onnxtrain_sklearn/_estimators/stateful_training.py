@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._callbacks.base import State
+from .._schedules.annealing import Restarts
 from .._training.loop import Trainer
 from .._training.parameters import FlatParameters
 from .._training.sweep import swept_losses
 from .run import Run
+from .snapshots import require_single_scores
 from .training_state import restore_state, stored_state
 
 
@@ -56,6 +60,21 @@ class StatefulTraining:
         statistics = self.parameters.buffer[len(self.parameters.vector) : end].copy()
         self.restore(before)
         self.parameters.buffer[len(self.parameters.vector) : end] = statistics
+
+    def restart_rates(self, ends: Sequence[int]) -> None:
+        """Let the learning rate fall to 0 up to each of these epochs of this call, and start again."""
+        step, total = self._run.history.progress.step, self._run.history.progress.total_steps or 0
+        each = (total - step) // ends[-1]
+        self._trainer.rates.follow(Restarts(step, [step + each * epochs for epochs in ends]))
+
+    def require_ensemble(self) -> None:
+        """Raise ValueError if :meth:`predict_by` cannot be."""
+        require_single_scores(self._run)
+
+    def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
+        """Let the mean of networks predict, whose parameters are copies of the buffer, until training goes on."""
+        self._run.snapshots = tuple(snapshots)
+        self._run.predictors.clear()
 
     def set_learning_rate(self, rate: float) -> None:
         """Let the schedule start from this learning rate, in this call."""

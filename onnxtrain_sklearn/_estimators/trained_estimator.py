@@ -24,6 +24,8 @@ def trained_estimator(estimator: Any, run: Run, X: MatrixLike | None) -> Any:
             "clip_predictions=True: scikit-learn's model does not clip what it predicts. Use to_onnx(), or set "
             "clip_predictions=False and train on."
         )
+    if run.snapshots:
+        raise ModelError("to_sklearn() gives one model, and a SnapshotEnsemble predicts by several: use to_onnx().")
     if X is None and run.sample is None:
         raise ValueError(
             "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
 from math import cos, log2, pi
 from numbers import Integral
 from typing import ClassVar
@@ -78,6 +80,36 @@ class Cosine(Annealing):
 
     def _factor_within(self, step: int, total: int) -> float:
         return _cosine(1.0, self.final, step / total)
+
+
+class Restarts(Schedule):
+    """Half a cosine from 1 down to 0 up to each of several steps, after which it starts again.
+
+    Parameters
+    ----------
+    start : int
+        The step that the first one begins with.
+    ends : sequence of int
+        The steps up to which they last.
+
+    References
+    ----------
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017.
+    """
+
+    def __init__(self, start: int, ends: Sequence[int]) -> None:
+        self.start = start
+        self.ends = ends
+
+    def factor(self, progress: Progress) -> float:
+        number = bisect_right(self.ends, progress.step)
+        if number == len(self.ends):
+            return 0.0
+        begun = self.ends[number - 1] if number else self.start
+        return _cosine(1.0, 0.0, (progress.step - begun) / (self.ends[number] - begun))
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step >= self.ends[-1]
 
 
 @with_texts(**ENTRIES)

@@ -106,7 +106,7 @@ class Trainer(Watched):
         ended = self._guarded(lambda: self._watched(self._train))
         self._keep_best()
         self._tell_end()
-        planned = self._settings.all_epochs or self._settings.schedule.finished(self.history.progress)
+        planned = self._settings.all_epochs or self.rates.finished
         if not ended and not planned:
             warn(
                 f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "

@@ -109,6 +109,13 @@ class FlatParameters:
         twin._set_averages(averages)
         return twin
 
+    def with_buffer(self, buffer: np.ndarray) -> FlatParameters:
+        """Return parameters whose numbers are those of another buffer of the same layout."""
+        twin = copy.copy(self)
+        twin.buffer = buffer
+        twin._divide(len(self.vector))
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "vector": len(self.vector), "gradient": None, "average": None}
 

@@ -60,6 +60,15 @@ class ScheduledRates:
             f"learning_rate=schedules.Cosine(total_steps=100_000).",
         )
 
+    def follow(self, schedule: Schedule) -> None:
+        """Take another schedule of the learning rate."""
+        self._schedule = schedule
+
+    @property
+    def finished(self) -> bool:
+        """Whether the schedule has come to its end."""
+        return self._schedule.finished(self._history.progress)
+
     def stops_at_plateau(self) -> bool:
         """Notify the schedule of a plateau; return whether training ends."""
         self._history.add_plateau()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import joblib
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -14,6 +15,7 @@ from onnxtrain_sklearn import (
     OrtGradientMultiOutput,
     OrtGradientRegressor,
     RealMLPClassifier,
+    RealMLPRegressor,
     TabMRegressor,
     load_training,
 )
@@ -88,8 +90,27 @@ def test_a_regressor_stops_on_a_validation_table(patients, tmp_path, capsys):
     assert joblib.load(tmp_path / "own.joblib").early_stopping is False
 
 
+def test_a_recipe_is_trained_anew_with_its_settings(iris, tmp_path, capsys):
+    table = read_back(iris)
+    X, y = table.drop(columns="species"), table["species"]
+    stored = RealMLPClassifier("td-s", hidden_layer_sizes=(8,), max_iter=3, random_state=5).fit(X, y)
+    joblib.dump(stored, tmp_path / "recipe.joblib")
+    files = ["--model", tmp_path / "recipe.joblib", "--output", tmp_path / "m.onnx", "--save", tmp_path / "s.joblib"]
+    options = ["--holdout", "0", "--set", "max_iter=2", "-q"]
+    status, told = program_json(capsys, "train", iris, "--target", "species", *files, *options)
+    assert status == 0, told
+    assert (told["task"], told["epochs"], told["onnx"]["whole_pipeline"]) == ("classification", 2, True)
+    again = joblib.load(tmp_path / "s.joblib")
+    assert (again.variant, again.hidden_layer_sizes, again.random_state) == ("td-s", (8,), 5)
+    np.testing.assert_array_equal(again.predict_proba(X), clone(again).fit(X, y).predict_proba(X))
+    refused = [*files[:4], "--validation", iris, "-q"]
+    status, told = program_json(capsys, "train", iris, "--target", "species", *refused)
+    assert status == 2
+    assert "holds out rows of its own" in told["error"]["message"]
+
+
 REFUSED = {
-    "RealMLPClassifier": (RealMLPClassifier(), "begins anew. Train another with --model realmlp."),
+    "RealMLPRegressor": (make_pipeline(StandardScaler(), RealMLPRegressor()), "Train another with --model realmlp."),
     "TabMRegressor": (make_pipeline(StandardScaler(), TabMRegressor()), "Train another with --model tabm."),
     "several targets": (OrtGradientMultiOutput(), "has several targets, and train takes one --target"),
 }

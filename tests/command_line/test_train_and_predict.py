@@ -147,6 +147,28 @@ def test_a_fitted_model_is_fine_tuned_on_its_own_columns(folder, tmp_path, capsy
     assert "is for classification" in told["error"]["message"]
 
 
+def test_columns_keep_names_that_are_no_identifiers(folder, tmp_path, capsys):
+    table = read_back(folder / "iris.csv")
+    table.columns = ["length/width ratio", "2nd (cm)", "a b", "größe", "species"]
+    table["a_b"] = np.where(table["a b"] > 3, "long", "short")
+    table.to_csv(tmp_path / "named.csv", index=False)
+    files = ["--target", "species", "--output", tmp_path / "named.onnx"]
+    settings = ["--set", "max_iter=200", "tol=1.0", "-q"]
+    status, told = program_json(capsys, "train", tmp_path / "named.csv", *files, *settings)
+    assert status == 0, told
+    assert told["onnx"]["whole_pipeline"]
+    assert told["onnx"]["difference"] < 1e-4
+    model = onnx.load(tmp_path / "named.onnx")
+    onnx.checker.check_model(model)
+    assert [value.name for value in model.graph.input] == [name for name in table.columns if name != "species"]
+    shuffled = table.drop(columns="species")[["a_b", "größe", "2nd (cm)", "a b", "length/width ratio"]]
+    shuffled.to_csv(tmp_path / "new.csv", index=False)
+    output = tmp_path / "predicted.csv"
+    status, told = program_json(capsys, "predict", tmp_path / "named.onnx", tmp_path / "new.csv", "--output", output)
+    assert status == 0, told
+    assert len(read_back(output)) == len(table)
+
+
 def test_types_in_skops_files_must_be_trusted(folder, tmp_path, capsys):
     skops_io = pytest.importorskip("skops.io")
     table = read_back(folder / "iris.csv")
