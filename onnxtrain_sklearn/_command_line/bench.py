@@ -59,14 +59,16 @@ class Problem:
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", default="mlp", help=f"{', '.join(BUILDERS)} or an ONNX file; default: %(default)s")
-    add("--batch", type=_positive, default=32, metavar="ROWS", help="rows of a minibatch; default: %(default)s")
-    add("--features", type=_positive, default=20, metavar="N", help="columns, of a builder; default: %(default)s")
-    add("--classes", type=_positive, default=2, metavar="N", help="classes, of a builder; default: %(default)s")
+    add("--batch", type=_positive_number, default=32, metavar="ROWS", help="rows of a minibatch; default: %(default)s")
+    add(
+        "--features", type=_positive_number, default=20, metavar="N", help="columns, of a builder; default: %(default)s"
+    )
+    add("--classes", type=_positive_number, default=2, metavar="N", help="classes, of a builder; default: %(default)s")
     add("--seconds", type=float, default=1.0, help="time for each engine; default: %(default)s")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
 
 
-def _positive(text: str) -> int:
+def _positive_number(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"a number from 1, got {text}")

@@ -22,7 +22,7 @@ from .members import Network
 Recipe: TypeAlias = Any
 """An estimator for raw tables."""
 
-Result = TypeVar("Result")
+FitResult = TypeVar("FitResult")
 
 
 class MemberTasks:
@@ -33,19 +33,19 @@ class MemberTasks:
         self._root: Any = None
         self._set = set_callbacks_of(recipe)
 
-    def run(self, fit: Callable[[], Result]) -> Result:
+    def run(self, fit: Callable[[], FitResult]) -> FitResult:
         """Call ``fit`` as the task of the recipe."""
         if not self._set:
             return fit()
         held = self._recipe.__dict__
         given, held[SET] = held[SET], [one for one in self._set if is_propagated(one)]
         try:
-            result: Result = call_with_teardown(self._recipe, lambda: self._told(fit))
+            result: FitResult = call_with_teardown(self._recipe, lambda: self._told(fit))
             return result
         finally:
             held[SET] = given
 
-    def _told(self, fit: Callable[[], Result]) -> Result:
+    def _told(self, fit: Callable[[], FitResult]) -> FitResult:
         recipe = self._recipe
         self._root = root = recipe._init_callback_context(max_subtasks=recipe.n_ensembles)
         root.call_on_fit_task_begin(estimator=recipe)
