@@ -153,7 +153,7 @@ def test_columns_keep_names_that_are_no_identifiers(folder, tmp_path, capsys):
     table["a_b"] = np.where(table["a b"] > 3, "long", "short")
     table.to_csv(tmp_path / "named.csv", index=False)
     files = ["--target", "species", "--output", tmp_path / "named.onnx"]
-    settings = ["--set", "max_iter=200", "tol=1.0", "-q"]
+    settings = ["--model", "mlp", "--set", "max_iter=200", "tol=1.0", "-q"]
     status, told = program_json(capsys, "train", tmp_path / "named.csv", *files, *settings)
     assert status == 0, told
     assert told["onnx"]["whole_pipeline"]
