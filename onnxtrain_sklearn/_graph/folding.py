@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from .branches import take_known_branches
 from .builder import GraphBuilder
 from .edits import remove_unread, replace_by_constant
 from .integers import WHOLE_TYPES, Integers, evaluate, is_complete, note_constant
@@ -27,13 +28,25 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 def fold(model: ir.Model) -> ir.Model:
     """As :func:`complete_shapes`; also replace computed integers that are always the same by constants.
 
-    CastLike becomes Cast, for which both engines have a gradient.
+    An If whose condition is known becomes the nodes of its branch: the older exporter of PyTorch writes one where an
+    axis is removed if its size is one. CastLike becomes Cast, for which both engines have a gradient.
     """
     infer_shapes(model)
     _name_types_of_casts(model.graph)
-    if _computes_shapes(model.graph) and _put_constants(model.graph, _follow_integers(model)):
-        infer_shapes(model)
+    if _computes_shapes(model.graph):
+        while _simplify(model) and any(node.op_type == "If" for node in model.graph):
+            pass  # a branch that was taken gives the shapes that further conditions depend on
     return model
+
+
+def _simplify(model: ir.Model) -> bool:
+    """Take known branches and put constants for known integers, in place; return whether anything changed."""
+    known = _follow_integers(model)
+    taken = take_known_branches(model.graph, known)
+    changed = _put_constants(model.graph, known) or taken
+    if changed:
+        infer_shapes(model)
+    return changed
 
 
 def _computes_shapes(graph: ir.Graph) -> bool:
