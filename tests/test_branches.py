@@ -47,6 +47,10 @@ CASES = {  # the graph with If, and what it computes
         f"c = Conv <pads = [1, 1]> (X, k) {removed_if_one('c', 'two', 'h')} v = Tanh(h)",
         "c = Conv <pads = [1, 1]> (X, k) v = Tanh(c)",
     ),
+    "a pool behind it, which reads how many axes there are": (
+        f"c = Conv <pads = [1, 1]> (X, k) {removed_if_one('c', 'two', 'h')} v = GlobalAveragePool(h)",
+        "c = Conv <pads = [1, 1]> (X, k) v = GlobalAveragePool(c)",
+    ),
     "one after the other": (
         f"c = Conv(X, k) {removed_if_one('c', 'two', 'h')} u = Unsqueeze(h, two) d = Tanh(u) "
         f"{removed_if_one('d', 'two', 'v')}",
