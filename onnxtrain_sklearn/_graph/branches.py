@@ -16,7 +16,7 @@ def take_known_branches(graph: ir.Graph, known: Integers) -> bool:
     for node in found:
         condition = node.inputs[0]
         assert condition is not None
-        _replace_by(op, node, taken=bool(known[condition].item()))
+        _put_branch(op, node, taken=bool(known[condition].item()))
     if found:
         graph.sort()
     return bool(found)
@@ -27,7 +27,7 @@ def _is_known(node: ir.Node, known: Integers) -> bool:
     return condition is not None and condition.size == 1 and is_complete(condition)
 
 
-def _replace_by(op: GraphBuilder, node: ir.Node, *, taken: bool) -> None:
+def _put_branch(op: GraphBuilder, node: ir.Node, *, taken: bool) -> None:
     body = node.attributes["then_branch" if taken else "else_branch"].as_graph()
     for value in list(body.initializers.values()):
         del body.initializers[value.name or ""]
