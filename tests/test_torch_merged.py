@@ -8,11 +8,14 @@ from __future__ import annotations
 import warnings
 
 import onnx
+import onnx.parser
 import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.test_torch_parameters import SETTINGS, archive_of, assert_as_in_pytorch
@@ -70,3 +73,29 @@ def test_a_layer_under_two_paths_and_one_that_is_called_twice_are_one_also_where
     factors = [w - 0.5 for name, w in trained.weights_.items() if name not in state and w.ndim == 1]
     for name in ("blocks.1.scale", "twice.scale", "once.scale"):
         assert min(abs(factor - state[f"{name}.weight"]).max() for factor in factors) < 2e-5
+
+
+def test_a_layer_with_several_results_is_separated_too():
+    """PyTorch's normalization by stored statistics returns three results, and its readers name the first."""
+    text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 2] X) => (float[N, 1] Y)
+        <float[2] one.weight = {1, 1}, float[2] one.bias = {0, 0}, float[2, 1] w = {1, 2}, float[2, 1] v = {3, 4}>
+        { getitem_3 = BatchNormalization(X, one.weight, one.bias, one.bias, one.weight)
+          mm = MatMul(getitem_3, w) mm_1 = MatMul(getitem_3, v) Y = Add(mm, mm_1) }"""
+    text = text.replace("one.weight", '"one.weight"').replace("one.bias", '"one.bias"')
+    model = onnx.parser.parse_model(text)
+    targets = {"p_one_weight": "one.weight", "p_one_bias": "one.bias", "p_two_weight": "two.weight"}
+    targets |= {"p_two_bias": "two.bias", "p_w": "w", "p_v": "v"}
+    lines = ["# inputs", *(f"{name}: PARAMETER target='{target}'" for name, target in targets.items()), "# outputs"]
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
+    called = {
+        "_native_batch_norm_legit_no_training": "%x, %p_one_weight, %p_one_bias, %b_mean, %b_var, 0.1, 1e-05",
+        "mm": "%getitem_3, %p_w",
+        "mm_1": "%getitem_6, %p_v",
+        "add": "%mm, %mm_1",
+    }
+    for node, (name, arguments) in zip(model.graph.node, called.items(), strict=True):
+        function = name.removesuffix("_1")
+        call = f"%{name} : [num_users=1] = call_function[target=torch.ops.aten.{function}.default]"
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"{call}(args = ({arguments}), kwargs = {{}})")
+    source = trainable_model(load(model), foreign=True)
+    assert set(source.parameters) == {"one.weight", "one.bias", "two.weight", "two.bias", "w", "v"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -92,10 +92,12 @@ def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str,
     names, missing = names_read(node), program.folded_names(node)
     sources = _positions_of_calls(node) if missing else {}
     for source, positions in sources.items():
-        alike = [name for name in names if name == source or (name in missing and _is_of_function(name, source))]
+        value = node.inputs[positions[0]]
+        known = {source, "" if value is None else value.name or ""}  # one of several results: getitem_3
+        alike = [name for name in names if name in known or (name in missing and _is_of_function(name, known))]
         alike = alike * len(positions) if len(set(alike)) == 1 else alike
         if len(alike) == len(positions):
-            yield from ((source, name, i) for name, i in zip(alike, positions, strict=True) if name != source)
+            yield from ((source, name, i) for name, i in zip(alike, positions, strict=True) if name not in known)
 
 
 def _function_and_number(name: str) -> tuple[str, int]:
@@ -105,9 +107,9 @@ def _function_and_number(name: str) -> tuple[str, int]:
     return found[1], int(found[2] or 0)
 
 
-def _is_of_function(name: str, other: str) -> bool:
-    """Whether two names of results are those of one function."""
-    return _function_and_number(name)[0] == _function_and_number(other)[0]
+def _is_of_function(name: str, others: Collection[str]) -> bool:
+    """Whether the name of a result is that of the function of another."""
+    return any(_function_and_number(name)[0] == _function_and_number(other)[0] for other in others if other)
 
 
 def _positions_of_calls(node: ir.Node) -> dict[str, list[int]]:
@@ -143,7 +145,7 @@ def _parameters_read(program: TorchProgram, node: ir.Node) -> list[str]:
 def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the parameters, as many as the call reads, that the calls which were merged into it may read.
 
-    They belong to parts of the same module, or to one of the same path but for numbers, or to the same part.
+    They belong to parts of the same module, or to one of the same path but for numbers or one part, or to the same one.
     """
     leaves = [name.rpartition(".")[2] for name in merged.parameters]
     modules = dict.fromkeys(name.rpartition(".")[0] for name in unseen)
@@ -154,8 +156,15 @@ def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
     own: list[tuple[str, ...]] = (
         [(name,) for name in unseen if name.rpartition(".")[0] == merged.module] if len(leaves) == 1 else []
     )
-    found = (beside, numbered, own)
-    return next((twins for twins in found if len(twins) == len(merged.missing)), beside or numbered or own)
+    near = [twin for module, twin in alike if _differs_in_one_part(module, merged.module)]
+    found = (beside, numbered, near, own)
+    return next((twins for twins in found if len(twins) == len(merged.missing)), beside or numbered or near or own)
+
+
+def _differs_in_one_part(module: str, other: str) -> bool:
+    """Whether two paths are those of ``norm.identity`` and ``mixer.identity``."""
+    parts, others = module.split("."), other.split(".")
+    return len(parts) == len(others) and sum(a != b for a, b in zip(parts, others, strict=True)) == 1
 
 
 def _outer_module(module: str) -> str:
