@@ -241,8 +241,9 @@ def _is_by_vector(node: ir.Node) -> bool:
 
 def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
     """Replace the values of initializers by name."""
-    for name, array in weights.items():
-        graph.initializers[name].const_value = ir.tensor(np.asarray(array, order="C"), name=name)
+    for name, array in weights.items():  # Tensor leaves out the checks of tensor(), for numbers that are an array
+        made = ir.Tensor if array.dtype.kind == "f" else ir.tensor
+        graph.initializers[name].const_value = made(np.asarray(array, order="C"), name=name)
 
 
 def initializers_with_defaults(graph: ir.Graph, free: Mapping[str, int | None]) -> None:

@@ -7,7 +7,7 @@ content are interchangeable. If objects of different content behave alike, somet
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,10 +20,15 @@ _LONG = 4096
 
 _ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
 
+_EXACT = frozenset({type(None), bool, int, str, bytes})
+"""The types of most of them, found without going through base classes."""
+
 _PACKAGE = __name__.partition(".")[0]
 
 Seen = dict[int, tuple[int, Any]]
 """Objects already visited, by address, with their number; the references keep the addresses valid."""
+
+Splitter = Callable[[Any, Seen], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,10 @@ class _Identity:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+_FROZEN = (_Identity, tuple, frozenset, bytes)
+"""Parts that are contents already."""
 
 
 def content(value: object) -> object:
@@ -64,49 +73,67 @@ def is_plain(value: object) -> bool:
 
 
 def _content(value: object, seen: Seen) -> object:
-    if isinstance(value, _ATOMS):
-        return type(value), value
+    kind = type(value)
+    if kind in _EXACT or isinstance(value, _ATOMS):
+        return kind, value
     if isinstance(value, float | complex):
-        return type(value), repr(value)  # NaN equals itself, and -0.0 differs from 0.0
+        return kind, repr(value)  # NaN equals itself, and -0.0 differs from 0.0
     if id(value) in seen:
         return "seen", seen[id(value)][0]
     seen[id(value)] = len(seen), value
-    return type(value), *(
-        part if isinstance(part, bytes) else _frozen(part, seen) for part in _parts_of_value(value, seen)
-    )
-
-
-def _frozen(part: object, seen: Seen) -> object:
-    return part if isinstance(part, _Identity | tuple | frozenset) else _content(part, seen)
-
-
-def _parts_of_value(value: object, seen: Seen) -> Iterator[Any]:
-    """Yield the parts of ``value``."""
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
-        array = np.asarray(value)
-        data = array.tobytes()
-        yield from (array.dtype, _each(array.shape, seen), data if len(data) < _LONG else blake2b(data).digest())
-    elif isinstance(value, np.ndarray):
-        yield from (_each(value.shape, seen), value.ravel().tolist())
-    elif isinstance(value, Mapping):
-        yield from (_each(pair, seen) for pair in value.items())
-    elif isinstance(value, list | tuple):
-        yield _each(value, seen)
-    elif isinstance(value, set | frozenset):
-        yield frozenset(_each([item], seen) for item in value)
-    elif isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        yield from (_Identity(value), [cells, value.__defaults__, value.__kwdefaults__])
-    elif isinstance(value, types.MethodType):
-        yield from (value.__func__, value.__self__)
-    else:
-        yield from _pickled(value)
+    parts = [part if isinstance(part, _FROZEN) else _content(part, seen) for part in _splitter(kind)(value, seen)]
     if attributes := getattr(value, "__dict__", None):
-        yield tuple((name, _content(attributes[name], seen)) for name in sorted(attributes))
+        parts.append(tuple([(name, _content(attributes[name], seen)) for name in sorted(attributes)]))
+    return kind, *parts
+
+
+@lru_cache(maxsize=256)
+def _splitter(kind: type) -> Splitter:
+    """Return the function that yields the parts of objects of a type beside their attributes."""
+    return next((split for types_, split in _SPLITTERS if issubclass(kind, types_)), _pickled)
+
+
+def _array_parts(value: Any, seen: Seen) -> Iterable[Any]:
+    if value.dtype.kind == "O":
+        return _each(value.shape, seen), value.ravel().tolist()
+    array = np.asarray(value)
+    data = array.tobytes()
+    return array.dtype, _each(array.shape, seen), data if len(data) < _LONG else blake2b(data).digest()
+
+
+def _mapping_parts(value: Any, seen: Seen) -> Iterable[Any]:
+    return [_each(pair, seen) for pair in value.items()]
+
+
+def _sequence_parts(value: Any, seen: Seen) -> Iterable[Any]:
+    return [_each(value, seen)]
+
+
+def _set_parts(value: Any, seen: Seen) -> Iterable[Any]:
+    return [frozenset(_each([item], seen) for item in value)]
+
+
+def _function_parts(value: Any, seen: Seen) -> Iterable[Any]:
+    cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    return _Identity(value), [cells, value.__defaults__, value.__kwdefaults__]
+
+
+def _method_parts(value: Any, seen: Seen) -> Iterable[Any]:
+    return value.__func__, value.__self__
+
+
+_SPLITTERS: tuple[tuple[Any, Splitter], ...] = (
+    (np.ndarray | np.generic, _array_parts),
+    (Mapping, _mapping_parts),
+    (list | tuple, _sequence_parts),
+    (set | frozenset, _set_parts),
+    (types.FunctionType, _function_parts),
+    (types.MethodType, _method_parts),
+)
 
 
 def _each(values: Iterable[object], seen: Seen) -> tuple[object, ...]:
-    return tuple(_content(item, seen) for item in values)
+    return tuple([_content(item, seen) for item in values])
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -116,7 +143,7 @@ def _is_filled(cell: types.CellType) -> bool:
         return False
 
 
-def _pickled(value: object) -> Iterator[Any]:
+def _pickled(value: Any, seen: Seen) -> Iterator[Any]:
     """Yield the state of an object beside its ``__dict__``: its slots, or its pickled state; else the object itself."""
     kind: Any = type(value)
     slots, own_reduction = _class_layout(kind)

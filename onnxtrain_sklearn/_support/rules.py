@@ -162,11 +162,31 @@ def check_parameters(owner: object, rules: Rules) -> None:
     """
     for name, allowed in rules.items():
         value = getattr(owner, name)
-        if allowed and not any(accepts(rule, value) for rule in allowed):
+        if allowed and not _accepted(allowed, value):
             raise InvalidParameterError(
                 f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(map(_expected, allowed))}. "
                 f"Got {value!r} instead.{_hint(value, allowed)}"
             )
+
+
+_SIMPLE = frozenset({bool, int, float, str, type(None)})
+
+_known: dict[tuple[int, type, object], tuple[Rule, ...]] = {}
+"""Simple values that rules accepted, by the address of the rules, which stays valid as they are held here."""
+
+
+def _accepted(allowed: tuple[Rule, ...], value: object) -> bool:
+    """Whether one of the rules accepts a value; an estimator has dozens, most with the values of the last ``fit``."""
+    kind = type(value)
+    if kind not in _SIMPLE:
+        return any(accepts(rule, value) for rule in allowed)
+    key = id(allowed), kind, value
+    if key in _known:
+        return True
+    valid = any(accepts(rule, value) for rule in allowed)
+    if valid and len(_known) < 4096:
+        _known[key] = allowed
+    return valid
 
 
 def accepts(rule: Rule, value: object) -> bool:

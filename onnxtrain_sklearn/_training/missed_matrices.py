@@ -21,6 +21,8 @@ def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names:
         return
     whole = [p for p in ([trainable] if isinstance(trainable, str) else trainable) if _takes_a_layer(p)]
     biases = {name for name in names if any(matches(name, pattern) for pattern in whole)}
+    if not biases:
+        return
     missed = {
         matrix: bias
         for bias, matrix in _biased_products(source)

@@ -1,0 +1,46 @@
+"""Rules of parameters: a value that was accepted once decides about no other value, type or rule."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from onnxtrain_sklearn._support.rules import COUNT, OneOf, Range, Sizes, check_parameters
+from onnxtrain_sklearn.exceptions import InvalidParameterError
+
+
+@pytest.mark.parametrize(
+    ("allowed", "valid", "invalid"),
+    [
+        ((COUNT,), 1, 1.0),
+        ((bool,), True, 1),
+        ((Range(Real, 0),), 0, -1),
+        ((Range(Real, 0),), 1e300, np.nan),
+        ((OneOf(("auto",)), COUNT), "auto", "off"),
+        ((Sizes(),), [3, 4], [3, 0]),
+        ((Range(Integral, 0, 4), None), None, "None"),
+    ],
+)
+def test_accepted_values_stay_apart_from_others(allowed, valid, invalid):
+    for _ in range(2):
+        check_parameters(SimpleNamespace(size=valid), {"size": allowed})
+        with pytest.raises(InvalidParameterError, match="size"):
+            check_parameters(SimpleNamespace(size=invalid), {"size": allowed})
+
+
+def test_the_same_value_under_other_rules():
+    for low in range(3):  # a tuple of rules that is gone must not lend its address to the next
+        check_parameters(SimpleNamespace(size=low), {"size": (Range(Integral, low),)})
+        with pytest.raises(InvalidParameterError):
+            check_parameters(SimpleNamespace(size=low), {"size": (Range(Integral, low + 1),)})
+
+
+def test_a_list_that_changes_is_checked_again():
+    sizes = [3]
+    check_parameters(SimpleNamespace(sizes=sizes), {"sizes": (Sizes(),)})
+    sizes.append(0)
+    with pytest.raises(InvalidParameterError):
+        check_parameters(SimpleNamespace(sizes=sizes), {"sizes": (Sizes(),)})
