@@ -73,7 +73,7 @@ def is_plain(value: object) -> bool:
 
 
 def _content(value: object, seen: Seen) -> object:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _EXACT or isinstance(value, _ATOMS):
         return kind, value
     if isinstance(value, float | complex):
