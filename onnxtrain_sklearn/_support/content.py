@@ -20,7 +20,7 @@ _LONG = 4096
 
 _ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
 
-_EXACT = frozenset({type(None), bool, int, str, bytes})
+_PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes})
 """The types of most of them, found without going through base classes."""
 
 _PACKAGE = __name__.partition(".")[0]
@@ -74,7 +74,7 @@ def is_plain(value: object) -> bool:
 
 def _content(value: object, seen: Seen) -> object:
     kind: Any = type(value)
-    if kind in _EXACT or isinstance(value, _ATOMS):
+    if kind in _PLAIN_TYPES or isinstance(value, _ATOMS):
         return kind, value
     if isinstance(value, float | complex):
         return kind, repr(value)  # NaN equals itself, and -0.0 differs from 0.0

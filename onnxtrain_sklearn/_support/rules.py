@@ -171,7 +171,7 @@ def check_parameters(owner: object, rules: Rules) -> None:
 
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
 
-_known: dict[tuple[int, type, object], tuple[Rule, ...]] = {}
+_found_valid: dict[tuple[int, type, object], tuple[Rule, ...]] = {}
 """Simple values that rules accepted, by the address of the rules, which stays valid as they are held here."""
 
 
@@ -181,11 +181,11 @@ def _accepted(allowed: tuple[Rule, ...], value: object) -> bool:
     if kind not in _SIMPLE:
         return any(accepts(rule, value) for rule in allowed)
     key = id(allowed), kind, value
-    if key in _known:
+    if key in _found_valid:
         return True
     valid = any(accepts(rule, value) for rule in allowed)
-    if valid and len(_known) < 4096:
-        _known[key] = allowed
+    if valid and len(_found_valid) < 4096:
+        _found_valid[key] = allowed
     return valid
 
 
