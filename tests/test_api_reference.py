@@ -16,7 +16,14 @@ API = Path(__file__).parents[1] / "docs" / "api"
 MODULES = (
     "",
     *("adapters", "callbacks", "displays", "exceptions", "finetuning", "graph", "losses", "models", "optimizers"),
-    *("schedules", "classic.artifacts", "classic.grad_helper", "classic.onnxblock", "classic.onnxblock.blocks"),
+    *(
+        "persistence",
+        "schedules",
+        "classic.artifacts",
+        "classic.grad_helper",
+        "classic.onnxblock",
+        "classic.onnxblock.blocks",
+    ),
     *("classic.onnxblock.loss", "classic.onnxblock.optim", "classic.optimizers", "classic.ortgradient"),
     "classic.training_session",
 )
@@ -25,6 +32,7 @@ HELPERS = {
     f"{PACKAGE}.{module}.{name}"
     for module, names in {
         "exceptions": "instead_of nearest warn",
+        "persistence": "ESTIMATORS HELD OTHER_TYPES",
         "classic.onnxblock.blocks": "declared emit has_value initializer reducing require_reduction single",
     }.items()
     for name in names.split()
