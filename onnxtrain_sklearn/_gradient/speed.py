@@ -6,7 +6,7 @@ engine is faster.
 
 The families stand in the order of the time that their operators take: of those that occur in a graph the first one
 decides. Checked on networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a
-hidden layer of tanh 0.94, with a linear layer 0.90.
+hidden layer of tanh 0.94 and 1.09 in two runs, with a linear layer 0.90 and 1.00.
 """
 
 from __future__ import annotations
