@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -194,6 +195,13 @@ def row_of_rooms(module: str) -> int:
 
 def test_every_module_is_in_a_room():
     assert {room(module) for module in modules()} == set().union(*ROOMS)
+
+
+def test_page_on_design_lists_the_rooms():
+    text = (FOLDER.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", text, flags=re.MULTILINE)
+    listed = [(int(layer), name) for layer, names in rows for name in re.findall(r"`(\w+)/?`", names)]
+    assert sorted(listed) == sorted((i, name) for i, names in enumerate(ROOMS, 1) for name in names)
 
 
 def test_imports_point_upwards():

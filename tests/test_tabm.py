@@ -132,6 +132,17 @@ def test_first_vectors_behind_an_embedding_are_normal_by_column(mini, embedding,
     assert np.abs(np.corrcoef(chunks.T) - np.eye(4)).max() < 0.2
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_table_without_numbers(form):
+    codes = np.indices((4, 4)).reshape(2, -1).T.astype(np.float32)
+    builder = small(categories={0: 4, 1: 4}, **form)
+    first = arrays(builder.build(2, 2, 0, X=codes))["input_weight" if "mini" in form else "layers.0.input_weight"]
+    assert_array_equal(first, first[:, :, [0, 0, 0, 0, 4, 4, 4, 4]])
+    assert set(np.unique(first)) == {-1.0, 1.0}  # as without an embedding: there is nothing to embed
+    net = quietly(OrtGradientClassifier(builder, **SETTINGS | {"max_iter": 100}).fit, codes, codes[:, 0] > 1)
+    assert net.score(codes, codes[:, 0] > 1) == 1.0
+
+
 @each_engine
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients(engine, form):

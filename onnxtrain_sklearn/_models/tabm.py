@@ -177,7 +177,7 @@ class TabM(GraphModel):
     def _first_vectors(self, table: CodedTable, width: int, rng: np.random.RandomState) -> np.ndarray:
         """Return the vectors r of the first layer, equal for all that a column of the table becomes."""
         n_numbers, sizes = len(table.numbers), [size for _, size in table.indicators]
-        embedding, embedded_width = self._embedding(), width - sum(sizes)
+        embedding, embedded_width = self._embedding() if n_numbers else None, width - sum(sizes)
         source = np.arange(n_numbers) if embedding is None else embedding.sources(n_numbers, embedded_width)
         source = np.concatenate([source, n_numbers + np.repeat(np.arange(len(sizes)), sizes)]).astype(int)
         shape = (self.n_members, 1, n_numbers + len(sizes))
