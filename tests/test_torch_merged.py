@@ -61,6 +61,19 @@ def test_what_the_file_does_not_tell_apart_is_named():
     assert "late.weight" in trained.weights_
 
 
+def test_layers_that_are_read_through_calls_that_the_exporter_removed_are_named():
+    """``norm(x) + 0``: no call names the result of the merged layer, and its parameters are in no call either."""
+    proto = merged()
+    for node in proto.graph.node:
+        for entry in node.metadata_props:
+            for i in (1, 2):
+                entry.value = entry.value.replace(f"%layer_norm_{i},", f"%add_9{i},")
+    X, y, _, _ = archive_of("merged")
+    with pytest.warns(OnnxTrainWarning, match=r"stands for 'add_91', 'add_92' too.*'norms.1.weight'"):
+        trained = OrtGradientRegressor(proto, **SETTINGS).fit(X, y)
+    assert "norms.1.weight" not in trained.weights_
+
+
 @pytest.mark.parametrize("engine", available_engines())
 def test_a_layer_under_two_paths_and_one_that_is_called_twice_are_one_also_where_parameters_are_folded(engine):
     """The file names factors that were computed for each call, and lacks the zero bias that each call adds."""

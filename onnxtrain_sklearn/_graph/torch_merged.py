@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -22,6 +23,8 @@ from .torch_program import CALL, TorchProgram, call_of, names_read
 ReadAt = tuple[ir.Node, int]
 NodesByCall = Mapping[str, Sequence[ir.Node]]
 """The nodes of each call, by its name."""
+
+FindReads: TypeAlias = "Callable[[ir.Node, TorchProgram], Iterator[tuple[str, str, int]]]"
 
 _READ_NAME, _NUMBERED_NAME = re.compile(r"%(\w+)"), re.compile(r"(.*?)(?:_(\d+))?")
 
@@ -49,8 +52,9 @@ class MergedCall:
 def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
     """Give calls that were merged with an equal one nodes of their own, in place; return whether there are any."""
     nodes = _nodes_by_call(graph)
-    found = [(merged, _twins(merged, program.unseen)) for merged in _merged_calls(nodes, program)]
+    found = [(merged, _twins(merged, program.unseen)) for merged in _merged_calls(nodes, program, _replaced_reads)]
     claims = Counter(twin for _, twins in found for twin in twins)
+    suspected = _suspected(nodes, program, claims, {merged.calls[-1] for merged, _ in found})
     known = [(m, twins) for m, twins in found if len(twins) == len(m.missing) and all(claims[t] == 1 for t in twins)]
     inputs = {target: name for name, target in program.targets.items()}
     for merged, twins in known:
@@ -58,7 +62,7 @@ def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
             pairs = zip(merged.parameters, twin, strict=True)
             said = {inputs[old]: inputs[new] for old, new in pairs}
             _separate_call(graph, nodes, merged, name, said)
-    for merged, twins in found:
+    for merged, twins in (*found, *suspected):
         if twins and (merged, twins) not in known:
             _warn_of_merged(merged, twins)
     return bool(known)
@@ -73,11 +77,24 @@ def _nodes_by_call(graph: ir.Graph) -> dict[str, list[ir.Node]]:
     return found
 
 
-def _merged_calls(nodes: NodesByCall, program: TorchProgram) -> Iterator[MergedCall]:
+def _suspected(
+    nodes: NodesByCall, program: TorchProgram, claims: Mapping[tuple[str, ...], int], but: Collection[str]
+) -> list[tuple[MergedCall, list[tuple[str, ...]]]]:
+    """Return calls that may stand for others, with parameters that no call reads, though no reader names these others.
+
+    The exporter left out the calls between them, such as ``x + 0``: which reader had which parameters is not known.
+    There are two readers or more: a single one reads what it always read, behind a call that did nothing.
+    """
+    suspects = [m for m in _merged_calls(nodes, program, _reads_past_removed) if m.calls[-1] not in but]
+    found = [(m, [twin for twin in _twins(m, program.unseen) if twin not in claims]) for m in suspects]
+    return [(m, twins) for m, twins in found if twins and len(m.missing) >= max(2, len(twins))]
+
+
+def _merged_calls(nodes: NodesByCall, program: TorchProgram, reads: FindReads) -> Iterator[MergedCall]:
     """Return the calls whose result is read in place of others."""
     missing: dict[str, dict[str, list[ReadAt]]] = {}
     for node in (node for own in nodes.values() for node in own):
-        for source, name, index in _replaced_reads(node, program):
+        for source, name, index in reads(node, program):
             missing.setdefault(source, {}).setdefault(name, []).append((node, index))
     for source, uses in missing.items():
         calls = _calls_from_parameters(source, nodes, program)
@@ -98,6 +115,15 @@ def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str,
         alike = alike * len(positions) if len(set(alike)) == 1 else alike
         if len(alike) == len(positions):
             yield from ((source, name, i) for name, i in zip(alike, positions, strict=True) if name not in known)
+
+
+def _reads_past_removed(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
+    """As :func:`_replaced_reads`, where the node names the result of a call of any function that the file lacks."""
+    missing = program.folded_names(node)
+    sources = {} if len(missing) != 1 else _positions_of_calls(node)
+    unnamed = {source: positions for source, positions in sources.items() if source not in names_read(node)}
+    if len(unnamed) == 1:
+        yield from ((source, missing[0], positions[0]) for source, positions in unnamed.items())
 
 
 def _function_and_number(name: str) -> tuple[str, int]:
