@@ -234,3 +234,12 @@ def test_other_trainings_are_refused():
     several = ensemble(OrtGradientMultiOutput, model=graph(list(losses)), loss=losses)
     with pytest.raises(ValueError, match="its graph has several outputs"):
         several.fit(rows, {name: targets[name] for name in losses})
+
+
+def test_an_adapter_is_for_one_network(tmp_path):
+    fitted = ensemble().fit(X, Y)
+    for save in (lambda: fitted.save_adapter(tmp_path / "a.onnx_adapter"), lambda: fitted.to_onnx(adapter=True)):
+        with pytest.raises(
+            ModelError, match="An adapter is for one network, and a SnapshotEnsemble predicts by several"
+        ):
+            save()

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
 from .._graph.edits import initializers_with_defaults
+from .._graph.fake_quantization import is_held_as_integers, requantized
 from .._graph.low_rank import factors_of_matrices
 from .._graph.low_rank_edits import matrices_of, with_low_rank
 from .._graph.narrow import narrowed
@@ -47,6 +48,12 @@ def _targeted(lora: LoRA, source: TrainableModel, matrices: Sequence[str]) -> li
         if not any(matches(name, pattern) for name in matrices):
             other = next((name for name in source.weights() if matches(name, pattern)), None)
             what = "no parameter" if other is None else f"{other!r}, and no matrix"
+            if other is not None and is_held_as_integers(source.model.graph.initializers[other]):
+                raise ValueError(
+                    f"targets: {pattern!r} matches {other!r}, which the file holds as integers: a low-rank "
+                    f"change that is merged into them would be rounded. Leave adapters=None, which trains quantized "
+                    f"weights themselves, or take the float model that the file was made from."
+                )
             raise ValueError(
                 f"targets: {pattern!r} matches {what} that a Gemm, MatMul or Conv of the graph multiplies by."
                 f"{nearest(pattern, matrices)}"
@@ -109,6 +116,7 @@ class Adapted:
         """
         check_is_fitted(self)
         run = self._run
+        _require_one_network(run)
         weights, trained = run.prediction_weights(), run.parameters.names
         arrays = {name: weights[name] for name in (*trained, *run.parameters.running_statistics)}
         for one in run.source.low_rank:
@@ -117,12 +125,18 @@ class Adapted:
         write_adapter(path, arrays)
 
 
+def _require_one_network(run: Run) -> None:
+    if run.snapshots:
+        raise ModelError(
+            "An adapter is for one network, and a SnapshotEnsemble predicts by several: use to_onnx() without adapter."
+        )
+
+
 def adaptable_graph(run: Run, options: OutputOptions) -> ir.Model:
     """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
     if run.deployed.inputs != run.source.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
-    if run.snapshots:
-        raise ModelError("adapter=True is for one network, and a SnapshotEnsemble predicts by several: use to_onnx().")
+    _require_one_network(run)
     changes, trained = run.source.low_rank, run.parameters
     open_graph = run.deployed
     if changes:
@@ -132,5 +146,6 @@ def adaptable_graph(run: Run, options: OutputOptions) -> ir.Model:
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
     initializers_with_defaults(model.graph, free)
+    requantized(model)
     kept = run.source.kept
     return narrowed(model, replace(kept, weights={n: kind for n, kind in kept.weights.items() if n not in free}))

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._fitted.tables import Table
 from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_input
+from .._graph.fake_quantization import requantized
 from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
 from .._graph.unrolling import unroll
@@ -153,7 +154,7 @@ def _declared_classes(head: Head) -> np.ndarray:
 
 def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
     """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
-    model = _in_opset(unroll(model), container.target_opset_any_domain(""))
+    model = _in_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
     variables = _connect(model.graph, operator)
     proto = to_proto(model)
     ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)

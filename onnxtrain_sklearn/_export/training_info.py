@@ -83,8 +83,9 @@ def _with_named_weights(source: ExportSource, step: StepGraph, held: set[str]) -
 def _require_weights(names: tuple[str, ...], held: set[str]) -> None:
     if missing := [name for name in names if name not in held]:
         raise ModelError(
-            f"The inference graph does not hold {missing[0]!r} as it is trained (adapters are merged, and weights of "
-            f"other types are trained in float32). Take export_training, which writes the vectors that are trained."
+            f"The inference graph does not hold {missing[0]!r} as it is trained (adapters are merged, weights of other "
+            f"types, integers among them, are trained in float32, and a SnapshotEnsemble holds several). Take "
+            f"export_training, which writes the vectors that are trained."
         )
 
 

@@ -54,6 +54,21 @@ def is_fake(node: ir.Node | None) -> bool:
     return node is not None and (node.name or "").startswith(MARK)
 
 
+def is_within_fakes(value: ir.Value) -> bool:
+    """Whether a value lies between a number and what it is rounded to, so that the file has no such tensor."""
+    node = value.producer()
+    return node is not None and is_fake(node) and node.op_type != "Mul"
+
+
+def before_rounding(value: ir.Value) -> ir.Value:
+    """Return the value that is rounded to another one; without rounding, the value itself."""
+    node = value.producer()
+    while node is not None and is_fake(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
 def is_part_of_fakes(value: ir.Value) -> bool:
     """Whether a constant is a scale, a zero point or a bound that only such nodes read."""
     uses = list(value.uses())
@@ -86,7 +101,11 @@ def fake_quantized(model: ir.Model) -> ir.Model:
 
 
 def requantized(model: ir.Model) -> ir.Model:
-    """Give a graph its pairs of QuantizeLinear and DequantizeLinear back, and its weights their integers, in place."""
+    """Give a graph its pairs of QuantizeLinear and DequantizeLinear back, and its weights their integers, in place.
+
+    Weights that are inputs of the graph stay floats, which the graph rounds: by a pair, or for 32 bits, which
+    QuantizeLinear does not write, as they are.
+    """
     rounding = [n for n in model.graph if is_fake(n) and n.op_type == "Round"]
     if not rounding:
         return model
@@ -172,10 +191,9 @@ def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Gr
     if first.kind != ir.DataType.INT32:  # its range is beyond that of weights, and not exact in float32
         low, high = (np.array(bound, first.scale.dtype) for bound in _RANGES[first.kind])
         found = op.Sub(op.Clip(op.Add(found, first.zero), low, high), second.zero)
-    result = op.Mul(found, second.scale)
+    replace_node(op, node, [op.Mul(found, second.scale)])  # before it is marked: its result takes the name of the file
     for made in [n for n in graph if n not in before and n.op_type != "Constant"]:
         made.name = op.taken.free(f"{STORED if stored else MARK}/{made.op_type}")
-    replace_node(op, node, [result])
 
 
 def _write_pairs(op: GraphBuilder, rounding: ir.Node) -> None:
@@ -184,10 +202,11 @@ def _write_pairs(op: GraphBuilder, rounding: ir.Node) -> None:
     assert division is not None
     x, scale = division.inputs[0], _held(division.inputs[1])
     assert x is not None
-    stored = (rounding.name or "").startswith(STORED)
+    stored = (rounding.name or "").startswith(STORED) and not x.is_graph_input()
     for last in list(_readers_of(rounding)):
         if _is_kind(last, "Mul"):  # of 32 bits, which have no range
-            _write_pair(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
+            if not x.is_graph_input():
+                _write_pair(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
             continue
         clip = next(_readers_of(last))
         kind = _BY_RANGE[int(_held(clip.inputs[1])), int(_held(clip.inputs[2]))]

@@ -11,6 +11,7 @@ from ..exceptions import ModelError, nearest
 from .activation import as_rows
 from .builder import GraphBuilder
 from .edits import KEPT_TYPE, keep_outputs
+from .fake_quantization import before_rounding, is_fake, is_within_fakes
 from .final_activation import activation_of
 from .names import names_of
 from .narrow import TYPES_OF_FILE
@@ -62,7 +63,7 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     """
     name = _last_features(final or _first_float(model.graph)) if output is None else output
     model = infer_shapes(model.clone())
-    values = {v.name or "": v for node in model.graph for v in node.outputs if is_float(v)}
+    values = {v.name or "": v for node in model.graph for v in node.outputs if _may_be_features(v)}
     if name is None:
         raise ModelError(
             f"new_head=True replaces the last layer, and the graph does not end in one that is certain: a MatMul or "
@@ -103,9 +104,7 @@ def _last_layer(final: ir.Value) -> ir.Node | None:
     activation = activation_of(final)
     value: ir.Value | None = final if activation is None else activation.base
     node = None if value is None else value.producer()
-    while (
-        node is not None and node.op_type in ("Identity", "Cast", "Reshape", "Flatten") and node.inputs[0] is not None
-    ):
+    while node is not None and (node.op_type in KEEPS_NUMBERS or is_fake(node)) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     if node is not None and node.op_type == "Add":
         products = [x.producer() for x in node.inputs if x is not None and _stored_weight(x) is None]
@@ -115,15 +114,22 @@ def _last_layer(final: ir.Value) -> ir.Node | None:
 
 
 def _stored_weight(value: ir.Value | None) -> ir.Value | None:
-    """Return the value itself if the file stores it, or the one that it is cast from, as in files of narrow floats."""
+    """Return the value itself if the file stores it, or the one that it is cast or rounded from."""
+    value = None if value is None else before_rounding(value)
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Cast":
         value = node.inputs[0]
     return None if value is None or ir.convenience.get_const_tensor(value) is None else value
 
 
+def _may_be_features(value: ir.Value) -> bool:
+    node = value.producer()
+    return is_float(value) and not is_within_fakes(value) and node is not None and node.op_type != "Constant"
+
+
 def _listing(graph: ir.Graph) -> str:
-    names = [v.name for node in graph for v in node.outputs if is_float(v) and v.shape is not None and len(v.shape) > 1]
+    values = [v for node in graph for v in node.outputs if _may_be_features(v)]
+    names = [v.name for v in values if v.shape is not None and len(v.shape) > 1]
     return ", ".join(repr(name) for name in names[::-1][:LISTED])
 
 

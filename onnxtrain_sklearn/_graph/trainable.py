@@ -358,7 +358,7 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
         raise ModelError(
             f"The graph is quantized: {first_nodes(rounding)}. Integer weights are not trained, and rounding has no "
             f"gradient; a straight-through estimate takes its place only in pairs of a QuantizeLinear and a "
-            f"DequantizeLinear with constant scales. "
+            f"DequantizeLinear with constant scales in float32. "
             f"Train the float model that it was made from and quantize the trained one again."
         )
     raise ModelError(
