@@ -129,7 +129,7 @@ def seconds(step: HostStep, count: int) -> float:
 
 
 def operators(net: Net, engine: str) -> Counter[str]:
-    """Return how often each operator occurs in the gradient graph, before onnxruntime optimises it."""
+    """Return how often each operator occurs in the gradient graph, before onnxruntime optimizes it."""
     graph = training_graph(net.model, settings(net, "sgd", engine), {}, net.batch)
     gradient = differentiate(graph, net.model.parameters, LOSS, engine).model
     return Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(gradient.graph))

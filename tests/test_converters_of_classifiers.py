@@ -107,7 +107,7 @@ def numbers(model, X):
 @pytest.mark.parametrize("target", ["two", "words"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gives_what_scikit_learn_gives(name, target):
-    """On the rows that it was fitted on, too: those lie on neighbours, and on thresholds."""
+    """On the rows that it was fitted on, too: those lie on neighbors, and on thresholds."""
     y = TARGETS[target]
     model = given(MODELS[name], y)
     tuned = still(model, X[NEW], y[NEW])
@@ -147,7 +147,7 @@ DIFFERENTIATED = {key: value for key, value in DIFFERENTIATED.items() if HAS_TEM
 def test_gradient_is_that_of_scikit_learn(name, target, engine):
     """On rows whose probabilities float32 can tell from one; what is fitted to float32 would compare in it.
 
-    None of them was fitted on: those lie on thresholds, and on neighbours.
+    None of them was fitted on: those lie on thresholds, and on neighbors.
     """
     pattern, count = DIFFERENTIATED[name]
     y = TARGETS[target]

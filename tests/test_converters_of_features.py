@@ -111,10 +111,10 @@ class TestTransformers:
 
     @pytest.mark.parametrize("settings", [{}, {"n_neighbors": 1}, {"n_neighbors": 500}, {"add_indicator": True}])
     @pytest.mark.parametrize("keep_empty_features", [False, True])
-    def test_gaps_filled_by_neighbours(self, settings, keep_empty_features):
+    def test_gaps_filled_by_neighbors(self, settings, keep_empty_features):
         fitted_on = GAPS[:40].copy()
         fitted_on[:, 1] = np.nan
-        fitted_on[:, 3] = np.where(np.arange(40) < 3, X[:40, 3], np.nan)  # fewer donors than neighbours
+        fitted_on[:, 3] = np.where(np.arange(40) < 3, X[:40, 3], np.nan)  # fewer donors than neighbors
         imputer = KNNImputer(keep_empty_features=keep_empty_features, **settings)
         assert_transforms(imputer, np.concatenate([GAPS, fitted_on]), fitted_on, tolerance=1e-5)
 
@@ -175,7 +175,7 @@ class TestRegressors:
     @pytest.mark.parametrize("metric", ["minkowski", "manhattan"])
     @pytest.mark.parametrize("y", [NUMBER, np.stack([NUMBER, X[:, 0]], axis=1)], ids=["one", "two"])
     @pytest.mark.parametrize("algorithm", ["brute", "kd_tree"])
-    def test_neighbours_at_no_distance_count_alone(self, metric, y, algorithm):
+    def test_neighbors_at_no_distance_count_alone(self, metric, y, algorithm):
         rows = np.concatenate([X, X[:5]])  # five rows twice, with other targets
         model = KNeighborsRegressor(3, weights="distance", metric=metric, algorithm=algorithm)
         model.fit(rows, np.concatenate([y, y[5:10]]))
@@ -184,7 +184,7 @@ class TestRegressors:
         model.fit(X, y)  # without ties
         assert_allclose(outputs(model, X / 2)[0].reshape(y.shape), model.predict(X / 2), rtol=1e-4, atol=1e-5)
 
-    def test_written_back_neighbours_are_found_again(self):
+    def test_written_back_neighbors_are_found_again(self):
         model = KNeighborsRegressor(3, weights="distance", algorithm="kd_tree").fit(X[:40], NUMBER[:40])
         after = tuned(OrtGradientRegressor, model, X[40:], NUMBER[40:], learning_rate_init=0.1, max_iter=20)
         back = after.to_sklearn()

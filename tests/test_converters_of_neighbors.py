@@ -38,7 +38,7 @@ class TestNeighbours:
         assert {name.partition(".")[2] for name in tuned.weights_} == {"fit_X", "y"}
         assert_allclose(tuned.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
 
-    def test_rows_without_neighbours_get_the_label_for_them(self):
+    def test_rows_without_neighbors_get_the_label_for_them(self):
         model = RadiusNeighborsClassifier(0.7, weights="distance", outlier_label=2).fit(X[OLD], THREE[OLD])
         expected = model.predict_proba(X)
         assert (expected[:, 2] == 1).sum() > 20
@@ -46,7 +46,7 @@ class TestNeighbours:
 
     @pytest.mark.parametrize("y", [TWO, np.stack([TWO, THREE], axis=1)], ids=["one output", "two outputs"])
     @pytest.mark.parametrize("label", [-1, 2])
-    def test_a_label_for_rows_without_neighbours_that_is_no_class(self, y, label):
+    def test_a_label_for_rows_without_neighbors_that_is_no_class(self, y, label):
         model = RadiusNeighborsClassifier(0.7, weights="distance", outlier_label=label).fit(X[OLD], y[OLD])
         with pytest.raises(ModelError, match=rf"label {label}, which is not among its classes.*='most_frequent'"):
             still(model, X[NEW], y[NEW])

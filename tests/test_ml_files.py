@@ -167,7 +167,7 @@ def test_a_classifier_is_not_trained_as_a_regressor():
 def test_counts_have_no_gradient():
     X, y = DATA["iris"]
     proto = to_onnx(KNeighborsClassifier().fit(X, y), X[:1], options={"zipmap": False})
-    with pytest.raises(ModelError, match="changes in steps, as counts of neighbours"):
+    with pytest.raises(ModelError, match="changes in steps, as counts of neighbors"):
         OrtGradientClassifier(proto).fit(X, y)
 
 

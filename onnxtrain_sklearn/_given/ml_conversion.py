@@ -133,7 +133,7 @@ PROBES = 16
 
 _WITHOUT_GRADIENT = (
     "Output {name!r} of the graph holds no number that it has a gradient for: it changes in steps, as counts of "
-    "neighbours and of votes do, or not at all."
+    "neighbors and of votes do, or not at all."
 )
 
 

@@ -79,7 +79,7 @@ def outcome(setting: Setting) -> Outcome:
 
 
 def state(model: Any) -> str | bytes:
-    """Return what equals itself as long as a model is not changed; trees of neighbours count their queries."""
+    """Return what equals itself as long as a model is not changed; trees of neighbors count their queries."""
     if any(getattr(part, "_tree", None) is not None for _, part in walk(model)):
         model = copy.deepcopy(model)
         for _, part in walk(model):

@@ -5,7 +5,7 @@ Train on the edge: a training step as an ONNX file
 A network for digits ships to a device that has onnxruntime and nothing else of this
 page: no scikit-learn, no package for training. Its user writes slanted digits.
 ``export_training`` writes the training step itself as an ONNX graph; the device
-runs it on its user's digits, and the weights come home.
+runs it on its user's digits, and the weights return.
 """
 
 import json
@@ -114,8 +114,8 @@ print(f"accuracy on slanted digits after {len(losses)} steps {accuracies[-1]:.3f
 assert accuracies[-1] > before + 0.1
 
 # %%
-# Home again
-# ----------
+# Back in the estimator
+# ---------------------
 #
 # ``load_state`` takes the state of the device. The estimator predicts what the
 # device predicts, and ``partial_fit`` would go on from there.

@@ -11,7 +11,9 @@ on as if nothing had happened (the straight-through estimator of Bengio et al.,
 
 In a graph such a rule is an expression: ``h(w) + constant(f(w) - h(w))`` has the
 value of ``f`` and the gradient of ``h``, where ``constant`` hides a number from the
-gradient. ``Round`` does that: its derivative is zero everywhere.
+gradient. ``Round`` does that: its derivative is zero everywhere. Files that
+onnxruntime has quantized to eight bits need no rule of your own: the estimators
+train them in this way.
 """
 
 import matplotlib.pyplot as plt

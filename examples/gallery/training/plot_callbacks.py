@@ -57,9 +57,9 @@ def network(*more):
 # A crash
 # -------
 #
-# A callback of one's own plays the power cut: it raises an error in the eleventh
-# epoch. The same call, run again, finds the checkpoint of epoch ten and goes on
-# from there.
+# A callback of your own simulates a power failure: it raises an error in the
+# eleventh epoch. The same call, run again, finds the checkpoint of epoch ten and
+# goes on from there.
 
 
 class PowerCut(Callback):

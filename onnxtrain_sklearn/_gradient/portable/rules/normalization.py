@@ -26,15 +26,15 @@ def _mean_over(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
 def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
     """Return the normalized value and the reciprocal of the deviation."""
     op = r.op
-    centred, variance = _moments(r, x, axes)
+    centered, variance = _moments(r, x, axes)
     inverse = op.Reciprocal(op.Sqrt(op.Add(variance, r.attribute("epsilon", SMALL))))
-    return op.Mul(centred, inverse), inverse
+    return op.Mul(centered, inverse), inverse
 
 
 def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
     op = r.op
-    centred = op.Sub(x, _mean_over(op, x, axes))
-    return centred, _mean_over(op, op.Mul(centred, centred), axes)
+    centered = op.Sub(x, _mean_over(op, x, axes))
+    return centered, _mean_over(op, op.Mul(centered, centered), axes)
 
 
 def _centered_back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
@@ -209,9 +209,9 @@ def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Runtimes agree only on the magnitude of the epsilon that is added to the deviation."""
     op, rank = r.op, r.rank()
     axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
-    centred, variance = _moments(r, r.x(), axes)
+    centered, variance = _moments(r, r.x(), axes)
     inverse = op.Reciprocal(op.Add(op.Sqrt(variance), 1e-9))
-    return [lambda: _centered_back(op, r.g, op.Mul(centred, inverse), inverse, axes)]
+    return [lambda: _centered_back(op, r.g, op.Mul(centered, inverse), inverse, axes)]
 
 
 def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
