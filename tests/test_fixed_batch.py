@@ -79,3 +79,20 @@ def test_graphs_of_a_fixed_batch_in_which_rows_meet_are_refused(body):
     weights = f"{WEIGHT}, int64[1] axis = {{0}}, int64 zero = {{0}}"
     with pytest.raises(ModelError, match="for a row of X depends on the other rows"):
         fitted(parsed(body, "float[8, 3] x", "float[8, 1] y", weights))
+
+
+@pytest.mark.parametrize("steps", [6, 5, 13])
+def test_rows_on_another_axis_of_the_output_are_named(steps):
+    """Recurrent networks of PyTorch give the steps first; there may be as many steps as rows."""
+    model = parsed("t = Transpose <perm = [2, 0, 1]> (x) y = MatMul(t, w)", "float[N, 3, T] x", "float[T, N, 1] y")
+    n_rows = 40 if steps == 13 else 6
+    sequences = np.random.default_rng(1).normal(size=(n_rows, 3, steps))
+    with pytest.raises(ModelError, match=f"gives {steps} output rows.*axis 1 of its output.*Transpose.*batch_first"):
+        OrtGradientRegressor(model, **SETTINGS).fit(sequences, sequences[:, 0])
+
+
+def test_as_many_steps_as_rows_are_trained_where_the_rows_come_first():
+    model = parsed("t = Transpose <perm = [0, 2, 1]> (x) y = MatMul(t, w)", "float[N, 3, T] x", "float[N, T, 1] y")
+    sequences = np.random.default_rng(1).normal(size=(6, 3, 6)).astype(np.float32)
+    net = OrtGradientRegressor(model, **SETTINGS).fit(sequences, sequences[:, 0])
+    assert net.predict(sequences[:2]).shape == (2, 6)

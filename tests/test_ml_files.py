@@ -185,3 +185,19 @@ def test_a_file_has_no_estimator_to_write_back_to():
     trained = untrained(CASES[0], made(CASES[0])[1])
     with pytest.raises(ModelError, match="given as ONNX"):
         trained.to_sklearn()
+
+
+@pytest.mark.parametrize("size", [1, 0])
+@pytest.mark.parametrize("name", ["Pipeline", "SVR", "RandomForestClassifier of ten"])
+def test_files_that_declare_one_row_are_trained_on_many(name, size):
+    """Converters write the number of rows of ``initial_types``, and onnxmltools zero where it knows none."""
+    case = next(case for case in CASES if str(case) == name)
+    X, y = DATA[case.data]
+    proto = file_of(name)
+    free = estimator_of(case, proto.SerializeToString()).fit(X, y)
+    for value in proto.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = size
+    net = estimator_of(case, proto).fit(X, y)
+    assert_array_equal(net.predict(X), free.predict(X))
+    labels, numbers = run(net.to_onnx(), X)
+    assert_allclose(numbers.ravel() if labels is None else labels, net.predict(X), rtol=1e-5)

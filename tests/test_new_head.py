@@ -193,3 +193,22 @@ def test_settings_of_an_older_pickle_have_defaults():
     older = FineTuner.__new__(FineTuner)
     older.__setstate__(state)
     assert (older.tune_body, older.cv) == ("auto", 3)
+
+
+def test_the_softmax_that_jax_writes_ends_a_network():
+    """Its maximum begins with minus infinity, and shapes tell that it is one over each row."""
+    body = """h = MatMul(X, v) t = Tanh(h) m = MatMul(t, w) s = Add(m, b)
+        r = ReduceMax <axes = [1], keepdims = 0> (s) a = Max(low, r) c = Reshape(a, column) u = Sub(s, c) e = Exp(u)
+        z = ReduceSum <keepdims = 0> (e, one) d = Reshape(z, column) p = Div(e, d)"""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 15]> g (float[N, 64] X) => (float[N, 7] p) '
+        f"<int64[1] one = {{1}}, int64[2] column = {{-1, 1}}> {{ {body} }}"
+    )
+    rng = np.random.default_rng(0)
+    weights = {"v": rng.normal(size=(64, 16)) / 8, "w": rng.normal(size=(16, 7)), "b": np.zeros((1, 7)), "low": -np.inf}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in weights.items()
+    )
+    tuned = classifier(proto).fit(X[NEW] / 16, LABELS[NEW])
+    assert tuned.weights_["head.weight"].shape == (16, 4)
+    assert "w" not in tuned.weights_

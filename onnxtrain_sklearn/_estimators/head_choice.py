@@ -218,5 +218,8 @@ def _task(targets: Targets, n_columns: int) -> Task:
         count = targets.n_outputs if targets.classes is None else len(targets.classes)
         known = targets.task in ("binary", "multiclass") and count < n_columns
         hint = " Where y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
-        raise ValueError(f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint}")
+        raise ValueError(
+            f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint} A trained model gets a new "
+            f"last layer, for other {what}, by finetune=FineTuner(new_head=True)."
+        )
     return targets.task

@@ -12,6 +12,7 @@ from .._given.comparison import as_columns, run_graph
 from .._given.ml_files import is_fitted_graph
 from .._graph.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
 from .._graph.protobuf import LABELS
+from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, trainable_model
 from .._runtime import devices
 from ..exceptions import ModelError
@@ -56,6 +57,7 @@ def body_of(estimator: Parameters) -> Body:
     model, output = estimator.model, estimator.output
     whole = None if is_estimator(model) else given_graph(cast("bytes", model))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
+        whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
         graph, features = graph_of_features(whole, output)
         source = replace(trainable_model(graph, features, foreign=True), reference=None)
         return Body(source, None, types_of_head(whole, output))

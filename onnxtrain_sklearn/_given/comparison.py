@@ -102,6 +102,7 @@ def own_output(
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
     found = _own_numbers(whole, predictor, columns, rows)
+    _require_rows_first(predictor, columns, rows)
     numbers = _as_flat_rows(found)
     _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)
     return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:])
@@ -127,6 +128,12 @@ def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Co
             f"The graph was exported for {fixed.shape[0]} rows (input {fixed.name!r} has shape {fixed.shape}) and does "
             f"not run on other numbers of rows. {EXPORT}"
         ) from error
+
+
+def _require_rows_first(predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> None:
+    """Raise if the first axis of the output is another axis of an input that is as long as there are compared rows."""
+    if any(len(rows) in column.shape[1:] for column in columns.values()):
+        predictor.run(columns, rows[:2])
 
 
 def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.scores import drop_needless_norms, end_in_scores
 from .._graph.edits import keep_outputs
-from .._graph.shapes import infer_shapes
+from .._graph.shapes import free_batch_axis, infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._ml_operators.formulas import hold_formulas
 from .._ml_operators.rewrite import rewrite
@@ -60,6 +60,7 @@ def fitted_file(
     model = given.clone()
     require_numeric_inputs(model.graph)
     declare_columns(model.graph)
+    free_batch_axis(model)
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
     classes = None if label is None else classes_of_graph(label, zipped)
     final = trained_output_of(model.graph, output)

@@ -6,6 +6,7 @@ summands that keep a number off zero. They read constants of the graph and no nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -172,6 +173,18 @@ def without_maximum(exponent: ir.Value) -> ir.Value:
     node = exponent.producer()
     if node is None or node.domain or node.op_type != "Sub" or node.inputs[1] is None:
         return exponent
-    largest = without_reshaping(node.inputs[1]).producer()
+    bounded = without_reshaping(node.inputs[1])
+    largest = without_reshaping(_without_lower_bound(bounded)).producer()
     own = largest is not None and largest.op_type == "ReduceMax" and same_expression(largest.inputs[0], node.inputs[0])
     return node.inputs[0] if own and node.inputs[0] is not None else exponent
+
+
+def _without_lower_bound(value: ir.Value) -> ir.Value:
+    """Return what JAX, whose maxima begin with minus infinity, compares with it."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Max" or len(node.inputs) != 2:
+        return value
+    for bound, other in (node.inputs, node.inputs[::-1]):
+        if other is not None and number_of(bound) == -math.inf:
+            return other
+    return value

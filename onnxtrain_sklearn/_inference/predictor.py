@@ -178,10 +178,20 @@ def _as_rows(found: Any, n_rows: int) -> np.ndarray:
     if result.shape[:1] != (n_rows,):
         what = f"{len(result)} output rows" if result.ndim else "a single number"
         raise ModelError(
-            f"The graph gives {what} for {n_rows} input rows; each input row must give one output row. Export "
-            f"the graph with a dynamic batch axis."
+            f"The graph gives {what} for {n_rows} input rows; each input row must give one output row. "
+            f"{_way_out(result.shape, n_rows)}"
         )
     return result
+
+
+def _way_out(shape: tuple[int, ...], n_rows: int) -> str:
+    way = "Export the graph with a dynamic batch axis"
+    if n_rows not in shape:
+        return f"{way}."
+    return (
+        f"{way}. If the rows are axis {shape.index(n_rows)} of its output, of shape {shape}, end the graph in a "
+        f"Transpose that puts them first (in PyTorch: batch_first=True, or transpose(0, 1))."
+    )
 
 
 def _widest_row(graph: ir.Graph) -> int:
