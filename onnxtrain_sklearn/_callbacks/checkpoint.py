@@ -18,10 +18,10 @@ ABANDONED = 60.0
 class Checkpoint(Callback):
     """Store the state of training, from which the same call of ``fit`` goes on after a crash, to the same bits.
 
-    The state is all of it: weights, optimizer, random state, epoch, history, the best weights so far, and what other
-    callbacks remember. A file is named after a digest of settings, data and initial state: a call with the same of
-    these finds its file and goes on from there; a call with others finds none. So one folder serves all fits of a
-    search, and running a program again skips what it has done, fits that had ended included.
+    The state is complete: weights, optimizer, random state, epoch, history, the best weights so far, and what other
+    callbacks remember. A file is named after a digest of settings, data and initial state. A call with the same ones
+    finds its file and resumes from there; a call with other ones finds no file. So one folder serves all fits of a
+    search, and running a program again skips what it has done, including fits that had ended.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ class Checkpoint(Callback):
     keep : int, default=1
         Files of a fit that are kept, the latest ones. Consecutive calls of ``partial_fit`` count as one fit.
     resume : bool, default=True
-        Whether a call goes on from its latest file. False: it begins anew, and replaces the files.
+        Whether a call resumes from its latest file. False: it starts from the beginning, and replaces the files.
 
     Notes
     -----
     A file appears under its name when it is complete, and holds plain arrays and a text: reading one runs no code. A
     call with ``random_state=None`` begins from other weights each time and is refused, as are L-BFGS and fine-tuning,
-    which do not train in epochs. Another version of onnxruntime begins anew.
+    which do not train in epochs. With another version of onnxruntime a call starts from the beginning.
 
     Examples
     --------

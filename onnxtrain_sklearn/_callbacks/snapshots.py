@@ -20,8 +20,8 @@ class SnapshotEnsemble(Callback):
     In each cycle the learning rate falls from its initial value to 0 by half a cosine, then it starts again, which
     takes the weights away from the minimum that they were in. Predictions are the mean of the members' probabilities,
     or of their numbers; ``predict``, ``to_onnx`` and pickles hold them in one graph. ``weights_`` and ``coef_`` are
-    not those of the ensemble: ``weights_`` are the last ones, from which ``partial_fit`` and a warm start go on, and
-    they predict alone from then on, until another cycle of snapshots has ended.
+    not those of the ensemble: ``weights_`` are the last ones. ``partial_fit`` and a warm start continue from them; they
+    then predict alone until another cycle of snapshots has ended.
 
     Parameters
     ----------
@@ -33,8 +33,10 @@ class SnapshotEnsemble(Callback):
     Notes
     -----
     The callback sets the schedule: ``learning_rate="constant"`` and ``n_iter_no_change=np.inf`` are required, as a loss
-    that rises again must not end the training. Each member costs the time and the memory of a network when it predicts.
-    Members of ``n_ensembles`` of the estimators for raw tables differ more, and cost a training each.
+    that rises again must not end the training. It is for one network with a score for each target or class: quantized
+    graphs, low-rank adapters, several outputs, and labels or targets at positions are refused. Each member costs the
+    time and the memory of a network when it predicts. Members of ``n_ensembles`` of the estimators for raw tables
+    differ more, and cost a training each.
 
     References
     ----------

@@ -349,16 +349,18 @@ every operator that takes a float tensor and returns one, in a sequence or an op
 - **no such operator**: the newest opset that the engine takes ({newest}) does not have it.
 - **not proven**: there is no case for it. **no kernel**: there is, and the runtime cannot run it.
 
-What an engine refuses of an operator that is right otherwise is in the last column. A gradient that is returned is
-right; an engine refuses before it guesses.
+The last column lists the settings of such operators that an engine refuses. A gradient that is returned is right: an
+engine never guesses. Pairs of QuantizeLinear and DequantizeLinear, with integers between them, are trained as
+[your own graph](guide/graphs.md#which-numbers-are-weights) says.
 
 {counts}
 
-Proven by {runtimes}. The first two columns leave out what has no derivative to speak of:
+Proven by {runtimes}. The first two columns leave out operators without a derivative:
 
 {left_out}
 
-They leave out, too, what onnxruntime has no CPU kernel for and the standard no definition of by others: {kernels}.
+They also leave out operators for which onnxruntime has no CPU kernel and the standard no definition by others:
+{kernels}.
 Steps such as `Floor`, whose gradient is zero, are counted.
 
 {table}
