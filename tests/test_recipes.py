@@ -66,7 +66,8 @@ def test_graph_takes_the_table_and_predicts_as_the_classifier(name, n_ensembles)
     assert [value.name for value in model.graph.input] == list(X)
     labels, probabilities = evaluate(model, **feeds_of(X))
     np.testing.assert_array_equal(labels, classifier.predict(X))
-    np.testing.assert_array_equal(probabilities, classifier.predict_proba(X).astype(np.float32))
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(X), rtol=5e-7)
+    np.testing.assert_allclose(classifier.predict_proba(X).sum(axis=1), 1, rtol=0, atol=1e-15)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import warnings
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 
 from .._data.rounding import warn_of_rounding
-from ..exceptions import OnnxTrainWarning, nearest
+from ..exceptions import nearest, warn
 from .command import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ MOST_CLASSES = 20
 
 MANY_CATEGORIES = 20
 """Different texts from which on a column that has one for every other row is suspicious."""
+
+DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ]\d{1,2}:\d{2}.*)?")
 
 PARQUET = (".parquet", ".pq")
 MISSING_TEXT = ""
@@ -172,12 +174,16 @@ def text_columns(frame: pandas.DataFrame) -> list[str]:
 
 
 def warn_of_row_names(frame: pandas.DataFrame) -> None:
-    """Warn of columns of text that seem to name the rows."""
+    """Warn of columns of text that hold dates, or seem to name the rows."""
     for name in text_columns(frame):
-        if frame[name].nunique() > max(MANY_CATEGORIES, len(frame) // 2):
-            warnings.warn(
+        texts = {str(text) for text in frame[name].unique()} - {MISSING_TEXT, "nan", "None"}
+        if texts and all(DATE.fullmatch(text) for text in texts):
+            warn(
+                f"Column {name!r} holds dates, which are trained on as texts: make numbers of them, such as days since "
+                f"a date, or leave it out by --drop {name!r}."
+            )
+        elif frame[name].nunique() > max(MANY_CATEGORIES, len(frame) // 2):
+            warn(
                 f"Column {name!r} has {frame[name].nunique()} different texts in {len(frame)} rows; if they identify "
-                f"the rows, leave it out by --drop {name!r}.",
-                OnnxTrainWarning,
-                stacklevel=2,
+                f"the rows, leave it out by --drop {name!r}."
             )

@@ -114,6 +114,8 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     table = read_table_file(options.data, options.separator)
     frame = without_columns(table, options.drop)
     target = target_of(frame, options.target, task_of_model(source, options.task))
+    if len(frame.columns) == 1:
+        raise ValueError(f"{options.data}: there is no column besides the target {target.name!r} to predict it from.")
     console.progress(f"{options.data}: {len(frame)} rows, {len(frame.columns) - 1} columns besides the target")
     console.progress(f"target {target.name!r}: {target.task}, {target.reason}")
     splits = _splits(options, frame.drop(columns=target.name), target)

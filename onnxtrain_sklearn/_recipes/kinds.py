@@ -42,8 +42,14 @@ class ClassifierRecipe(ClassifierMixin, BaseRecipe):
         -------
         ndarray of shape (n_samples, n_classes)
             In the order of ``classes_``.
+
+        Notes
+        -----
+        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`. For other ``X`` they are float64, and
+        divided by their sum in it, which metrics such as the log loss require to be 1.
         """
-        return self._predict(X, 1).astype(prediction_type(X), copy=False)
+        numbers = self._predict(X, 1).astype(prediction_type(X), copy=False)
+        return numbers if numbers.dtype == np.float32 else numbers / numbers.sum(axis=1, keepdims=True)
 
     def _encode(self, y: ArrayLike) -> Targets:
         targets = class_targets(y, None)

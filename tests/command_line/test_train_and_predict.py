@@ -210,6 +210,21 @@ def test_validation_and_test_tables(folder, tmp_path, capsys):
     assert "--validation is for networks" in told["error"]["message"]
 
 
+def test_odd_tables_of_the_default_model(tmp_path, capsys):
+    y = np.arange(30) % 2
+    days = pd.date_range("2020-01-01", periods=30).astype(str)
+    told = {}
+    for name, columns in {"dates": {"x": y, "day": days}, "rows": {"x": y}, "none": {}}.items():
+        pd.DataFrame(columns | {"y": y}).to_csv(tmp_path / "t.csv", index=False)
+        files = [tmp_path / "t.csv", "--target", "y", "--output", tmp_path / "m.onnx"]
+        status = program.main([str(one) for one in ("train", *files, "--set", "max_iter=2")])
+        assert status == (name == "none")
+        told[name] = capsys.readouterr().err
+    assert "Column 'day' holds dates, which are trained on as texts: make numbers of them" in told["dates"]
+    assert "warning" not in told["rows"]  # probabilities are those that the log loss asks for
+    assert "there is no column besides the target 'y'" in told["none"]
+
+
 def test_the_task_is_found_in_the_target(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=60)
