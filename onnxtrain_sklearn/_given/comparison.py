@@ -155,9 +155,11 @@ def _require_independent_rows(
 ) -> None:
     """Raise if the output for a row depends on the other rows, where the file does not say that its first axis is free.
 
-    A graph with a free batch axis may decide for all rows together.
+    A graph with a free batch axis may decide for all rows together. A recurrent one goes along that axis by mistake:
+    PyTorch's layers take the steps first by default.
     """
-    if not any(has_fixed_batch(v) for v in whole.graph.inputs):
+    recurrent = any(node.op_type in RECURRENT and not node.domain for node in whole.graph)
+    if not recurrent and not any(has_fixed_batch(v) or _is_named_later(v) for v in whole.graph.inputs):
         return
     again = _as_flat_rows(predictor.run(columns, rows[[0, -1, 0]]))
     expected = numbers[[0, -1, 0]]
@@ -169,11 +171,18 @@ def _require_independent_rows(
     )
 
 
+def _is_named_later(value: ir.Value) -> bool:
+    """Whether another axis than the first one is named as that of the batch."""
+    names = ["batch" in str(d.value).lower() if isinstance(d, ir.SymbolicDim) else False for d in value.shape or ()]
+    return any(names) and not names[0]
+
+
 MIXED = "of the graph for a row of X depends on the other rows"
 EXPORT = (
     "Export the graph with a dynamic batch axis as the first one (in PyTorch: torch.onnx.export(..., "
-    "dynamic_shapes=({0: torch.export.Dim('rows')},)))."
+    "dynamic_shapes=({0: torch.export.Dim('rows')},)), and batch_first=True in recurrent layers)."
 )
+RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 
 
 def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: Device) -> np.ndarray:
