@@ -20,6 +20,7 @@ from .._graph.layout import BoxLayout
 from .._graph.protobuf import load
 from .._graph.svg import graph_svg
 from .._support.curves import Numbers, curves_svg
+from .._support.typing import HistoryRow
 from ..exceptions import ModelError
 
 PACKAGE, DISTRIBUTION = "onnxtrain_sklearn", "onnxtrain-sklearn"
@@ -67,7 +68,7 @@ class HtmlRepr(BaseEstimator):
         base: Any = super()
         return f"{base._repr_html_inner()}{self._pictures()}"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
         base: Any = super()
         bundle: dict[str, str] = base._repr_mimebundle_(**kwargs)
         if "text/html" in bundle:
@@ -89,7 +90,7 @@ def _unfolding(title: str, content: str) -> str:
     )
 
 
-def _curve_drawings(rows: Iterable[Mapping[str, Any]]) -> str:
+def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
     """Return the losses and the validation scores in a history."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, list[float]] = {}
@@ -105,7 +106,7 @@ def _curve_drawings(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
 
 
-def _number_or_nan(value: Any) -> float:
+def _number_or_nan(value: object) -> float:
     return math.nan if value is None else float(value)
 
 

@@ -68,7 +68,7 @@ def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:
     return None if any(value is NotImplemented for value in found.values()) else kind(**found)
 
 
-def _parameter_of(value: Any) -> Any:
+def _parameter_of(value: object) -> Any:
     """Return a parameter; NotImplemented for a schedule within another that is not of the package."""
     if not (isinstance(value, Mapping) and {"name", "parameters"} <= value.keys()):
         return value

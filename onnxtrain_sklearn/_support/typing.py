@@ -53,6 +53,9 @@ MatrixLike: TypeAlias = "ArrayLike | SparseLike | FrameLike | Mapping[str, Array
 Validation: TypeAlias = "tuple[MatrixLike, ArrayLike, ArrayLike | None]"
 """``X_val``, ``y_val`` and ``sample_weight_val``."""
 
+HistoryRow: TypeAlias = "Mapping[str, Any]"
+"""A row of ``history_``: numbers and scores by name."""
+
 ClassWeight: TypeAlias = "Mapping[Any, float] | Sequence[Mapping[Any, float]] | str | None"
 """Weights by label, for several labels a row one mapping each, or "balanced"."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._support.typing import Estimator
+from .._support.typing import Estimator, HistoryRow
 from .axes import fitted_last_step, given_axes, new_axes
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class GradientDisplay:
         return self
 
 
-def _norms_of(rows: Sequence[Mapping[str, Any]], by: str) -> list[dict[str, list[float]]]:
+def _norms_of(rows: Sequence[HistoryRow], by: str) -> list[dict[str, list[float]]]:
     """Return the norms in the rows of a history, for each network the curve of each layer."""
     networks = dict.fromkeys(row.get("network", 0) for row in rows)
     found = [_curves_by_name([row for row in rows if row.get("network", 0) == one], by) for one in networks]
@@ -174,7 +174,7 @@ def _norms_of(rows: Sequence[Mapping[str, Any]], by: str) -> list[dict[str, list
     return found
 
 
-def _curves_by_name(rows: Sequence[Mapping[str, Any]], by: str) -> dict[str, list[float]]:
+def _curves_by_name(rows: Sequence[HistoryRow], by: str) -> dict[str, list[float]]:
     names = [name for row in rows for name in row if name.startswith(RECORDED)]
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -187,7 +187,7 @@ def _layer_of(parameter: str) -> str:
     return parameter.rpartition(".")[0] or parameter
 
 
-def _joint_norm(row: Mapping[str, Any], names: Iterable[str]) -> float:
+def _joint_norm(row: HistoryRow, names: Iterable[str]) -> float:
     """Return the norm of several gradients together; NaN where the epoch has none."""
     return math.hypot(*(np.nan if row.get(name) is None else float(row[name]) for name in names))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._support.typing import Estimator
+from .._support.typing import Estimator, HistoryRow
 from .axes import fitted_last_step, given_axes, new_axes
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _curves(net: Estimator, *names: str) -> list[list[float]]:
     return [[float(value) for value in one] for one in each]
 
 
-def _column_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[list[float]]:
+def _column_of(rows: Iterable[HistoryRow], key: str) -> list[list[float]]:
     """Return an entry of a history as a curve, with NaN for epochs that lack it; none if all do."""
     found = [row.get(key) for row in rows]
     if all(value is None for value in found):
