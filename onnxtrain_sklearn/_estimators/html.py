@@ -106,7 +106,7 @@ def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
     return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
 
 
-def _number_or_nan(value: object) -> float:
+def _number_or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
