@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier
+from onnxtrain_sklearn import SGD, FineTuner, OrtGradientClassifier
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
 from tests.helpers.training import NEVER
@@ -55,6 +55,18 @@ def test_evaluation_mode_leaves_the_moving_statistics():
     before, after = by_path(start.weights_), by_path(fitted.weights_)
     for name, array in after.items():
         assert np.array_equal(array, before[name]) == name.endswith(MOVING), name
+
+
+def test_a_new_head_finds_the_last_layer_behind_casts():
+    keras = known()
+    fitted = OrtGradientClassifier(FILE, finetune=FineTuner(new_head=True), random_state=0)
+    fitted.fit(keras["X"], keras["y"] > 0)
+    weights = by_path(fitted.weights_) | fitted.weights_
+    assert len(weights["head.weight"]) == 5
+    assert "dense/kernel" in weights
+    assert "dense_1/kernel" not in weights
+    session = onnxruntime.InferenceSession(fitted.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    assert_array_equal(session.run(["label"], {"X": keras["X"]})[0], fitted.predict(keras["X"]))
 
 
 def test_a_file_whose_statistics_are_folded_says_what_to_do():

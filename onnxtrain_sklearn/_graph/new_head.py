@@ -103,22 +103,29 @@ def _last_layer(final: ir.Value) -> ir.Node | None:
     """Return the node that multiplies by the weights of the scores; None where it is not certain."""
     activation = activation_of(final)
     value: ir.Value | None = final if activation is None else activation.base
-    node = None if value is None else value.producer()
-    while node is not None and (node.op_type in KEEPS_NUMBERS or is_fake(node)) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    node = None if value is None else _before_forms(value)
     if node is not None and node.op_type == "Add":
-        products = [x.producer() for x in node.inputs if x is not None and _stored_weight(x) is None]
+        products = [_before_forms(x) for x in node.inputs if x is not None and _stored_weight(x) is None]
         node = products[0] if len(products) == 1 else None
     layer = node is not None and node.op_type in ("MatMul", "Gemm") and _stored_weight(node.inputs[1]) is not None
     return node if layer else None
+
+
+def _before_forms(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes the numbers of a value, before nodes that change their type, form or grid."""
+    node = value.producer()
+    while node is not None and (node.op_type in KEEPS_NUMBERS or is_fake(node)) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
 
 
 def _stored_weight(value: ir.Value | None) -> ir.Value | None:
     """Return the value itself if the file stores it, or the one that it is cast or rounded from."""
     value = None if value is None else before_rounding(value)
     node = None if value is None else value.producer()
-    if node is not None and node.op_type == "Cast":
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
         value = node.inputs[0]
+        node = value.producer()
     return None if value is None or ir.convenience.get_const_tensor(value) is None else value
 
 
