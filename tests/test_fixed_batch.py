@@ -7,7 +7,7 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, FineTuner, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -99,19 +99,26 @@ def test_as_many_steps_as_rows_are_trained_where_the_rows_come_first():
 
 
 STEPS_FIRST = {
-    "a recurrent layer": ("T, B", "h = GRU <hidden_size = 1> (x, k, r) y = Squeeze(h, one)"),
-    "a sum over the steps, of an input that names its batch": ("steps, batch", "h = MatMul(x, w) y = CumSum(h, zero)"),
+    "a recurrent layer": ("T, B", "h = GRU <hidden_size = 1> (x, k, r) y = Squeeze(h, one)", "h"),
+    "a sum of an input that names its batch": (
+        "steps, batch",
+        "h = MatMul(x, w) t = CumSum(h, zero) y = Identity(t)",
+        "t",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", STEPS_FIRST)
 def test_sequences_whose_steps_come_first_are_refused(case):
     """The steps of such a graph would be the rows of X: a prediction would depend on the rows before."""
-    axes, body = STEPS_FIRST[case]
+    axes, body, features = STEPS_FIRST[case]
     weights = f"{WEIGHT}, int64[1] one = {{1}}, int64 zero = {{0}}"
     model = parsed(body, f"float[{axes}, 3] x", f"float[{axes}, 1] y", weights)
     for name, shape in (("k", (1, 3, 3)), ("r", (1, 3, 1))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, 0.5, np.float32), name))
     sequences = np.random.default_rng(1).normal(size=(30, 5, 3))
+    head = OrtGradientRegressor(model, finetune=FineTuner(new_head=True), output=features, random_state=0)
+    with pytest.raises(ModelError, match="for a row of X depends on the other rows"):
+        head.fit(sequences, sequences[:, 0, 0])
     with pytest.raises(ModelError, match=r"for a row of X depends on the other rows.*batch_first=True"):
         OrtGradientRegressor(model, **SETTINGS).fit(sequences, sequences[:, :, 0])

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from .._fitted.model import FittedModel, is_estimator
-from .._given.comparison import as_columns, run_graph
+from .._given.comparison import as_columns, require_own_features, run_graph
 from .._given.ml_files import is_fitted_graph
 from .._graph.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
 from .._graph.protobuf import LABELS
@@ -76,6 +76,7 @@ def headed(body: Body, examples: Examples) -> tuple[TrainableModel, tuple[str, s
     """Return the graph with a head for the targets, and the names of the head's weights."""
     rows = np.array([0, len(examples) - 1, 0])
     found = run_graph(body.source.model, examples.columns, rows, devices.resolve_device())
+    require_own_features(body.source.model, body.source.output, examples.columns, devices.resolve_device())
     width = as_columns(found, body.source.output).shape[1]
     graph, names = with_head(body.source.model, body.source.output, width, examples.targets.n_outputs, body.types)
     return trainable_model(graph, foreign=body.fitted is None), names

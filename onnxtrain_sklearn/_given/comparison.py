@@ -158,17 +158,35 @@ def _require_independent_rows(
     A graph with a free batch axis may decide for all rows together. A recurrent one goes along that axis by mistake:
     PyTorch's layers take the steps first by default.
     """
-    recurrent = any(node.op_type in RECURRENT and not node.domain for node in whole.graph)
-    if not recurrent and not any(has_fixed_batch(v) or _is_named_later(v) for v in whole.graph.inputs):
+    if not _may_go_along_rows(whole.graph) and not any(has_fixed_batch(v) for v in whole.graph.inputs):
         return
     again = _as_flat_rows(predictor.run(columns, rows[[0, -1, 0]]))
     expected = numbers[[0, -1, 0]]
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
     if again.shape == expected.shape and np.allclose(again, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
         return
-    raise ModelError(
+    raise _mixed(name)
+
+
+def require_own_features(model: ir.Model, name: str, columns: Mapping[str, Column], device: Device) -> None:
+    """Raise if the features for a new head go along the rows, which the first one, run twice, shows."""
+    if not _may_go_along_rows(model.graph):
+        return
+    rows = np.array([0, len(next(iter(columns.values()))) - 1, 0])
+    first, _, again = run_graph(alone(model, name), columns, rows, device)
+    if not np.allclose(first, again, rtol=1e-3, atol=1e-3 * max(1.0, float(np.abs(first).max())), equal_nan=True):
+        raise _mixed(name)
+
+
+def _mixed(name: str) -> ModelError:
+    return ModelError(
         f"Output {name!r} {MIXED}: its first axis is not that of the rows, or the graph computes across rows. {EXPORT}"
     )
+
+
+def _may_go_along_rows(graph: ir.Graph) -> bool:
+    recurrent = any(node.op_type in RECURRENT and not node.domain for node in graph)
+    return recurrent or any(_is_named_later(value) for value in graph.inputs)
 
 
 def _is_named_later(value: ir.Value) -> bool:
