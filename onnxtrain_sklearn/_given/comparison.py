@@ -165,7 +165,7 @@ def _require_independent_rows(
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
     if again.shape == expected.shape and np.allclose(again, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
         return
-    raise _mixed(name)
+    raise _across_rows(name)
 
 
 def require_own_features(model: ir.Model, name: str, columns: Mapping[str, Column], device: Device) -> None:
@@ -175,10 +175,10 @@ def require_own_features(model: ir.Model, name: str, columns: Mapping[str, Colum
     rows = np.array([0, len(next(iter(columns.values()))) - 1, 0])
     first, _, again = run_graph(alone(model, name), columns, rows, device)
     if not np.allclose(first, again, rtol=1e-3, atol=1e-3 * max(1.0, float(np.abs(first).max())), equal_nan=True):
-        raise _mixed(name)
+        raise _across_rows(name)
 
 
-def _mixed(name: str) -> ModelError:
+def _across_rows(name: str) -> ModelError:
     return ModelError(
         f"Output {name!r} {MIXED}: its first axis is not that of the rows, or the graph computes across rows. {EXPORT}"
     )
