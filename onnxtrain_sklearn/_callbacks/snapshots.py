@@ -35,8 +35,9 @@ class SnapshotEnsemble(Callback):
     The callback sets the schedule: ``learning_rate="constant"`` and ``n_iter_no_change=np.inf`` are required, as a loss
     that rises again must not end the training. It is for one network with a score for each target or class: quantized
     graphs, low-rank adapters, several outputs, and labels or targets at positions are refused. Each member costs the
-    time and the memory of a network when it predicts. Members of ``n_ensembles`` of the estimators for raw tables
-    differ more, and cost a training each.
+    time and the memory of a network when it predicts. With ``early_stopping`` the validation scores are those of single
+    networks, the best of which ``weights_`` are; the snapshots predict. Members of ``n_ensembles`` of the estimators
+    for raw tables differ more, and cost a training each.
 
     References
     ----------
