@@ -253,6 +253,7 @@ def rows_of_bert():
         return {"X": archive["X"], "mask": archive["mask"]}, archive["y"]
 
 
+@pytest.mark.slow
 @each_engine
 def test_transformer(engine):
     rows, labels = rows_of_bert()

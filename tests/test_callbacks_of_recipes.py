@@ -24,6 +24,7 @@ def small(kind, **parameters):
     return kind(**{"hidden_layer_sizes": (4,), "max_iter": 2, "random_state": 0} | own | parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_networks_of_a_recipe_take_callbacks_and_have_a_history(kind, tmp_path):
     data = (X, Y) if "Classifier" in kind.__name__ else line()

@@ -92,6 +92,7 @@ def rows_of(name):
     return (known if len(known) > 1 else known["X"]), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["residual_bn", "bert", "encoder"])
 def test_exported_networks(name, graphs):
     rows, labels = rows_of(name)

@@ -42,6 +42,7 @@ def assert_exact(predicted, value=VALUE):
     assert_array_equal(predicted, np.full(predicted.shape, value, np.float32).astype(predicted.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_ensembles", [1, 3])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_recipes_predict_a_constant_target_exactly(recipe, n_ensembles):

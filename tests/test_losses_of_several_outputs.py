@@ -63,6 +63,7 @@ def test_gradient_of_two_kinds_of_heads(names, engine):
     assert_gradient(names, engine)
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("weight", [None, SAMPLE_WEIGHTS["class"], SAMPLE_WEIGHTS], ids=["ones", "rows", "by output"])
 def test_gradient_of_all_kinds_of_heads(weight, engine):

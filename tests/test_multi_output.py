@@ -52,6 +52,7 @@ def run(model, feeds):
     return dict(zip([v.name for v in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [{}, LINKS], ids=["scores", "activations"])
 def test_an_output_is_predicted_as_the_estimator_of_that_output_does(links):
     several = net(KINDS, links).fit(X, Y)

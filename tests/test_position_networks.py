@@ -26,6 +26,7 @@ def classifier(net, **parameters):
     return OrtGradientClassifier(net, **defaults | parameters)
 
 
+@pytest.mark.slow
 def test_an_lstm_remembers_what_it_has_read():
     """The tag of a word says whether the words 1 up to it are odd in number; rows end at different words."""
     rng = np.random.default_rng(0)
@@ -45,6 +46,7 @@ def test_an_lstm_remembers_what_it_has_read():
     assert fitted.score(X[1000:], y[1000:]) > 0.95
 
 
+@pytest.mark.slow
 def test_attention_finds_words_that_occur_again():
     rng = np.random.default_rng(0)
     X = rng.integers(0, 20, (4000, 8))

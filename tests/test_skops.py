@@ -117,6 +117,7 @@ WITH_GAPS = FRAME.assign(kind=pd.Categorical(np.array(["u", "v", "w"])[np.arange
 RECIPES = [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [X, WITH_GAPS], ids=["numbers", "mixed"])
 @pytest.mark.parametrize("kind", RECIPES)
 def test_recipes_predict_the_same_and_keep_their_history(kind, table):

@@ -60,6 +60,7 @@ def reads(opset):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize("examples", [15, pytest.param(EXAMPLES or 60, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("engine", available_engines())
