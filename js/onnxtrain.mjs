@@ -10,11 +10,13 @@
  */
 
 /** @typedef {Float32Array | Float64Array | BigInt64Array} Numbers */
-/** @typedef {Record<string, Numbers>} Rows Rows of each input and of the target by name, one row after the other. */
+/** @typedef {ArrayLike<number> | ArrayLike<bigint>} Values */
+/** @typedef {Record<string, Values>} Rows Rows of each input and of the target by name, one row after the other. */
 /** @typedef {(step: number) => number} Schedule A number for each step; the first step is 0. */
 /** @typedef {number | Schedule} Rate */
 /** @typedef {{learningRate: Rate, weightDecayFactor?: Rate, dropoutFactor?: Rate}} Rates The factors belong to schedules of the estimator. */
 /** @typedef {{type: string, data: Numbers, dims: readonly number[]}} Tensor A tensor of onnxruntime. */
+/** @typedef {{type: string, data: Numbers | string[], dims: readonly number[]}} Prediction A tensor, of texts where the labels are texts. */
 
 const FORMAT = "onnxtrain-sklearn training";
 const VERSION = 1;
@@ -39,8 +41,7 @@ export class Trainer {
     if (manifest.format !== FORMAT || manifest.version !== VERSION) {
       throw new Error(`manifest.json is of ${manifest.format}, version ${manifest.version}; this module reads ${FORMAT}, version ${VERSION}.`);
     }
-    /** @type {Record<string, any>} */
-    const sessions = {};
+    /** @type {Record<string, any>} */ const sessions = {};
     for (const [name, graph] of Object.entries(manifest.graphs)) {
       const content = await checked(manifest, graph.file, await read(graph.file));
       sessions[name] = await ort.InferenceSession.create(content, options);
@@ -62,7 +63,7 @@ export class Trainer {
   /**
    * Return labels as the target of the graphs.
    *
-   * @param {ArrayLike<any>} labels One for each row, of the classes of the manifest; numbers of a regression.
+   * @param {ArrayLike<string | number | bigint | boolean>} labels One for each row, of the classes of the manifest; numbers of a regression.
    * @returns {Numbers}
    */
   encode(labels) {
@@ -82,33 +83,32 @@ export class Trainer {
    * Take one step on a minibatch of at most `batch_size` rows; return its loss.
    *
    * @param {Rows} rows
-   * @param {Rates & {sampleWeight?: Numbers, random?: () => number}} options
+   * @param {Rates & {sampleWeight?: Values, random?: () => number}} options
    * @returns {Promise<number>}
    */
   async step(rows, { sampleWeight, random, ...rates }) {
     const { batch_size: batch, inputs, padding } = this.manifest;
-    const count = this.#count("step", rows);
+    const count = this.#count("step", rows, sampleWeight);
     if (count > batch || (count < batch && !padding)) throw new Error(`A step takes ${batch} rows, got ${count}.`);
     const weights = new Array(batch).fill(0).map((_, i) => (i < count ? Number(sampleWeight ? sampleWeight[i] : 1) : 0));
     /** @type {Record<string, Tensor>} */
     const feeds = { ...this.state, ...this.#rates("step", 1, rates), ...this.#draws("step", 1, random) };
     for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("step", name, filled(data, count, batch));
     feeds[inputs.sample_weight] = this.#tensor("step", inputs.sample_weight, weights);
-    const results = await this.#run("step", feeds);
-    return Number(results[this.manifest.loss_output].data[0]);
+    return Number((await this.#run("step", feeds))[0]);
   }
 
   /**
    * Train on all rows once, in one run; return the loss of each minibatch.
    *
    * @param {Rows} rows
-   * @param {Rates & {order?: ArrayLike<number>, sampleWeight?: Numbers, random?: () => number}} options
+   * @param {Rates & {order?: ArrayLike<number>, sampleWeight?: Values, random?: () => number}} options
    *     Without `order`, the order is drawn by `random`, and without both it is that of the rows.
    * @returns {Promise<Float32Array | Float64Array>}
    */
   async epoch(rows, { order, sampleWeight, random, ...rates }) {
     const { batch_size: batch, inputs, padding } = this.manifest;
-    const count = this.#count("epoch", rows);
+    const count = this.#count("epoch", rows, sampleWeight);
     const sequence = Array.from(order ?? (random ? permutation(count, random) : Array(count).keys()));
     if (!padding) sequence.length -= sequence.length % batch; // rows meet within a minibatch
     const steps = Math.ceil(sequence.length / batch);
@@ -118,20 +118,17 @@ export class Trainer {
     for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("epoch", name, data);
     feeds[inputs.sample_weight] = this.#tensor("epoch", inputs.sample_weight, sampleWeight ?? new Array(count).fill(1));
     feeds[inputs.order] = this.#tensor("epoch", inputs.order, places);
-    const results = await this.#run("epoch", feeds);
-    const losses = this.manifest.graphs.epoch.outputs.find((/** @type {any} */ one) => one.role === "losses");
-    return /** @type {Float32Array | Float64Array} */ (results[losses.name].data);
+    return /** @type {Float32Array | Float64Array} */ (await this.#run("epoch", feeds));
   }
 
   /**
    * Return the outputs of the graph that predicts, by name, as tensors.
    *
    * @param {Rows} rows
-   * @returns {Promise<Record<string, Tensor>>}
+   * @returns {Promise<Record<string, Prediction>>}
    */
   async predict(rows) {
-    /** @type {Record<string, Tensor>} */
-    const feeds = {};
+    /** @type {Record<string, Tensor>} */ const feeds = {};
     for (const { name, role } of this.manifest.graphs.predict.inputs) {
       feeds[name] = role === "state" ? this.state[name] : this.#tensor("predict", name, rows[name]);
     }
@@ -161,8 +158,7 @@ export class Trainer {
   /** Set the state from a file of safetensors; throw where it belongs to another model. @param {Uint8Array} file */
   loadState(file) {
     const tensors = readTensors(file);
-    /** @type {Record<string, Tensor>} */
-    const state = {};
+    /** @type {Record<string, Tensor>} */ const state = {};
     for (const { name, type, shape } of this.manifest.state.tensors) {
       const found = tensors[name];
       if (!found || String(found.shape) !== String(shape)) {
@@ -191,14 +187,16 @@ export class Trainer {
     return new this.ort.Tensor(type, typed(type, values), dims);
   }
 
-  /** @param {string} graph @param {Rows} rows @returns {number} */
-  #count(graph, rows) {
+  /** @param {string} graph @param {Rows} rows @param {Values | undefined} weights @returns {number} */
+  #count(graph, rows, weights) {
     const wanted = this.manifest.graphs[graph].inputs.filter((/** @type {any} */ one) => one.role === "data" || one.role === "target");
     const counts = wanted.map((/** @type {any} */ one) => {
       if (!rows[one.name]) throw new Error(`Give the rows of ${one.name}.`);
       return rows[one.name].length / product(one.shape.slice(1));
     });
     if (new Set(counts).size > 1) throw new Error(`Inputs and target have different numbers of rows: ${counts}.`);
+    if (counts[0] === 0) throw new Error("There are no rows.");
+    if (weights && weights.length !== counts[0]) throw new Error(`There are ${counts[0]} rows and ${weights.length} numbers of sampleWeight.`);
     return counts[0];
   }
 
@@ -208,15 +206,15 @@ export class Trainer {
     const used = Object.entries(RATES).filter(([role]) => this.manifest.inputs[role]);
     return Object.fromEntries(used.map(([role, option]) => {
       const [name, rate] = [this.manifest.inputs[role], given[option]];
-      if (rate === undefined) throw new Error(`Give ${option}: a number, or a function of the number of the step.`);
-      return [name, this.#tensor(graph, name, Array.from({ length: steps }, (_, i) => (typeof rate === "number" ? rate : rate(before + i))))];
+      const rates = Array.from({ length: steps }, (_, i) => (typeof rate === "function" ? rate(before + i) : rate));
+      if (!rates.every(Number.isFinite)) throw new Error(`Give ${option}: a number, or a function of the number of the step.`);
+      return [name, this.#tensor(graph, name, rates)];
     }));
   }
 
   /** @param {string} graph @param {number} steps @param {(() => number) | undefined} random @returns {Record<string, Tensor>} */
   #draws(graph, steps, random) {
-    /** @type {Record<string, Tensor>} */
-    const found = {};
+    /** @type {Record<string, Tensor>} */ const found = {};
     for (const name of this.manifest.random.inputs) {
       if (!random) throw new Error("This model draws random numbers (dropout): give random, such as generator(0).");
       const { shape } = this.#fact(graph, name);
@@ -226,12 +224,15 @@ export class Trainer {
     return found;
   }
 
-  /** @param {string} graph @param {Record<string, Tensor>} feeds @returns {Promise<Record<string, Tensor>>} */
+  /** Run a training graph, take its new state, and return the losses. @param {string} graph @param {Record<string, Tensor>} feeds @returns {Promise<Numbers>} */
   async #run(graph, feeds) {
     if (!this.sessions[graph]) throw new Error(`There is no ${graph}.onnx: export with form="both".`);
     const results = await this.sessions[graph].run(feeds);
-    for (const { name, output } of this.manifest.state.tensors) this.state[name] = results[output];
-    return results;
+    const { name } = this.manifest.graphs[graph].outputs.find((/** @type {any} */ one) => one.role.startsWith("loss"));
+    const losses = results[name].data;
+    if (!losses.every(Number.isFinite)) throw new Error("The loss became NaN or infinite; the state is as before. Take a smaller learning rate, and rows without NaN.");
+    for (const { name: one, output } of this.manifest.state.tensors) this.state[one] = results[output];
+    return losses;
   }
 }
 
@@ -291,7 +292,7 @@ function typed(type, values) {
   return ARRAYS[type].from(values, type === "int64" ? BigInt : Number);
 }
 
-/** Return the rows filled up to a whole minibatch with copies of the first. @param {Numbers} data @param {number} count @param {number} batch */
+/** Return the rows filled up to a whole minibatch with copies of the first. @param {Values} data @param {number} count @param {number} batch @returns {Values} */
 function filled(data, count, batch) {
   if (count === batch) return data;
   return /** @type {any} */ (data.constructor).from({ length: (data.length / count) * batch }, (/** @type {any} */ _, /** @type {number} */ i) => data[i < data.length ? i : i % (data.length / count)]);

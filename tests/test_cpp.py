@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,33 +15,47 @@ import onnxruntime
 import pytest
 from sklearn.base import clone
 
-from tests.helpers.web import ROOT
+from tests.helpers.web import HEADERS, PACKAGES, ROOT
 from tests.test_web import exported
 
-HEADERS = ("/usr/include/onnxruntime", "/usr/local/include/onnxruntime", "/usr/include", "/usr/local/include")
+INSTALLED = ("/usr/include/onnxruntime", "/usr/local/include/onnxruntime", "/usr/include", "/usr/local/include")
 
 
 def header() -> Path:
     """Return the folder of onnxruntime_c_api.h, which ONNXRUNTIME_INCLUDE names; skip the test where there is none."""
     given = os.environ.get("ONNXRUNTIME_INCLUDE")
-    for folder in map(Path, [given] if given else HEADERS):
+    for folder in map(Path, [given] if given else [HEADERS, *INSTALLED]):
         if (folder / "onnxruntime_c_api.h").exists():
             return folder
-    pytest.skip("needs onnxruntime_c_api.h: name its folder in ONNXRUNTIME_INCLUDE")
+    pytest.skip("needs onnxruntime_c_api.h: make test-web, or name its folder in ONNXRUNTIME_INCLUDE")
 
 
-def library(folder: Path) -> Path:
-    """Return the library of the Python package under the name that programs load."""
-    found = list((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+def libraries() -> dict[Path, str]:
+    """Return the libraries of the Python package and of that of npm, with their versions."""
+    found = dict.fromkeys(
+        (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"), onnxruntime.__version__
+    )
+    package = PACKAGES / "onnxruntime-node"
+    for path in package.glob(f"bin/napi-v*/linux/{'x64' if platform.machine() == 'x86_64' else 'arm64'}/libonnx*.so.1"):
+        found[path] = json.loads((package / "package.json").read_text())["version"]
+    return found
+
+
+def library(folder: Path, include: Path) -> Path:
+    """Return a library that has the functions of the header, under the name that programs load."""
+    text = (include / "onnxruntime_c_api.h").read_text()
+    needed = int(re.search(r"#define ORT_API_VERSION (\d+)", text)[1])
+    found = [path for path, version in libraries().items() if int(version.split(".")[1]) >= needed]
     if not found:
-        pytest.skip("needs a build of onnxruntime that has its library as a file")
+        pytest.skip(f"needs the library of onnxruntime 1.{needed} or newer as a file: make test-web")
     (folder / "libonnxruntime.so.1").symlink_to(found[0])
     return folder / "libonnxruntime.so.1"
 
 
 def test_five_epochs_in_cpp_give_the_weights_of_python(tmp_path):
     compiler = shutil.which("c++") or pytest.skip("needs a C++ compiler")
-    include, built = header(), library(tmp_path)
+    include = header()
+    built = library(tmp_path, include)
     program = [
         str(ROOT / "examples" / "cpp" / "digits.cpp"),
         str(built),

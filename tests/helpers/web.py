@@ -18,6 +18,9 @@ FOLDER = Path(os.environ.get("ONNXTRAIN_WEB", "build/web")).resolve()
 PACKAGES = FOLDER / "node_modules"
 RUNTIMES = {"onnxruntime-node": "dist/index.js", "onnxruntime-web": "dist/ort.node.min.js"}
 PUPPETEER = PACKAGES / "puppeteer-core" / "lib" / "esm" / "puppeteer" / "puppeteer-core.js"
+TYPESCRIPT = PACKAGES / "typescript" / "bin" / "tsc"
+OTHERS = {"deno": ("@deno/*/deno", "run", "-A"), "bun": ("@oven/bun-*/bin/bun", "run")}
+HEADERS = FOLDER / "include"
 OLDEST_NODE = 18
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 DOWNLOADED = (
@@ -64,6 +67,17 @@ def required_node() -> str:
     if found is None:
         pytest.skip("needs Node: make test-web")
     return found
+
+
+def engine(name: str) -> list[str]:
+    """Return the command that runs a module in Node, Deno or Bun; skip the test where it is not there."""
+    if name == "node":
+        return [required_node()]
+    pattern, *options = OTHERS[name]
+    found = sorted(PACKAGES.glob(pattern))
+    if not found:
+        pytest.skip(f"needs {name}: make test-web")
+    return [str(found[0]), *options]
 
 
 def module(runtime: str) -> str:
