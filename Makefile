@@ -8,9 +8,9 @@
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
 #   make test-web        training graphs in JavaScript (Node, Deno, Bun), by onnxruntime-node and onnxruntime-web from npm,
-#                        and in C++, and the page of
-#                        examples/web in Chromium. What the machine lacks of Node and Chromium comes from PyPI and npm;
-#                        where that fails, a sentence says what was not run (python -m tests.web then exits with 77)
+#                        in C++, and the page of examples/web in Chromium. What the machine lacks of Node and Chromium
+#                        comes from PyPI and npm; where that fails, a sentence says what was not run (python -m tests.web
+#                        then exits with 77)
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
 #   make bench-web       CPU microseconds a step of training graphs in Python, Node and WebAssembly beside TensorFlow.js

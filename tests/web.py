@@ -30,9 +30,7 @@ PACKAGES = (
     "deno@2.9.6",
     "bun@1.4.5",
 )
-HEADERS = (
-    "com.github.asus4.onnxruntime@0.4.9"  # for Unity, and the only package of npm that has the headers of the C API
-)
+HEADERS = "com.github.asus4.onnxruntime@0.4.9"  # for Unity: its plugin for iOS has the headers of the C API
 BROWSER = "@sparticuz/chromium@149.0.0"
 TESTS = ("tests/test_web.py", "tests/test_web_training.py", "tests/test_web_page.py", "tests/test_cpp.py")
 NOT_RUN = 77
