@@ -112,7 +112,36 @@ def test_class_weights_go_on(task, tmp_path):
     assert folder.manifest["target"]["label_weights"] == [0.2, 5.0, 1.0][: 2 + (task == "multiclass")]
 
 
-@pytest.mark.parametrize("class_weight", [None, {0: 0.2, 1: 5.0}], ids=str)
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+@pytest.mark.parametrize("fitted", [True, False])
+def test_balanced_classes_go_on(task, fitted, tmp_path):
+    """With the weights that the rows of the fit, or of the export, came to."""
+    X, y = rows(task)
+    y[: len(y) // 2] = 0
+    weights = np.linspace(0.5, 2, len(X)).astype(np.float32)
+    model = classifier(class_weight="balanced", max_iter=1)
+    if fitted:
+        quietly(model.fit, X, y, weights).export_training(tmp_path / "folder")
+    else:
+        model.export_training(tmp_path / "folder", X, y)
+        weights = None
+    folder = Folder(tmp_path / "folder")
+    found = folder.manifest["target"]["label_weights"]
+    totals = np.bincount(y, weights)
+    np.testing.assert_allclose(found, totals.sum() / len(totals) / totals, rtol=1e-12)
+    training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, y, weights)
+    quietly(model.set_params(warm_start=fitted, max_iter=1).fit, X, y, weights)
+    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
+
+
+def test_balanced_weights_of_another_fit_are_not_known(tmp_path):
+    model = quietly(classifier().fit, *rows("binary")).set_params(class_weight="balanced")
+    with pytest.raises(ModelError, match="which this estimator was not fitted with: call fit again, or give a dict"):
+        model.export_training(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("class_weight", [None, {0: 0.2, 1: 5.0}, "balanced"], ids=str)
 @pytest.mark.parametrize("given", [None, np.linspace(0.5, 2, ROWS)], ids=["", "weights"])
 def test_labels_that_do_not_count_go_on(class_weight, given, tmp_path):
     """A row weighs as its labels that count."""
@@ -124,7 +153,10 @@ def test_labels_that_do_not_count_go_on(class_weight, given, tmp_path):
     model = OrtGradientClassifier(onnx.parser.parse_model(graph), class_weight=class_weight, **SETTINGS)
     quietly(model.fit, X, y, given).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, y, given)
-    model.partial_fit(X, y, sample_weight=given)
+    if class_weight == "balanced":
+        quietly(model.set_params(warm_start=True, max_iter=1).fit, X, y, given)
+    else:
+        model.partial_fit(X, y, sample_weight=given)
     np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
     np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
 
@@ -223,7 +255,6 @@ class Sharper(AdamW):
     [
         ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
         ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
-        ({"class_weight": "balanced"}, "class_weight='balanced' takes them from all data: give a dict"),
         ({"sparse_updates": "lazy"}, "sparse_updates='lazy': set it 'exact'"),
     ],
     ids=str,

@@ -13,7 +13,7 @@ from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
 from .._data.columns import Column
 from .._data.positions import position_targets, weighted_positions
 from .._data.target_scale import TargetScale
-from .._data.targets import Classes, Targets, require_labels, row_weights
+from .._data.targets import Classes, Targets, checked_weights, require_labels, row_weights, weights_of_classes
 from .._fitted.encoding import as_trained
 from .._fitted.model import FittedModel
 from .._given.ml_files import FittedFile
@@ -153,6 +153,15 @@ def weighted_targets(
     if head is not None:
         _require_like(targets, head)
     return targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None))
+
+
+def balanced_weights(estimator: Any, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
+    """Return the weight of each class of ``class_weight="balanced"``, where each row has one label."""
+    one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
+    if getattr(estimator, "class_weight", None) != "balanced" or not one_label:
+        return None
+    weights = checked_weights(sample_weight, len(targets.values))
+    return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
 
 
 def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:

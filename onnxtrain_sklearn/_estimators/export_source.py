@@ -105,21 +105,26 @@ def _require_same_loop(estimator: Any, run: Run) -> None:
 def _exported_class_weights(estimator: Any, run: Run) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
     given, classes = getattr(estimator, "class_weight", None), run.head.classes
-    if given is None:
-        return None
-    if isinstance(given, str):
-        raise ModelError(
-            f"Training graphs hold the weight of each class, but class_weight={given!r} takes them from all data: give "
-            f"a dict, such as sklearn.utils.class_weight.compute_class_weight makes."
-        )
-    if run.head.positions is not None:
+    if given is None or run.head.positions is not None:
         return None
     if run.head.task not in ("binary", "multiclass") or isinstance(classes, list):
         raise ModelError(
             "Training graphs weigh rows by one label, and these have several: set class_weight=None, and multiply the "
             "weights into sample_weight (sklearn.utils.class_weight.compute_sample_weight)."
         )
+    if isinstance(given, str):
+        return _balanced(run)
     return tuple(weights_of_classes(given, classes, np.zeros(0, np.int64), np.ones(0)).tolist())
+
+
+def _balanced(run: Run) -> tuple[float, ...]:
+    if run.balanced is None:
+        raise ModelError(
+            "Training graphs hold the weight of each class, and class_weight='balanced' takes them from the rows of a "
+            "fit, which this estimator was not fitted with: call fit again, or give a dict, such as "
+            "sklearn.utils.class_weight.compute_class_weight makes."
+        )
+    return run.balanced
 
 
 def _trained_positions(run: Run) -> TrainedPositions | None:

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from .._graph.trainable import TrainableModel
 from .._training.loop import Trainer
 from .built_source import built_for
-from .examples import Call, Examples, training_examples
+from .examples import Call, Examples, balanced_weights, training_examples
 from .fine_tuning import tuner_of
 from .head_choice import choose_head
 from .model_source import known_source
@@ -37,6 +37,7 @@ def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     is_new = plan.body is not None
     chosen = choose_head(estimator, plan.old, source, plan.fitted, examples, plan.rng, is_new=is_new)
     run, settings = run_for(plan, chosen, examples)
+    run.balanced = balanced_weights(estimator, call.sample_weight, examples.targets)
     require_equal_start(plan, run, examples)
     require_fit(plan, run, examples)
     # Fitted models were compared unclipped.

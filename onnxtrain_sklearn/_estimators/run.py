@@ -65,6 +65,8 @@ class Run:
         The given model and its selected output.
     snapshots : tuple of ndarray
         The buffers of several moments of training whose networks predict together; empty: the parameters predict.
+    balanced : tuple of float or None
+        The weight of each class that ``class_weight="balanced"`` came to in the last fit.
     """
 
     source: TrainableModel
@@ -87,6 +89,7 @@ class Run:
     step: TrainingStep | None = None
     step_key: object = None
     snapshots: tuple[np.ndarray, ...] = ()
+    balanced: tuple[float, ...] | None = None
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:

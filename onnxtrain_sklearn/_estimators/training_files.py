@@ -66,8 +66,8 @@ class TrainingFiles(LoadsState):
         Raises
         ------
         ModelError
-            A setting has no place in the graphs: L-BFGS, ``class_weight="balanced"``, lazy updates of embeddings,
-            ``accumulate`` with batch normalization, or a model that encodes texts.
+            A setting has no place in the graphs: L-BFGS, lazy updates of embeddings, ``accumulate`` with batch
+            normalization, or a model that encodes texts.
         FileExistsError
             The folder holds other files.
 
