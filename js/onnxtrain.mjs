@@ -20,11 +20,9 @@
 
 const FORMAT = "onnxtrain-sklearn training";
 const VERSION = 1;
-/** @type {Record<string, any>} */
-const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
+/** @type {Record<string, any>} */ const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
 const RATES = { learning_rate: "learningRate", weight_decay_factor: "weightDecayFactor", dropout_factor: "dropoutFactor" };
-/** @type {Record<string, string>} */
-const CODES = { float32: "F32", float64: "F64", int64: "I64" };
+/** @type {Record<string, string>} */ const CODES = { float32: "F32", float64: "F64", int64: "I64" };
 
 /** A model in training. */
 export class Trainer {
@@ -262,17 +260,18 @@ export const cosine = (rate, steps) => (step) => (rate * (1 + Math.cos((Math.PI 
 
 /** Return the arrays of a file of safetensors by name. @param {Uint8Array} file @returns {Record<string, {data: Numbers, shape: number[]}>} */
 export function readTensors(file) {
-  const size = Number(new DataView(file.buffer, file.byteOffset).getBigUint64(0, true));
-  const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
-  /** @type {Record<string, {data: Numbers, shape: number[]}>} */
-  const found = {};
-  for (const [name, { dtype, shape, data_offsets }] of Object.entries(entries)) {
-    const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype);
-    if (!type) throw new Error(`${name} is of type ${dtype}, which is not read.`);
-    const content = new Uint8Array(file.subarray(8 + size + data_offsets[0], 8 + size + data_offsets[1])); // an aligned copy: slice of Node's Buffer is none
-    found[name] = { data: new ARRAYS[type](content.buffer), shape };
+  try {
+    const size = Number(new DataView(file.buffer, file.byteOffset, file.byteLength).getBigUint64(0, true));
+    const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
+    return Object.fromEntries(Object.entries(entries).map(([name, { dtype, shape, data_offsets: [start, end] }]) => {
+      const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype) ?? dtype;
+      const content = new Uint8Array(file.subarray(8 + size + start, 8 + size + end)); // an aligned copy: slice of Node's Buffer is none
+      if (content.length !== end - start) throw new Error(`${name} is not whole`);
+      return [name, { data: new ARRAYS[type](content.buffer), shape }];
+    }));
+  } catch (error) {
+    throw new Error(`These ${file.length} bytes are no whole file of safetensors with floats and int64: ${error}.`);
   }
-  return found;
 }
 
 /** @param {any} manifest @param {string} name @param {Uint8Array} content @returns {Promise<Uint8Array>} */

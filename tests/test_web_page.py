@@ -20,7 +20,38 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from onnxtrain_sklearn._export.tensor_files import tensor_bytes
 from tests.helpers.web import PACKAGES, PUPPETEER, ROOT, chromium, required_node
+
+ROW = ",".join(["0.5"] * 64)
+BROUGHT = {
+    "rows-empty.csv": ("", "rows-empty.csv is empty."),
+    "rows-text.csv": (
+        f"{ROW},4\n{ROW.replace('0.5', 'dark', 1)},4",
+        'Line 2 of rows-text.csv holds "dark", which is no number.',
+    ),
+    "rows-short.csv": ("0.5,1", "Line 1 of rows-short.csv has 2 cells: give 64 numbers and the label."),
+    "rows-gap.csv": (f"{ROW},4\n,{ROW}", 'Line 2 of rows-gap.csv holds "", which is no number.'),
+    "rows-large.csv": (f"1{ROW},4", "Line 1 of rows-large.csv holds numbers outside 0 to 1."),
+    "rows-label.csv": (f"{ROW},11", "Line 1 of rows-label.csv has the label 11, which is no digit."),
+    "rows-good.csv": (
+        f"{','.join(['pixel'] * 64)},digit\n{ROW},4\n{ROW},5\n",
+        "2 rows were added to 1817: train again to learn them.",
+    ),
+    "empty.safetensors": ("", "These 0 bytes are no whole file of safetensors with floats and int64: RangeError"),
+    "other.safetensors": (
+        None,
+        "The state has parameters of shape [2], the graphs have [2410]: it belongs to another model.",
+    ),
+}
+"""Files that a visitor may bring, and what the page says of them, or how that begins."""
+
+
+def brought(folder: Path) -> list[str]:
+    for name, (content, _) in BROUGHT.items():
+        file = tensor_bytes({"parameters": np.zeros(2, np.float32)}, {}) if content is None else content.encode()
+        (folder / name).write_bytes(file)
+    return [str(folder / name) for name in BROUGHT]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -68,7 +99,7 @@ def test_five_epochs_in_a_browser_give_the_weights_of_python(provider, tmp_path)
     with served(root) as address:
         url = f"{address}/examples/web/index.html?inorder&provider={provider}"
         driver = [required_node(), str(ROOT / "tests" / "helpers" / "browser.mjs"), str(PUPPETEER), browser, url]
-        command = [*driver, str(state), str(tmp_path / "page.png")]
+        command = [*driver, str(state), str(tmp_path / "page.png"), *brought(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -77,6 +108,12 @@ def test_five_epochs_in_a_browser_give_the_weights_of_python(provider, tmp_path)
     assert found["errors"] == []
     if provider == "wasm":  # after 285 steps, not 15
         assert found["told"][1].startswith("This is a 1")  # the stroke that was drawn
+    told = [text[: text.find("RangeError") + 10] if "RangeError" in text else text for text in found["told"]]
+    assert told[2:] == [
+        "Your 0 is among 1817 digits, 20 times: train again to learn it.",
+        "The state is loaded: training goes on from it.",
+        *(message for _, message in BROUGHT.values()),
+    ]
     twin = clone(model).partial_fit(X, y, classes=range(10)).load_state(state)
     for _ in range(5):
         model.partial_fit(X, y, classes=range(10))
