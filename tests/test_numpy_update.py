@@ -78,10 +78,10 @@ def test_long_vectors_are_updated_by_numpy_to_the_same_weights(factors, monkeypa
     rng, found, runs = np.random.default_rng(0), [], []
     X, run = rng.normal(size=(60, 8)).astype(np.float32), NumpyUpdate.run
     monkeypatch.setattr(NumpyUpdate, "run", lambda self: (runs.append(self), run(self))[1])
-    for piece in (10**6, 20):
-        monkeypatch.setattr(host_update, "PIECE", piece)
+    for least in (10**6, 40):
+        monkeypatch.setattr(host_update, "LEAST_ELEMENTS", least)
         estimator = OrtGradientRegressor(MLP((20,)), optimizer=AdamW(), learning_rate_factors=factors, random_state=0)
         found.append(estimator.partial_fit(X, X[:, 0]).partial_fit(X, X[:, 0]))
-        assert bool(runs) == (piece == 20)
+        assert bool(runs) == (least == 40)
     for name, array in found[0].weights_.items():
         assert_allclose(found[1].weights_[name], array, rtol=0, atol=2e-6)

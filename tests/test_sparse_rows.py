@@ -249,6 +249,20 @@ def test_products_and_gradients(shape, in_place, monkeypatch):
     assert_allclose(found, expected.T if transposed else expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("changes", ["none", "no kernels", "wide indices"])
+def test_gathered_rows(changes, monkeypatch):
+    matrix, rows = SPARSE.copy(), np.array([5, 0, N - 1, 5])
+    if changes == "no kernels":
+        monkeypatch.setattr(sparse_rows, "csc_matvecs", None)
+    elif changes == "wide indices":
+        matrix.indptr, matrix.indices = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
+    found, expected = sparse_rows.gathered(matrix, rows), SPARSE[rows]
+    assert isinstance(found, sparse_rows.CompressedRows) == (changes != "no kernels")
+    assert found.shape == expected.shape
+    for name in ("indptr", "indices", "data"):
+        assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 def test_this_release_of_scipy_has_the_kernel():
     assert sparse_rows.csc_matvecs is not None
 

@@ -163,7 +163,7 @@ class Batches:
         padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
         for name, column in self._columns.items():
             if name in buffers.sparse:
-                buffers.sparse[name].rows = column.sparse_rows(padded)
+                buffers.sparse[name].rows = column.compressed_rows(padded)
             else:
                 column.take(padded, buffers.columns[name])
         buffers.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]

@@ -18,7 +18,7 @@ from sklearn.utils import check_array
 from .._graph.trainable import TensorSpec
 from .._support.typing import DType, MatrixLike, SparseLike
 from .rounding import warn_of_rounding
-from .sparse_rows import in_type, stays_sparse
+from .sparse_rows import gathered, in_type, stays_sparse
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
@@ -96,6 +96,10 @@ class Column:
         """Return the given rows of sparse data, compressed by rows and in the graph's type."""
         with _no_overflow(self._dtype):
             return in_type(self._data[rows], self._dtype)
+
+    def compressed_rows(self, rows: np.ndarray) -> Any:
+        """Return the given rows of sparse data in the graph's type, for products with matrices."""
+        return gathered(self._data, rows) if self._data.dtype == self._dtype else self.sparse_rows(rows)
 
     def content(self, rows: np.ndarray) -> np.ndarray:
         """Return a matrix with a row for each of the given ones, equal and ordered as their content is."""

@@ -1,18 +1,18 @@
-"""Products of sparse rows with dense matrices, and the gradients of the matrices.
+"""Minibatches of sparse rows, their products with dense matrices, and the gradients of the matrices.
 
-SciPy returns products in new arrays. The gradient of a wide matrix is large, so its kernel writes it in place, where
-this release of SciPy has that kernel.
+SciPy's checks of its arguments take as long as a minibatch of two classes, and it returns products in new arrays, of
+which the gradient of a wide matrix is large. So its kernels are called directly, where this release of SciPy has them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
 try:
-    from scipy.sparse._sparsetools import csc_matvecs
+    from scipy.sparse._sparsetools import csc_matvec, csc_matvecs, csr_matvec, csr_matvecs, csr_row_index
 except ImportError:
     csc_matvecs = None
 
@@ -39,13 +39,48 @@ def in_type(data: Any, dtype: np.dtype[np.generic]) -> Any:
     return type(data)((data.data.astype(dtype), data.indices, data.indptr), shape=data.shape, copy=False)
 
 
+class CompressedRows(NamedTuple):
+    """Rows of a matrix, compressed by rows; the names are SciPy's."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    shape: tuple[int, int]
+
+
+def gathered(matrix: Any, rows: np.ndarray) -> Any:
+    """Return the given rows of a compressed matrix, for products."""
+    starts, columns = matrix.indptr, matrix.indices
+    if csc_matvecs is None or starts.dtype != columns.dtype:
+        return matrix[rows]
+    rows, ends = rows.astype(columns.dtype), np.zeros(len(rows) + 1, columns.dtype)
+    np.cumsum(starts[rows + 1] - starts[rows], out=ends[1:])
+    found = CompressedRows(
+        ends, np.empty(ends[-1], columns.dtype), np.empty(ends[-1], matrix.dtype), (len(rows), matrix.shape[1])
+    )
+    csr_row_index(len(rows), rows, starts, columns, matrix.data, found.indices, found.data)
+    return found
+
+
 def product(rows: Any, matrix: np.ndarray, *, transposed: bool) -> np.ndarray:
     """Return the product of sparse rows with ``matrix``, or with its transpose."""
     if not transposed:
-        return np.asarray(rows @ matrix)
+        return _product(rows, matrix)
     result = np.empty((rows.shape[0], len(matrix)), matrix.dtype)
     for i, vector in enumerate(matrix):  # SciPy would copy the transpose
-        result[:, i] = rows @ vector
+        result[:, i : i + 1] = _product(rows, vector[:, np.newaxis])
+    return result
+
+
+def _product(rows: Any, matrix: np.ndarray) -> np.ndarray:
+    if csc_matvecs is None:
+        return np.asarray(rows @ matrix)
+    result = np.zeros((rows.shape[0], matrix.shape[1]), matrix.dtype)
+    parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), result.ravel())
+    if matrix.shape[1] == 1:
+        csr_matvec(*rows.shape, *parts)
+    else:
+        csr_matvecs(*rows.shape, matrix.shape[1], *parts)
     return result
 
 
@@ -65,7 +100,10 @@ def _write_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) 
     out.fill(0)
     n_rows, n_columns = rows.shape  # rows are the columns of the transpose
     parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), out.ravel())
-    csc_matvecs(n_columns, n_rows, matrix.shape[1], *parts)
+    if matrix.shape[1] == 1:
+        csc_matvec(n_columns, n_rows, *parts)
+    else:
+        csc_matvecs(n_columns, n_rows, matrix.shape[1], *parts)
 
 
 def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from .._optimizers.update_graph import PIECE, Coefficients
 from .._runtime.binding import Binding
 from .._support.typing import DType
 from .loss_graph import PENALTY
-from .numpy_update import NumpyUpdate, numpy_update
+from .numpy_update import LEAST_ELEMENTS, NumpyUpdate, numpy_update
 from .parameters import FlatParameters
 from .row_update import RowChoice, RowUpdate, row_update
 from .segments import Factors
@@ -111,7 +111,7 @@ def _bound(
 ) -> list[Binding | NumpyUpdate]:
     """Return the updates of a segment: of a long one by NumPy, if it can, else by the session in pieces."""
     formula, whole = one.program.formula, one.segment.part
-    if formula is not None and whole.stop - whole.start > 2 * PIECE:
+    if formula is not None and whole.stop - whole.start > LEAST_ELEMENTS:
         return [numpy_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
     bound = [({n: v[cut] for n, v in vectors.items()}, gradients[cut]) for cut in _piece_slices(one)]
     return [bind_update(one.session, parts, own, scalars) for parts, own in bound]

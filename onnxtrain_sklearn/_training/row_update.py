@@ -63,7 +63,7 @@ def row_update(
     """Return the update of the rows of the matrix that the segment holds."""
     n_rows, width = table.gradient.shape
     matrices = {name: vector[one.segment.part].reshape(n_rows, width) for name, vector in vectors.items()}
-    size = min(n_rows, max(1, BLOCK // width))
+    size = min(n_rows, max(1, BLOCK // (2 * width)))
     blocks = {name: np.zeros((size, width), table.gradient.dtype) for name in (*vectors, "gradients")}
     flat = {name: block.ravel() for name, block in blocks.items()}
     gradients, formula = flat.pop("gradients"), one.program.formula
