@@ -62,19 +62,42 @@ export class Trainer {
    * Return labels as the target of the graphs.
    *
    * @param {ArrayLike<string | number | bigint | boolean>} labels One for each row, of the classes of the manifest; numbers of a regression.
+   * @param {string} [output] The output that they belong to, where several are trained.
    * @returns {Numbers}
    */
-  encode(labels) {
-    const { classes, target, graphs } = this.manifest;
-    const { type } = this.#fact(graphs.epoch ? "epoch" : "step", target.input);
-    if (target.kind === "number") return typed(type, labels);
-    if (!target.kind.startsWith("class index") || target.kind.includes("position")) {
-      throw new Error(`The target holds "${target.kind}": give these numbers yourself.`);
+  encode(labels, output) {
+    const { classes, kind, input } = this.#target(output);
+    const { type } = this.#fact(this.manifest.graphs.epoch ? "epoch" : "step", input);
+    if (kind === "number") return typed(type, labels);
+    if (!kind.startsWith("class index") || kind.includes("position")) {
+      throw new Error(`The target holds "${kind}": give these numbers yourself.`);
     }
     const places = new Map(classes.map((/** @type {any} */ label, /** @type {number} */ i) => [label, i]));
     const unknown = Array.from(labels).find((label) => !places.has(label));
     if (unknown !== undefined) throw new Error(`The label ${unknown} is not among the classes: ${classes}.`);
     return typed(type, Array.from(labels, (label) => places.get(label)));
+  }
+
+  /**
+   * Return what the rows weigh where several outputs are trained: for `rows`, the inputs of the weights by output.
+   *
+   * Call it once for all rows, before they are cut into minibatches: weights are divided by their mean. A row of weight
+   * zero has no label for the output. The weights of classes, and labels at positions that do not count, are part of it.
+   *
+   * @param {Rows} rows The targets, by the names of their inputs.
+   * @param {Record<string, ArrayLike<number>>} [sampleWeight] Weights by output; 1 for those that it does not name.
+   * @returns {Rows} To be added to the rows.
+   */
+  weights(rows, sampleWeight = {}) {
+    const targets = this.manifest.targets ?? [];
+    const unknown = Object.keys(sampleWeight).find((name) => !targets.some((/** @type {any} */ one) => one.output === name));
+    if (unknown !== undefined) throw new Error(`There is no output ${unknown} that is trained.`);
+    return Object.fromEntries(targets.map((/** @type {any} */ one) => {
+      const count = rows[one.input].length / product(this.#fact("step", one.input).shape.slice(1));
+      const own = labelWeights(one.label_weights, rows[one.input], count).map((weight, i) => weight * Number(sampleWeight[one.output]?.[i] ?? 1));
+      const mean = own.reduce((total, weight) => total + weight, 0) / count;
+      return [one.weight_input, Float32Array.from(own, (weight) => (mean > 0 ? weight / mean : 0))];
+    }));
   }
 
   /**
@@ -91,7 +114,7 @@ export class Trainer {
     const weights = new Array(batch).fill(0).map((_, i) => (i < count ? Number(sampleWeight ? sampleWeight[i] : 1) : 0));
     /** @type {Record<string, Tensor>} */
     const feeds = { ...this.state, ...this.#rates("step", 1, rates), ...this.#draws("step", 1, random) };
-    for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("step", name, filled(data, count, batch));
+    for (const [name, data] of Object.entries(this.#weighted(rows, count))) feeds[name] = this.#tensor("step", name, filled(data, count, batch));
     feeds[inputs.sample_weight] = this.#tensor("step", inputs.sample_weight, weights);
     return Number((await this.#run("step", feeds))[0]);
   }
@@ -113,7 +136,7 @@ export class Trainer {
     const places = Array.from({ length: steps * batch }, (_, i) => sequence[i] ?? -1);
     /** @type {Record<string, Tensor>} */
     const feeds = { ...this.state, ...this.#rates("epoch", steps, rates), ...this.#draws("epoch", steps, random) };
-    for (const [name, data] of Object.entries(rows)) feeds[name] = this.#tensor("epoch", name, data);
+    for (const [name, data] of Object.entries(this.#weighted(rows, count))) feeds[name] = this.#tensor("epoch", name, data);
     feeds[inputs.sample_weight] = this.#tensor("epoch", inputs.sample_weight, sampleWeight ?? new Array(count).fill(1));
     feeds[inputs.order] = this.#tensor("epoch", inputs.order, places);
     return /** @type {Float32Array | Float64Array} */ (await this.#run("epoch", feeds));
@@ -165,6 +188,25 @@ export class Trainer {
       state[name] = new this.ort.Tensor(type, found.data, shape);
     }
     this.state = state;
+  }
+
+  /** @param {string | undefined} output */
+  #target(output) {
+    const { target, targets, classes } = this.manifest;
+    if (!targets) return { ...target, classes };
+    const found = targets.find((/** @type {any} */ one) => one.output === output);
+    if (!found) throw new Error(`Name the output: ${targets.map((/** @type {any} */ one) => one.output)}.`);
+    return found;
+  }
+
+  /** Return the rows with the weights of several outputs, which are 1 where nothing weighs. @param {Rows} rows @param {number} count @returns {Rows} */
+  #weighted(rows, count) {
+    const found = { ...rows };
+    for (const { weight_input: name, label_weights: known } of this.manifest.targets ?? []) {
+      if (!found[name] && known) throw new Error(`The labels have weights: add trainer.weights(rows) to the rows.`);
+      found[name] ??= new Float32Array(count).fill(1);
+    }
+    return found;
   }
 
   /** @param {string} graph @param {string} name */
@@ -284,6 +326,17 @@ async function checked(manifest, name, content) {
 
 /** @param {readonly number[]} sizes */
 const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
+
+/**
+ * Return what each row weighs by its labels, the mean over its positions; -1 is a label that does not count.
+ *
+ * @param {number[] | null} known The weight of each class. @param {Numbers} labels @param {number} count @returns {number[]}
+ */
+function labelWeights(known, labels, count) {
+  const width = labels.length / count;
+  const one = (/** @type {number} */ i) => (known ? (known[Number(labels[i])] ?? 0) : 1);
+  return Array.from({ length: count }, (_, row) => Array.from({ length: width }, (_, i) => one(row * width + i)).reduce((a, b) => a + b, 0) / width);
+}
 
 /** @param {string} type @param {ArrayLike<any>} values @returns {Numbers} */
 function typed(type, values) {

@@ -13,7 +13,9 @@ from sklearn.metrics import log_loss
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, schedules
+from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, OrtGradientMultiOutput, schedules
+from onnxtrain_sklearn._export.tensor_files import tensors_of
+from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS
 from tests.helpers.web import ROOT, module, required_node
@@ -96,3 +98,45 @@ for (let start = 0; start < 40; start += 16) {
     model.load_state(tmp_path / "trained.safetensors")
     for name, array in expected.items():
         np.testing.assert_allclose(model.weights_[name], array, rtol=0, atol=1e-6)
+
+
+def test_several_outputs_in_node(tmp_path):
+    """Labels, numbers and labels at positions, of which some do not count; labels that are missing have weight zero."""
+    X, y = data(40)
+    y = {name: y[name] for name in ("class", "number", "words")}
+    weights = {"class": np.arange(40) % 4 / 2.0, "number": None, "words": None}
+    class_weight = {"class": {"a": 0.2, "b": 5.0, "c": 1.0}}
+    losses = {name: KINDS[name].loss for name in y}
+    model = OrtGradientMultiOutput(graph(list(y)), loss=losses, class_weight=class_weight, **SETTINGS)
+    quietly(model.fit, X, y).export_training(tmp_path / "graphs")
+    X.tofile(tmp_path / "X.float32")
+    words = np.where(y["words"] < 0, -1, y["words"]).ravel()
+    given = [y["class"].tolist(), y["number"].tolist(), words.tolist(), weights["class"].tolist()]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    lines = in_node(
+        tmp_path,
+        """
+const [labels, numbers, words, weights] = JSON.parse(await file("given.json"));
+const rows = { X: await floats("X.float32"), "y/class": trainer.encode(labels, "class") };
+rows["y/number"] = trainer.encode(numbers, "number");
+rows["y/words"] = BigInt64Array.from(words, BigInt);
+try { await trainer.epoch(rows, { learningRate: 0.01 }); } catch (error) { console.log(error.message); }
+try { trainer.encode(labels); } catch (error) { console.log(error.message); }
+const weighted = { ...rows, ...trainer.weights(rows, { class: weights }) };
+await trainer.epoch(weighted, { learningRate: 0.01 });
+const part = (start, end) => Object.fromEntries(Object.entries(weighted).map(([name, values]) =>
+  [name, values.slice(start * values.length / 40, end * values.length / 40)]));
+for (const [start, end] of [[0, 16], [16, 32], [32, 40]]) await trainer.step(part(start, end), { learningRate: 0.01 });
+const { class_label: found } = await trainer.predict({ X: rows.X });
+console.log(JSON.stringify(found.data));
+""",
+    )
+    for _ in range(2):
+        model.partial_fit(X, y, sample_weight=weights)
+    arrays = tensors_of((tmp_path / "trained.safetensors").read_bytes(), "state")
+    np.testing.assert_allclose(arrays["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+    assert lines[:2] == [
+        "The labels have weights: add trainer.weights(rows) to the rows.",
+        "Name the output: class,number,words.",
+    ]
+    np.testing.assert_array_equal(json.loads(lines[2]), model.predict(X)["class"])

@@ -29,7 +29,7 @@ def _export(options: argparse.Namespace, console: Console) -> Outcome:
     if not hasattr(estimator, "export_training"):
         raise UsageError(
             f"{options.estimator!r} holds a {type(estimator).__name__}, and training graphs are made of an "
-            f"OrtGradientClassifier or OrtGradientRegressor. Fit one on this model first."
+            f"OrtGradientClassifier, OrtGradientRegressor or OrtGradientMultiOutput. Fit one on this model first."
         )
     if estimator is not found:
         console.progress(f"exported: the last step, {type(estimator).__name__}; it takes what the steps before it give")

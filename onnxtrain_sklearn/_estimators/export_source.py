@@ -10,11 +10,13 @@ from sklearn.base import clone
 
 from .._data.targets import weights_of_classes
 from .._export.manifest import component_fact, json_value
-from .._export.source import ExportSource
+from .._export.source import ExportSource, OutputSource
+from .._inference.head import Head
 from .._support.typing import MatrixLike
 from .._training.base_step import StepParts
 from .._training.loop import TrainerSettings
 from .._training.loss_graph import EXACT, StepSettings, TrainedPositions
+from .._training.total_loss import TotalLoss
 from ..exceptions import ModelError, instead_of
 from ..optimizers import resolve_optimizer
 from ..schedules import resolve_schedule
@@ -29,11 +31,14 @@ FACTS = ("learning_rate_init", "shuffle", "max_iter", "random_state")
 """Parameters of the estimator that the graphs do not hold and a loop may want."""
 
 
-def export_source(estimator: Any, run: Run, batch_size: int | None, target: str = "any") -> ExportSource:
-    """Return the source of training graphs that go on as ``partial_fit`` would."""
+def export_source(
+    estimator: Any, run: Run, batch_size: int | None, target: str = "any", outputs: tuple[OutputSource, ...] = ()
+) -> ExportSource:
+    """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
     loop = trainer_settings(estimator)
     _require_same_loop(estimator, run)
-    settings = _step_settings(estimator, run, loop)
+    total = TotalLoss(tuple(one.loss for one in outputs), has_factors=True) if outputs else None
+    settings = _step_settings(estimator, run, loop, total)
     parameters = run.parameters
     if parameters.averages != (settings.ema_decay is not None):
         parameters = parameters.with_averages(settings.ema_decay is not None)
@@ -48,18 +53,19 @@ def export_source(estimator: Any, run: Run, batch_size: int | None, target: str 
     }
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
     ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
-    return ExportSource(parts, run.head, facts, _exported_class_weights(estimator, run), ignored, target)
+    weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
+    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs)
 
 
-def _step_settings(estimator: Any, run: Run, loop: TrainerSettings) -> StepSettings:
+def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
     """Return the settings of a step on all rows of its minibatches."""
     optimizer = resolve_optimizer(estimator.optimizer)
     require_schedulable(loop.scheduled, optimizer)
     return StepSettings(
-        loss=loss_of(estimator, run.fitted, run.source),
+        loss=loss_of(estimator, run.fitted, run.source) if total is None else total,
         task=run.head.task,
         link=run.head.link,
-        n_outputs=run.head.n_outputs,
+        n_outputs=run.head.n_outputs if total is None else total.width,
         groups=run.head.groups,
         optimizer=optimizer,
         alpha=float(estimator.alpha),
@@ -102,41 +108,47 @@ def _require_same_loop(estimator: Any, run: Run) -> None:
         )
 
 
-def _exported_class_weights(estimator: Any, run: Run) -> tuple[float, ...] | None:
+def exported_class_weights(
+    estimator: Any, head: Head, balanced: tuple[float, ...] | None
+) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
-    given, classes = getattr(estimator, "class_weight", None), run.head.classes
-    if given is None or run.head.positions is not None:
+    given, classes = getattr(estimator, "class_weight", None), head.classes
+    if given is None or head.positions is not None:
         return None
-    if run.head.task not in ("binary", "multiclass") or isinstance(classes, list):
+    if head.task not in ("binary", "multiclass") or isinstance(classes, list):
         raise ModelError(
             "Training graphs weigh rows by one label, and these have several: set class_weight=None, and multiply the "
             "weights into sample_weight (sklearn.utils.class_weight.compute_sample_weight)."
         )
     if isinstance(given, str):
-        return _balanced(run)
+        return _required_balance(balanced)
     return tuple(weights_of_classes(given, classes, np.zeros(0, np.int64), np.ones(0)).tolist())
 
 
-def _balanced(run: Run) -> tuple[float, ...]:
-    if run.balanced is None:
+def _required_balance(balanced: tuple[float, ...] | None) -> tuple[float, ...]:
+    if balanced is None:
         raise ModelError(
             "Training graphs hold the weight of each class, and class_weight='balanced' takes them from the rows of a "
             "fit, which this estimator was not fitted with: call fit again, or give a dict, such as "
             "sklearn.utils.class_weight.compute_class_weight makes."
         )
-    return run.balanced
+    return balanced
 
 
 def _trained_positions(run: Run) -> TrainedPositions | None:
     if run.head.positions is None:
         return None
-    settings = getattr(run.step, "settings", None)
+    return settings_of_step(run).positions
+
+
+def settings_of_step(run: Run) -> StepSettings:
+    """Return the settings of the last call, which know how many labels a row has."""
+    settings: StepSettings | None = getattr(run.step, "settings", None)
     if settings is None:
         raise ModelError(
             "The number of labels in a row is not known after loading a pickle. Call partial_fit on some rows first."
         )
-    found: TrainedPositions | None = settings.positions
-    return found
+    return settings
 
 
 def untrained_run(estimator: Any, X: MatrixLike, y: ArrayLike) -> Run:

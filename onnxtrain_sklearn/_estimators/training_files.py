@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import onnx
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._export.folder import TRAINING_FORMS, training_folder, write_folder
-from .._export.source import TARGETS
+from .._export.source import TARGETS, ExportSource
 from .._export.training_info import training_model
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.refusal import refusing
@@ -19,9 +18,6 @@ from .._support.typing import MatrixLike
 from .export_source import export_source, untrained_run
 from .loaded_state import LoadsState
 from .run import Run
-
-if TYPE_CHECKING:
-    pass
 
 
 class TrainingFiles(LoadsState):
@@ -93,7 +89,7 @@ class TrainingFiles(LoadsState):
         else:
             run = untrained_run(self, X, y)
         with refusing("The training graphs cannot be made"):
-            content = training_folder(export_source(self, run, batch_size, target), form)
+            content = training_folder(self._export_source(run, batch_size, target), form)
         write_folder(content, folder)
 
     def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
@@ -127,4 +123,8 @@ class TrainingFiles(LoadsState):
         """
         check_is_fitted(self)
         with refusing("The training step cannot be made"):
-            return training_model(export_source(self, self._run, batch_size), self.to_onnx())
+            return training_model(self._export_source(self._run, batch_size, "any"), self.to_onnx())
+
+    def _export_source(self, run: Run, batch_size: int | None, target: str) -> ExportSource:
+        """Return what the training graphs are made from."""
+        return export_source(self, run, batch_size, target)

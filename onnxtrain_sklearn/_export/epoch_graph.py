@@ -61,7 +61,7 @@ def _count_of_steps(op: GraphBuilder, order: ir.Value) -> ir.Value:
 def _outer_input(op: GraphBuilder, value: ir.Value, name: str, step: StepGraph) -> ir.Value:
     """Add the input of the epoch that stands for an input of the step."""
     sizes = list(value.shape or ())
-    shape = ["N", *sizes[1:]] if name in (*step.data, step.target, step.weight) else sizes
+    shape = ["N", *sizes[1:]] if name in (*step.by_row, step.weight) else sizes
     shape = ["S", *sizes] if name in _by_step(step) else shape
     own = ir.Value(name=name, type=value.type, shape=ir.Shape(shape))
     op.graph.inputs.append(own)
@@ -110,7 +110,7 @@ def _of_step(
         own = body.Gather(outer, kept)
         present = body.Cast(body.GreaterOrEqual(rows, 0), to=value.dtype or ir.DataType.FLOAT)
         return body.Mul(own, present)
-    if name in (*step.data, step.target):
+    if name in step.by_row:
         return body.Gather(outer, kept)
     assert value.dtype is not None
     return body.input(name, value.dtype, [int(str(d)) for d in value.shape or ()])

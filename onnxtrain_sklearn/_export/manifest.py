@@ -11,12 +11,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from .._inference.head import Head
 from .._support.components import Component
 from .epoch_graph import EpochGraph
 from .predict_graph import PredictGraph
 from .row_weights import label_weights
-from .source import ExportSource, StateTensor
+from .source import ExportSource, OutputSource, StateTensor
 from .step_graph import StepGraph
+from .target_inputs import TargetInput
 
 FORMAT, VERSION = "onnxtrain-sklearn training", 1
 MANIFEST, STATE_FILE = "manifest.json", "state.safetensors"
@@ -51,7 +53,9 @@ def predict_entry(predict: PredictGraph, proto: onnx.ModelProto) -> GraphEntry:
 
 def _roles(step: StepGraph) -> dict[str, str]:
     roles = dict.fromkeys(step.data, "data")
-    roles |= {step.target: "target", step.weight: "sample_weight", step.rate: "learning_rate"}
+    roles |= {one.name: "target" for one in step.targets}
+    roles |= {one.factor: "target_weight" for one in step.targets if one.factor is not None}
+    roles |= {step.weight: "sample_weight", step.rate: "learning_rate"}
     roles |= {name: role for role, name in step.factors.items()}
     return roles | dict.fromkeys(step.random, "random") | {one.name: "state" for one in step.state}
 
@@ -64,15 +68,12 @@ def manifest_of(
     source: ExportSource, step: StepGraph, entries: Mapping[str, GraphEntry], files: Mapping[str, Mapping[str, object]]
 ) -> dict[str, Any]:
     """Return the manifest, as values of JSON; ``entries`` are the graphs by name, ``files`` hashes by file."""
-    settings, head = source.parts.settings, source.head
+    settings = source.parts.settings
     return {
         "format": FORMAT,
         "version": VERSION,
         **source.facts,
-        "task": head.task,
-        "classes": _class_labels(head.classes),
-        "target": _target_fact(source, step),
-        "loss": component_fact(settings.loss),
+        **_facts_of_targets(source, step),
         "optimizer": component_fact(settings.optimizer),
         "penalty": {"alpha": settings.alpha, "l1_ratio": settings.l1_ratio},
         "max_grad_norm": settings.max_grad_norm,
@@ -116,23 +117,52 @@ def _class_labels(classes: np.ndarray | list[np.ndarray] | None) -> Any:
     return None if classes is None else json_value([json_value(c) for c in classes])
 
 
-def _target_fact(source: ExportSource, step: StepGraph) -> dict[str, Any]:
-    known = label_weights(source)
-    fact = {"input": step.target, "kind": _kind_of_target(source), "row_shape": list(source.head.row_shape)}
-    return fact | _ignored_fact(source) | {"label_weights": None if known is None else list(known)}
+def _facts_of_targets(source: ExportSource, step: StepGraph) -> dict[str, Any]:
+    """Return what is trained: task, classes, target and loss, or those of each of several outputs."""
+    if source.outputs:
+        facts = [_output_fact(one, name) for one, name in zip(source.outputs, step.targets, strict=True)]
+        return {"task": "several outputs", "classes": None, "target": None, "targets": facts, "loss": None}
+    head, positions, weights = source.head, source.head.positions is not None, label_weights(source)
+    return {
+        "task": head.task,
+        "classes": _class_labels(head.classes),
+        "target": _target_fact(head, step.targets[0], weights) | _ignored_fact(source.ignore_label, positions),
+        "loss": component_fact(source.parts.settings.loss),
+    }
 
 
-def _ignored_fact(source: ExportSource) -> dict[str, Any]:
+def _output_fact(one: OutputSource, target: TargetInput) -> dict[str, Any]:
+    """Return what the manifest says of one of several outputs."""
+    head, name = one.head, one.loss.name
+    further = f"{name}_probabilities" if head.has_probabilities else f"{name}_scores"
+    return {
+        "output": name,
+        "task": head.task,
+        "classes": _class_labels(head.classes),
+        **_target_fact(head, target, one.label_weights),
+        **_ignored_fact(one.ignore_label, head.positions is not None),
+        "weight_input": target.factor,
+        "loss": component_fact(one.loss.loss),
+        "loss_weight": one.loss.weight,
+        "predictions": [name] if head.task == "regression" else [f"{name}_label", further],
+    }
+
+
+def _target_fact(head: Head, target: TargetInput, known: tuple[float, ...] | None) -> dict[str, Any]:
+    fact = {"input": target.name, "kind": _kind_of_target(head), "row_shape": list(head.row_shape)}
+    return fact | {"label_weights": None if known is None else list(known)}
+
+
+def _ignored_fact(label: object, at_positions: bool) -> dict[str, Any]:
     """Return the label at a position that does not count; JSON has no NaN."""
-    label = json_value(source.ignore_label)
+    label = json_value(label)
     if isinstance(label, float) and math.isnan(label):
         return {"ignore_label": None, "ignores_nan": True}
-    return {} if source.head.positions is None else {"ignore_label": label}
+    return {"ignore_label": label} if at_positions else {}
 
 
-def _kind_of_target(source: ExportSource) -> str:
+def _kind_of_target(head: Head) -> str:
     """Return what the target holds: indices of classes, 0 or 1, numbers, or indices at each position."""
-    head = source.head
     if head.positions is not None:
         return "class index at each position, -1: ignored"
     kinds = {"multiclass": "class index", "binary": "class index as a number", "regression": "number"}

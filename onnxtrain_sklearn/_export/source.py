@@ -12,6 +12,7 @@ import onnx_ir as ir
 from .._inference.head import Head
 from .._training.base_step import StepParts
 from .._training.parameters import FlatParameters
+from .._training.total_loss import OutputLoss
 
 PARAMETERS, STATISTICS, AVERAGE, STEP = "parameters", "statistics", "averaged_parameters", "step"
 """Names of the tensors of the state that are not the optimizer's own."""
@@ -19,6 +20,21 @@ PARAMETERS, STATISTICS, AVERAGE, STEP = "parameters", "statistics", "averaged_pa
 
 TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
 """The types that scalars are computed in, by what the graphs are to run on: WebGPU in browsers has no float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class OutputSource:
+    """One of several outputs that are trained together: its loss, what follows its scores, and what labels weigh."""
+
+    loss: OutputLoss
+    head: Head
+    class_weights: tuple[float, ...] | None = None
+    ignore_label: object = None
+
+    @property
+    def label_weights(self) -> tuple[float, ...] | None:
+        """The weight of each class; None where a label does not change the weight of its row."""
+        return self.class_weights if self.loss.positions is None else self.loss.label_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +55,8 @@ class ExportSource:
         The label at a position that does not count.
     target : str, default="any"
         One of :data:`TARGETS`.
+    outputs : tuple of OutputSource
+        Of several outputs that are trained together; the classes and weights above are then None.
     """
 
     parts: StepParts
@@ -47,6 +65,7 @@ class ExportSource:
     class_weights: tuple[float, ...] | None = None
     ignore_label: object = None
     target: str = "any"
+    outputs: tuple[OutputSource, ...] = ()
 
     @property
     def scalar_type(self) -> ir.DataType:

@@ -14,17 +14,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._data.target_scale import TargetScale
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output, replace_inputs
 from .._graph.own_tensors import from_proto
 from .._training.dropout import FACTOR
-from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type
+from .._training.loss_graph import LOSS, WEIGHT, ir_type
 from .._training.programs import PassSource, pass_program
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
-from .row_weights import emit_row_weights, label_weights
 from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
+from .target_inputs import TargetInput, emit_row_inputs
 from .update_nodes import StepScalars, decays, emit_average, emit_clipping, emit_penalty, emit_update
 
 
@@ -37,7 +36,9 @@ class StepGraph:
     model : onnx_ir.Model
     data : tuple of str
         The inputs of the given graph.
-    target, weight, rate, loss : str
+    targets : tuple of TargetInput
+        One, or one for each output that has a loss.
+    weight, rate, loss : str
     random : tuple of str
         Inputs for uniform random numbers of [0, 1).
     state : tuple of StateTensor
@@ -49,7 +50,7 @@ class StepGraph:
 
     model: ir.Model
     data: tuple[str, ...]
-    target: str
+    targets: tuple[TargetInput, ...]
     weight: str
     rate: str
     loss: str
@@ -57,6 +58,11 @@ class StepGraph:
     state: tuple[StateTensor, ...]
     batch: int
     factors: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_row(self) -> tuple[str, ...]:
+        """The inputs that have a value for each row, but its weight."""
+        return *self.data, *(name for one in self.targets for name in (one.name, one.factor) if name is not None)
 
 
 DECAY_FACTOR, DROPOUT_FACTOR = "weight_decay_factor", "dropout_factor"
@@ -109,9 +115,8 @@ class _Emission:
             new[STATISTICS] = joined_vector(op, [self._outputs[moved[name]] for name in layout.running_statistics])
         if AVERAGE in old:
             new[AVERAGE] = self._average(old[AVERAGE], new[PARAMETERS], t)
-        target = self._target()
-        weight = self._weight(target)
-        graph = self._finished(loss, old, new, (target, weight, rate.name or ""))
+        targets, weight = emit_row_inputs(op, self._source)
+        graph = self._finished(loss, old, new, targets, (weight, rate.name or ""))
         return replace(graph, factors={role: value.name or "" for role, value in factors.items()})
 
     def _factors(self) -> dict[str, ir.Value]:
@@ -158,25 +163,6 @@ class _Emission:
         value, slope = emit_penalty(op, self._settings, parameters, size, weight)
         return op.Add(loss, value), op.Add(gradients, slope)
 
-    def _target(self) -> str:
-        """Return the name of the input for targets in their own units."""
-        scale = self._source.head.target_scale
-        if scale is None:
-            return self._renamed(TARGET, "y")
-        scaled = next(v for v in self._graph.inputs if v.name == TARGET)
-        given = self._input("y", self._scalar, _fixed_shape(scaled))
-        replace_inputs(self._graph, {TARGET: _emit_scaled(self._op, given, scale, self._scalar)})
-        return given.name or ""
-
-    def _weight(self, target: str) -> str:
-        """Return the name of the input for the weights of the rows, which those of their labels multiply."""
-        trained, y = (next(v for v in self._graph.inputs if v.name == name) for name in (WEIGHT, target))
-        if label_weights(self._source) is None:
-            return self._renamed(WEIGHT, "sample_weight")
-        given = self._input("sample_weight", self._kind, _fixed_shape(trained))
-        replace_inputs(self._graph, {WEIGHT: emit_row_weights(self._op, self._source, given, y)})
-        return given.name or ""
-
     def _input(self, stem: str, kind: ir.DataType, shape: Sequence[int]) -> ir.Value:
         value = ir.val(self._op.taken.free(stem), kind, tuple(shape))
         self._graph.inputs.append(value)
@@ -188,7 +174,12 @@ class _Emission:
         return value.name
 
     def _finished(
-        self, loss: ir.Value, old: dict[str, ir.Value], new: dict[str, ir.Value], names: tuple[str, str, str]
+        self,
+        loss: ir.Value,
+        old: dict[str, ir.Value],
+        new: dict[str, ir.Value],
+        targets: tuple[TargetInput, ...],
+        names: tuple[str, str],
     ) -> StepGraph:
         loss = self._op.Identity(loss)
         append_output(self._graph, loss, self._op.taken.free("loss"), self._outputs[LOSS])
@@ -205,7 +196,8 @@ class _Emission:
                 f"{type(self._settings.optimizer).__name__}, computes in it: set another one, or target='any'."
             )
         data = tuple(spec.name for spec in self._parts.model.inputs)
-        return StepGraph(self._model, data, *names, loss.name or "", random, tuple(self._state), self._parts.batch)
+        state = tuple(self._state)
+        return StepGraph(self._model, data, targets, *names, loss.name or "", random, state, self._parts.batch)
 
 
 def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
@@ -250,18 +242,8 @@ def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
     return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
 
 
-def _emit_scaled(op: GraphBuilder, y: ir.Value, scale: TargetScale, kind: ir.DataType) -> ir.Value:
-    """Emit the targets as they are trained on, computed in float64 as on the host where ``kind`` is that."""
-    exact = GraphBuilder(op.graph, dtype=kind, prefix="target")
-    return op.Cast(exact.Div(exact.Sub(y, scale.center), scale.scale), to=op.dtype)
-
-
 def _is_double(node: ir.Node) -> bool:
     """Whether a node of the step computes in float64."""
     to = node.attributes.get("to")
     double = to is not None and to.as_int() == ir.DataType.DOUBLE
     return double or any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
-
-
-def _fixed_shape(value: ir.Value) -> list[int]:
-    return [int(str(d)) for d in value.shape or ()]

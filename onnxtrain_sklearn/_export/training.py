@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +11,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from .._data.positions import position_targets
-from .._data.targets import class_targets, regression_targets
 from .._runtime import devices, sessions
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
 from .folder import TrainingFolder, read_folder, state_bytes
+from .loop_targets import loop_targets
 from .rates import LoopRates
-from .row_weights import weights_of_rows
 from .training_info import read_training_model
 
 if TYPE_CHECKING:
@@ -49,8 +46,8 @@ class Training:
     def partial_fit(
         self,
         X: ArrayLike | Mapping[str, ArrayLike],
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
+        y: ArrayLike | Mapping[str, ArrayLike],
+        sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
         *,
         learning_rate: float | None = None,
     ) -> Self:
@@ -60,10 +57,10 @@ class Training:
         ----------
         X : array-like, or dict of str to array-like
             Rows of the graph's input, or of each of several inputs by name.
-        y : array-like
-            Labels or numbers, as the estimator takes them.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Weight of each row in the mean loss.
+        y : array-like, or dict of str to array-like
+            Labels or numbers, as the estimator takes them; of several outputs by their names.
+        sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
+            Weight of each row in the mean loss, or in that of each of several outputs by name.
         learning_rate : float, default=None
             Of all steps; None: by the schedule of the estimator, as those of weight decay and of dropout, from where
             it was when it was exported.
@@ -72,16 +69,13 @@ class Training:
         -------
         self
         """
-        data = self._rows(X) | self._target(y)
+        rows_of_inputs, total = self._rows(X), 0.0
+        n_rows = len(next(iter(rows_of_inputs.values())))
+        given, weights, trained = loop_targets(self.manifest, self._input_facts(), y, sample_weight, n_rows)
+        data = rows_of_inputs | given
         sizes = {name: len(rows) for name, rows in data.items()}
-        n_rows = next(iter(sizes.values()))
         if len(set(sizes.values())) > 1:
             raise ValueError(f"X and y have different numbers of rows: {sizes}.")
-        weights = np.ones(n_rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
-        if weights.shape != (n_rows,):
-            raise ValueError(f"sample_weight must have the shape ({n_rows},), got {weights.shape}.")
-        target, total = self.manifest["target"], 0.0
-        trained = weights_of_rows(target.get("label_weights"), data[target["input"]], weights)
         minibatches = self._minibatches(n_rows)
         self._rates.begin(len(minibatches))
         for rows in minibatches:
@@ -91,18 +85,27 @@ class Training:
         self.loss_curve_.append(total / float(trained.sum()))
         return self
 
-    def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
-        """Return labels, or predicted numbers."""
-        found = np.asarray(self._predictions(X)[0])
-        single = self.manifest["task"] == "regression" and found.shape[1:] == (1,)
-        return found[:, 0] if single else found
+    def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
+        """Return labels, or predicted numbers; a dict of them by output where several are trained."""
+        found = self._predictions(X)
+        if "targets" not in self.manifest:
+            return _rows_predicted(self.manifest["task"], next(iter(found.values())))
+        facts = self.manifest["targets"]
+        return {one["output"]: _rows_predicted(one["task"], found[one["predictions"][0]]) for one in facts}
 
     def predict_proba(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
-        """Return what the graph gives beside the labels: probabilities, or scores of a loss without them."""
-        outputs = self._predictions(X)
-        if len(outputs) < 2:
-            raise AttributeError("predict_proba: these graphs predict numbers, which have no probabilities.")
-        return outputs[1]
+        """Return what the graph gives beside the labels: probabilities, or scores of a loss without them.
+
+        Where several outputs are trained, it is a dict of those that have labels.
+        """
+        found = self._predictions(X)
+        if "targets" in self.manifest:
+            facts = [one for one in self.manifest["targets"] if len(one["predictions"]) > 1]
+            if facts:
+                return {one["output"]: found[one["predictions"][1]] for one in facts}
+        elif len(found) > 1:
+            return list(found.values())[1]
+        raise AttributeError("predict_proba: these graphs predict numbers, which have no probabilities.")
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file of safetensors, for ``load_state`` of an estimator."""
@@ -155,12 +158,16 @@ class Training:
             )
         return [order[start : start + batch] for start in range(0, n_rows, batch)]
 
-    def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> list[Any]:
+    def _input_facts(self) -> dict[str, tuple[Any, list[Any]]]:
+        """Return type and shape of each input of a step."""
+        return {v.name: (_NUMPY_TYPES[v.type], v.shape) for v in self._session("step").get_inputs()}
+
+    def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Any]:
         session = self._session("predict")
         wanted = {value.name for value in session.get_inputs()}
         state = {name: array for name, array in self.state.items() if name in wanted}
         outputs = [value.name for value in session.get_outputs()]
-        return sessions.run_session(session, outputs, self._rows(X) | state)
+        return dict(zip(outputs, sessions.run_session(session, outputs, self._rows(X) | state), strict=True))
 
     def _rows(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
         """Return the rows of each input, in its type and shape."""
@@ -174,20 +181,11 @@ class Training:
             found[name] = array.reshape(len(array), *fact.shape[1:])
         return found
 
-    def _target(self, y: ArrayLike) -> dict[str, np.ndarray]:
-        """Return the target as the graph takes it."""
-        known, task, classes = self.manifest["target"], self.manifest["task"], self.manifest["classes"]
-        fact = next(value for value in self._session("step").get_inputs() if value.name == known["input"])
-        kind, width = _NUMPY_TYPES[fact.type], fact.shape[1:]
-        if "position" in known["kind"]:
-            ignored = math.nan if known.get("ignores_nan") else known.get("ignore_label")
-            values = position_targets(y, np.array(classes), ignored).values
-        elif task == "regression":
-            values = regression_targets(y, allow_nd=True).values
-        else:
-            labels = [np.array(own) for own in classes] if task == "multioutput" else np.array(classes)
-            values = class_targets(y, labels).values
-        return {known["input"]: np.ascontiguousarray(values.reshape(len(values), *width), kind)}
+
+def _rows_predicted(task: str, found: Any) -> np.ndarray:
+    """Return one number a row as a vector."""
+    rows = np.asarray(found)
+    return rows[:, 0] if task == "regression" and rows.shape[1:] == (1,) else rows
 
 
 _NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}

@@ -13,8 +13,9 @@ from .._estimators.availability import check_one_pass, is_on, trains_in_minibatc
 from .._estimators.base import GraphEstimator
 from .._estimators.docstrings import output_attributes
 from .._estimators.examples import Call, FitRows, GivenRows
-from .._estimators.loaded_state import LoadsState
 from .._estimators.run import Run
+from .._estimators.training_files import TrainingFiles
+from .._export.source import ExportSource
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import MatrixLike
@@ -23,6 +24,7 @@ from ..adapters import LoRA
 from ..losses import Loss, LossSource
 from ..models import ModelSource
 from ..schedules import Schedule
+from .export import export_source_of_outputs
 from .parameters import OUTPUTS
 from .preparation import prepared_outputs
 from .results import OutputResults
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @documented(attributes=output_attributes())
-class OrtGradientMultiOutput(OutputResults, LoadsState, GraphEstimator):
+class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
     """Train several outputs of an ONNX graph together, each by a loss of its own.
 
     Minimizes the sum of the losses, ``sum_j loss_weights[j] * loss_j``; each is the mean over the rows, weighted by
@@ -214,6 +216,9 @@ class OrtGradientMultiOutput(OutputResults, LoadsState, GraphEstimator):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = False
         return tags
+
+    def _export_source(self, run: Run, batch_size: int | None, target: str) -> ExportSource:
+        return export_source_of_outputs(self, run, batch_size, target)
 
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
         run, trainer = prepared_outputs(self, call)

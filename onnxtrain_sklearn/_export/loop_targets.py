@@ -1,0 +1,113 @@
+"""Labels and numbers as the targets that training graphs take, and the weights of their rows, by the manifest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._data.inputs import Inputs
+from .._data.positions import position_targets
+from .._data.several_targets import joined_targets, spread
+from .._data.targets import Targets, checked_weights, class_targets, regression_targets
+from ..exceptions import nearest
+from .row_weights import weights_of_rows
+
+InputFacts = Mapping[str, tuple[Any, list[Any]]]
+"""The type of NumPy and the shape of each input of a training graph."""
+
+
+class LoopTargets(NamedTuple):
+    """The arrays of all rows by input, the weights that the graph is given, and those of the rows in the loss."""
+
+    arrays: dict[str, np.ndarray]
+    weights: np.ndarray
+    trained: np.ndarray
+
+
+def loop_targets(manifest: Mapping[str, Any], inputs: InputFacts, y: Any, sample_weight: Any, n: int) -> LoopTargets:
+    """Return the targets of ``n`` rows."""
+    if "targets" in manifest:
+        return _several_targets(manifest["targets"], inputs, y, sample_weight, n)
+    fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
+    values, weights = _encoded_targets(fact, y).values, _checked_weights(sample_weight, n)
+    trained = weights_of_rows(fact.get("label_weights"), values, weights)
+    return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, trained)
+
+
+def _checked_weights(sample_weight: Any, n: int) -> np.ndarray:
+    weights = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    if weights.shape != (n,):
+        raise ValueError(f"sample_weight must have the shape ({n},), got {weights.shape}.")
+    return weights
+
+
+def _several_targets(
+    facts: list[dict[str, Any]], inputs: InputFacts, y: Any, sample_weight: Any, n: int
+) -> LoopTargets:
+    """Return the targets of several outputs, and the factors that weigh the rows for each of them as a fit does."""
+    names = [fact["output"] for fact in facts]
+    given = _by_output(y, names, "y")
+    weights: Mapping[str, Any] = dict.fromkeys(names, sample_weight)
+    if isinstance(sample_weight, Mapping | Inputs):
+        weights = _by_output({**dict.fromkeys(names), **_arrays_by_name(sample_weight)}, names, "sample_weight")
+    found = [_weighted(fact, given[fact["output"]], weights[fact["output"]], n) for fact in facts]
+    joined, rows = joined_targets(names, *zip(*found, strict=True))
+    factors = joined.with_factors(np.arange(n)).values[:, joined.values.shape[1] :]
+    arrays = {}
+    for i, (fact, (own, _)) in enumerate(zip(facts, found, strict=True)):
+        arrays[fact["input"]] = _as_input(own.values, inputs[fact["input"]])
+        column = factors[:, i] if factors.shape[1] else np.ones(n)
+        arrays[fact["weight_input"]] = _as_input(column, inputs[fact["weight_input"]])
+    counted = np.ones(n) if rows is None else rows
+    return LoopTargets(arrays, counted, counted)
+
+
+def _weighted(fact: Mapping[str, Any], y: Any, sample_weight: Any, n: int) -> tuple[Targets, np.ndarray | None]:
+    """Return the target of an output and its weights; what ``y`` holds for rows of weight zero is not read."""
+    if len(y) != n:
+        raise ValueError(f"Output {fact['output']!r}: X has {n} rows and y has {len(y)}.")
+    weights = None if sample_weight is None else checked_weights(sample_weight, n)
+    rows = np.arange(n) if weights is None or not weights.any() else np.flatnonzero(weights)
+    targets, known = _encoded_targets(fact, np.asarray(y)[rows]), fact["label_weights"]
+    own = None if weights is None else weights[rows]
+    if known is not None:
+        own = weights_of_rows(known, targets.values, np.ones(len(rows)) if own is None else own)
+        own = None if weights is None and (own == 1).all() else own
+    return (targets, own) if len(rows) == n else spread(targets, own, rows, n)
+
+
+def _encoded_targets(fact: Mapping[str, Any], y: Any) -> Targets:
+    """Return labels as indices or indicators, numbers as they are."""
+    if "position" in fact["kind"]:
+        ignored = math.nan if fact.get("ignores_nan") else fact.get("ignore_label")
+        return position_targets(y, np.array(fact["classes"]), ignored)
+    if fact["task"] == "regression":
+        return regression_targets(y, allow_nd=True)
+    several = fact["task"] == "multioutput"
+    return class_targets(y, [np.array(own) for own in fact["classes"]] if several else np.array(fact["classes"]))
+
+
+def _as_input(values: np.ndarray, known: tuple[Any, list[Any]]) -> np.ndarray:
+    """Return the values in the type and the shape that an input takes."""
+    kind, shape = known
+    return np.ascontiguousarray(values.reshape(len(values), *shape[1:]), kind)
+
+
+def _by_output(data: Any, names: list[str], what: str) -> Mapping[str, Any]:
+    """Return data by output; raise where it is none, or lacks one."""
+    found = _arrays_by_name(data)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{what} must be a dict of arrays by output, {names}, got {type(data).__name__}.")
+    for name in found:
+        if name not in names:
+            raise ValueError(f"{what} names {name!r}, an output without a loss.{nearest(str(name), names)}")
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"{what} lacks the output(s) {missing}.")
+    return found
+
+
+def _arrays_by_name(data: Any) -> Any:
+    return data.arrays if isinstance(data, Inputs) else data
