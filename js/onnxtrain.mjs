@@ -330,7 +330,7 @@ const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
 /**
  * Return what each row weighs by its labels, the mean over its positions; -1 is a label that does not count.
  *
- * @param {number[] | null} known The weight of each class. @param {Numbers} labels @param {number} count @returns {number[]}
+ * @param {number[] | null} known The weight of each class. @param {Values} labels @param {number} count @returns {number[]}
  */
 function labelWeights(known, labels, count) {
   const width = labels.length / count;
