@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from .._data.inputs import Inputs
 from .._data.positions import position_targets
@@ -15,8 +16,14 @@ from .._data.targets import Targets, checked_weights, class_targets, regression_
 from ..exceptions import nearest
 from .row_weights import weights_of_rows
 
-InputFacts = Mapping[str, tuple[Any, list[Any]]]
-"""The type of NumPy and the shape of each input of a training graph."""
+InputFact: TypeAlias = "tuple[DTypeLike, list[int | str]]"
+"""The type of NumPy and the shape of an input of a training graph."""
+
+Fact: TypeAlias = "Mapping[str, Any]"
+"""An object of the manifest."""
+
+RowValues: TypeAlias = "ArrayLike | Mapping[str, ArrayLike | None] | Inputs"
+"""Values of rows, or those of each output by name."""
 
 
 class LoopTargets(NamedTuple):
@@ -27,7 +34,9 @@ class LoopTargets(NamedTuple):
     trained: np.ndarray
 
 
-def loop_targets(manifest: Mapping[str, Any], inputs: InputFacts, y: Any, sample_weight: Any, n: int) -> LoopTargets:
+def loop_targets(
+    manifest: Fact, inputs: Mapping[str, InputFact], y: RowValues, sample_weight: RowValues | None, n: int
+) -> LoopTargets:
     """Return the targets of ``n`` rows."""
     if "targets" in manifest:
         return _several_targets(manifest["targets"], inputs, y, sample_weight, n)
@@ -37,7 +46,7 @@ def loop_targets(manifest: Mapping[str, Any], inputs: InputFacts, y: Any, sample
     return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, trained)
 
 
-def _checked_weights(sample_weight: Any, n: int) -> np.ndarray:
+def _checked_weights(sample_weight: RowValues | None, n: int) -> np.ndarray:
     weights = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
     if weights.shape != (n,):
         raise ValueError(f"sample_weight must have the shape ({n},), got {weights.shape}.")
@@ -45,7 +54,7 @@ def _checked_weights(sample_weight: Any, n: int) -> np.ndarray:
 
 
 def _several_targets(
-    facts: list[dict[str, Any]], inputs: InputFacts, y: Any, sample_weight: Any, n: int
+    facts: Sequence[Fact], inputs: Mapping[str, InputFact], y: RowValues, sample_weight: RowValues | None, n: int
 ) -> LoopTargets:
     """Return the targets of several outputs, and the factors that weigh the rows for each of them as a fit does."""
     names = [fact["output"] for fact in facts]
@@ -65,13 +74,14 @@ def _several_targets(
     return LoopTargets(arrays, counted, counted)
 
 
-def _weighted(fact: Mapping[str, Any], y: Any, sample_weight: Any, n: int) -> tuple[Targets, np.ndarray | None]:
+def _weighted(fact: Fact, y: ArrayLike, sample_weight: ArrayLike | None, n: int) -> tuple[Targets, np.ndarray | None]:
     """Return the target of an output and its weights; what ``y`` holds for rows of weight zero is not read."""
-    if len(y) != n:
-        raise ValueError(f"Output {fact['output']!r}: X has {n} rows and y has {len(y)}.")
+    values = np.asarray(y)
+    if len(values) != n:
+        raise ValueError(f"Output {fact['output']!r}: X has {n} rows and y has {len(values)}.")
     weights = None if sample_weight is None else checked_weights(sample_weight, n)
     rows = np.arange(n) if weights is None or not weights.any() else np.flatnonzero(weights)
-    targets, known = _encoded_targets(fact, np.asarray(y)[rows]), fact["label_weights"]
+    targets, known = _encoded_targets(fact, values[rows]), fact["label_weights"]
     own = None if weights is None else weights[rows]
     if known is not None:
         own = weights_of_rows(known, targets.values, np.ones(len(rows)) if own is None else own)
@@ -79,7 +89,7 @@ def _weighted(fact: Mapping[str, Any], y: Any, sample_weight: Any, n: int) -> tu
     return (targets, own) if len(rows) == n else spread(targets, own, rows, n)
 
 
-def _encoded_targets(fact: Mapping[str, Any], y: Any) -> Targets:
+def _encoded_targets(fact: Fact, y: RowValues) -> Targets:
     """Return labels as indices or indicators, numbers as they are."""
     if "position" in fact["kind"]:
         ignored = math.nan if fact.get("ignores_nan") else fact.get("ignore_label")
@@ -90,13 +100,13 @@ def _encoded_targets(fact: Mapping[str, Any], y: Any) -> Targets:
     return class_targets(y, [np.array(own) for own in fact["classes"]] if several else np.array(fact["classes"]))
 
 
-def _as_input(values: np.ndarray, known: tuple[Any, list[Any]]) -> np.ndarray:
+def _as_input(values: np.ndarray, known: InputFact) -> np.ndarray:
     """Return the values in the type and the shape that an input takes."""
     kind, shape = known
     return np.ascontiguousarray(values.reshape(len(values), *shape[1:]), kind)
 
 
-def _by_output(data: Any, names: list[str], what: str) -> Mapping[str, Any]:
+def _by_output(data: object, names: list[str], what: str) -> Mapping[str, Any]:
     """Return data by output; raise where it is none, or lacks one."""
     found = _arrays_by_name(data)
     if not isinstance(found, Mapping):
@@ -109,5 +119,5 @@ def _by_output(data: Any, names: list[str], what: str) -> Mapping[str, Any]:
     return found
 
 
-def _arrays_by_name(data: Any) -> Any:
+def _arrays_by_name(data: object) -> Any:
     return data.arrays if isinstance(data, Inputs) else data

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._estimators.export_source import export_source, exported_class_weights, settings_of_step
+from .._estimators.parameters import Parameters
 from .._estimators.run import Run
 from .._export.source import ExportSource, OutputSource
 from .._inference.head import Head
@@ -13,7 +14,7 @@ from .._training.total_loss import OutputLoss, TotalLoss
 from .single_estimators import OutputEstimator, loss_weights, naming, output_estimators
 
 
-def export_source_of_outputs(estimator: Any, run: Run, batch_size: int | None, target: str) -> ExportSource:
+def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | None, target: str) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would."""
     singles, weights = output_estimators(estimator), loss_weights(estimator)
     known = _losses_before(run) if any(head.positions is not None for head in run.head.parts) else {}
