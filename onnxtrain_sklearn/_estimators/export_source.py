@@ -108,9 +108,7 @@ def _require_same_loop(estimator: Any, run: Run) -> None:
         )
 
 
-def exported_class_weights(
-    estimator: Any, head: Head, balanced: tuple[float, ...] | None
-) -> tuple[float, ...] | None:
+def exported_class_weights(estimator: Any, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
     given, classes = getattr(estimator, "class_weight", None), head.classes
     if given is None or head.positions is not None:

@@ -11,6 +11,7 @@ from .._estimators.run import Run
 from .._export.source import ExportSource, OutputSource
 from .._inference.head import Head
 from .._training.total_loss import OutputLoss, TotalLoss
+from ..exceptions import ModelError
 from .single_estimators import OutputEstimator, loss_weights, naming, output_estimators
 
 
@@ -22,10 +23,19 @@ def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | 
     for head, (name, single) in zip(run.head.parts, singles.items(), strict=True):
         with naming(name):
             loss = _loss_of_output(name, single, head, weights[name], known)
-            class_weights = exported_class_weights(single, head)
+            class_weights = _class_weights(single, head)
         ignored = None if head.positions is None else getattr(single, "ignore_label", None)
         found.append(OutputSource(loss, head, class_weights, ignored))
     return export_source(estimator, run, batch_size, target, tuple(found))
+
+
+def _class_weights(single: OutputEstimator, head: Head) -> tuple[float, ...] | None:
+    if getattr(single, "class_weight", None) == "balanced" and head.positions is None:
+        raise ModelError(
+            "Training graphs hold the weight of each class, but class_weight='balanced' takes them from all data: give "
+            "a dict, such as sklearn.utils.class_weight.compute_class_weight makes."
+        )
+    return exported_class_weights(single, head, None)
 
 
 def _losses_before(run: Run) -> Mapping[str, OutputLoss]:
