@@ -23,13 +23,13 @@ def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | 
     for head, (name, single) in zip(run.head.parts, singles.items(), strict=True):
         with naming(name):
             loss = _loss_of_output(name, single, head, weights[name], known)
-            class_weights = _class_weights(single, head)
+            class_weights = _weights_in_graph(single, head)
         ignored = None if head.positions is None else getattr(single, "ignore_label", None)
         found.append(OutputSource(loss, head, class_weights, ignored))
     return export_source(estimator, run, batch_size, target, tuple(found))
 
 
-def _class_weights(single: OutputEstimator, head: Head) -> tuple[float, ...] | None:
+def _weights_in_graph(single: OutputEstimator, head: Head) -> tuple[float, ...] | None:
     if getattr(single, "class_weight", None) == "balanced" and head.positions is None:
         raise ModelError(
             "Training graphs hold the weight of each class, but class_weight='balanced' takes them from all data: give "
