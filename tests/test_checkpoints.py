@@ -16,12 +16,13 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, schedules
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, schedules
 from onnxtrain_sklearn.callbacks import Checkpoint, EarlyStopping, EpochScoring, LearningRateFinder, WeightAveraging
-from tests.helpers.callbacks import net, without_seconds
-from tests.helpers.data import blobs, line
+from tests.helpers.callbacks import net
+from tests.helpers.checkpoints import drawn_seed, same
+from tests.helpers.data import blobs
 from tests.helpers.engines import each_engine
-from tests.helpers.training import NEVER, weights_equal
+from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -42,15 +43,6 @@ def crash_at(epoch: int) -> Any:
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two estimators have equal weights, histories and states, to the bit."""
-    states = [(e._run.state.t, e._run.state.draws, str(e._run.rng.get_state())) for e in (a, b)]
-    slots = [e._run.state.slots for e in (a, b)]
-    equal = all(np.array_equal(slot, slots[1][name]) for name, slot in slots[0].items())
-    rows = [without_seconds(e.history_) for e in (a, b)]
-    return weights_equal(a, b) and rows[0] == rows[1] and states[0] == states[1] and equal
 
 
 def resumed(make: Any, folder: Path, crashes: tuple[int, ...], data: tuple[Any, ...] = (X, Y), **options: Any) -> Any:
@@ -209,33 +201,26 @@ def test_files_that_cannot_be_read_are_passed_over(tmp_path):
     assert steps == [6]
 
 
-@pytest.mark.parametrize(
-    ("estimator", "message"),
-    [
-        (net(Checkpoint("."), random_state=None), "needs random_state"),
-        (OrtGradientRegressor(optimizer="lbfgs", callbacks=[Checkpoint(".")], random_state=0), "not for L-BFGS"),
-        (net(Checkpoint(".", every=0)), "'every' parameter of Checkpoint must be an int"),
-    ],
-)
-def test_what_cannot_be_resumed_is_refused(estimator, message):
-    with pytest.raises(ValueError, match=message):
-        estimator.fit(*(line() if isinstance(estimator, OrtGradientRegressor) else (X, Y)))
+def test_parameters_of_checkpoints_are_checked():
+    for state in (0, None):
+        with pytest.raises(ValueError, match="'every' parameter of Checkpoint must be an int"):
+            net(Checkpoint(".", every=0), random_state=state).fit(X, Y)
 
 
-def slow_net(folder: Path | None) -> OrtGradientClassifier:
+def slow_net(folder: Path | None, random_state: int | None = 0) -> OrtGradientClassifier:
     callbacks = [] if folder is None else [Checkpoint(folder, keep=2)]
     return OrtGradientClassifier(
         MLP((8,), dropout=0.2), callbacks=callbacks, batch_size=4, max_iter=40, tol=NEVER, early_stopping=True,
-        n_iter_no_change=np.inf, learning_rate="cosine", random_state=0,
+        n_iter_no_change=np.inf, learning_rate="cosine", random_state=random_state,
     )  # fmt: skip
 
 
-def killed(folder: Path, seconds: float) -> bool:
+def killed(folder: Path, seconds: float, random_state: int | None = 0) -> bool:
     """Fit in a child process that is killed after some seconds from its first file on; return whether it was alive."""
     child = os.fork()
     if child == 0:
         try:
-            slow_net(folder).fit(X, Y)
+            slow_net(folder, random_state).fit(X, Y)
         finally:
             os._exit(0)
     began = time.monotonic()
@@ -258,6 +243,23 @@ def test_a_fit_that_is_killed_goes_on_to_the_same_bits(kills, tmp_path):
             count += killed(folder, rng.uniform(0, 0.1))
         found = slow_net(folder).fit(X, Y)
         assert same(found, whole)
+        if count >= kills:
+            return
+    raise AssertionError(f"only {count} processes were alive when they were to be killed")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.exhaustive)])
+def test_a_killed_fit_without_random_state_goes_on_from_the_seed_that_it_drew(kills, tmp_path):
+    moments, count = np.random.default_rng(kills), 0
+    for run in range(10 * kills):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        for _ in range(3):
+            count += killed(folder, moments.uniform(0, 0.1), None)
+        found = slow_net(folder, None).fit(X, Y)
+        assert same(found, slow_net(None, drawn_seed(folder)).fit(X, Y))
         if count >= kills:
             return
     raise AssertionError(f"only {count} processes were alive when they were to be killed")

@@ -10,10 +10,11 @@ import pytest
 from matplotlib.figure import Figure
 from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, RealMLPClassifier
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, RealMLPClassifier
 from onnxtrain_sklearn.callbacks import EpochScoring, GradientStatistics
 from onnxtrain_sklearn.displays import TrainingDisplay, WeightsDisplay, plot_graph
 
@@ -150,3 +151,9 @@ def test_without_matplotlib_displays_say_what_to_install(stopped, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         TrainingDisplay.from_estimator(stopped)
+
+
+@pytest.mark.parametrize("model", [None, "mlp", MLP((3,)), LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])], ids=str)
+def test_an_estimator_that_makes_its_graph_is_to_be_fitted_first(model):
+    with pytest.raises(NotFittedError, match=r"makes its graph in fit, from model=.*: call fit first"):
+        plot_graph(OrtGradientRegressor(model), draw=False)

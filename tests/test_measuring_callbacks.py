@@ -361,3 +361,19 @@ def test_images_and_labels_at_positions_have_a_loss():
     found = OrtGradientClassifier(ConvNet(), callbacks=[EpochScoring("loss", "train")], max_iter=1, random_state=0)
     found.fit(images, labels)
     assert_allclose(found.history_[0]["train_loss"], log_loss(labels, found.predict_proba(images)), rtol=1e-4)
+
+
+def test_an_interrupt_leaves_no_copies_of_weights():
+    def interrupt(epoch):
+        if epoch.number == 5:
+            raise KeyboardInterrupt
+
+    held = [EarlyStopping("loss"), SnapshotEnsemble(3)], [WeightAveraging(0.2)]
+    for callbacks in held:
+        stopped = net(*callbacks, interrupt, n_iter_no_change=np.inf)
+        with pytest.warns(UserWarning, match="interrupted"):
+            stopped.fit(X, Y)
+        remembered = [value for memory in stopped.callbacks_.values() for value in memory.values()]
+        assert stopped.n_iter_ == 5
+        assert remembered
+        assert not any(isinstance(value, np.ndarray | list) and np.size(value[0]) > 1 for value in remembered)

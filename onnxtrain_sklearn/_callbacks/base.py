@@ -146,12 +146,25 @@ class Callback(Component):
     and calls :meth:`begin`, :meth:`after_epoch` and :meth:`end`, which do nothing until they are overridden. Estimators
     take callbacks in their parameter ``callbacks``, or by ``set_callbacks`` where scikit-learn has it (1.9).
 
+    Attributes
+    ----------
+    steers : bool
+        Whether the weights depend on the callback, by default True: a callback may end training or change weights. A
+        :class:`Checkpoint` then takes a fit with the callback, or with other settings of it, for another fit, which
+        starts from the beginning. Set ``steers = False`` in a class that only measures, stores or logs: it may then be
+        added, changed or left out when a fit goes on.
+    passing : tuple of str
+        Names of entries of ``training.memory(self)`` that are of use in training only, such as copies of weights. They
+        are dropped when training has ended, also by Ctrl-C.
+
     Examples
     --------
     >>> from sklearn.datasets import load_iris
     >>> from onnxtrain_sklearn import OrtGradientClassifier
     >>> from onnxtrain_sklearn.callbacks import Callback
     >>> class Norm(Callback):
+    ...     steers = False
+    ...
     ...     def after_epoch(self, training):
     ...         training.row["norm"] = float(abs(training.parameters.vector).max())
     >>> X, y = load_iris(return_X_y=True)
@@ -163,6 +176,8 @@ class Callback(Component):
     __module__ = CALLBACKS_MODULE
     steers: ClassVar[bool] = True
     """Whether the weights depend on it: a checkpoint of a training with other settings of it is another's."""
+    passing: ClassVar[tuple[str, ...]] = ()
+    """The entries of its memory that are dropped with the end of training, also after an interrupt."""
 
     def begin(self, training: TrainingInProgress) -> None:
         """Called before the first epoch."""
@@ -192,7 +207,10 @@ class Callback(Component):
         return False
 
     def teardown(self, estimator: object, context: TaskOfHook) -> None:
-        """Do nothing."""
+        """Drop what is of use in training only."""
+        memory = training_of(estimator, self).memory(self) if self.passing else {}
+        for name in self.passing:
+            memory.pop(name, None)
 
 
 def training_of(estimator: object, callback: Callback) -> TrainingInProgress:

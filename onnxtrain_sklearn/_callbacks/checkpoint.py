@@ -36,9 +36,14 @@ class Checkpoint(Callback):
 
     Notes
     -----
-    A file appears under its name when it is complete, and holds plain arrays and a text: reading one runs no code. A
-    call with ``random_state=None`` begins from other weights each time and is refused, as are L-BFGS and fine-tuning,
-    which do not train in epochs. With another version of onnxruntime a call starts from the beginning.
+    A file appears under its name when it is complete, and holds plain arrays and a text: reading one runs no code. With
+    another version of onnxruntime a call starts from the beginning.
+
+    With ``random_state=None`` the first call draws a seed, and the folder keeps it for calls with the same settings and
+    data: they are one training, also after it has ended. ``resume=False`` draws another seed.
+
+    L-BFGS and fine-tuning are searches on all rows, whose state within SciPy cannot be stored: after a crash they begin
+    again, and find the same weights to the bit. Their file is written when they have ended; they are then not repeated.
 
     Examples
     --------
@@ -67,17 +72,30 @@ class Checkpoint(Callback):
         self.resume = resume
 
     def begin(self, training: TrainingInProgress) -> None:
-        if not training.is_resumable:
-            raise ValueError("Checkpoint is for training in epochs of minibatches, not for L-BFGS or fine-tuning.")
-        if training.estimator.random_state is None:
-            raise ValueError(
-                "Checkpoint needs random_state, such as random_state=0: without it, each call begins from other "
-                "weights, and none could go on from the file of an earlier one."
-            )
         training.defer(lambda: self._find(training))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
-        training.defer(lambda: self._store(training))
+        if training.is_resumable or training.epochs_done == 1:  # a search decides once, when it has ended
+            training.defer(lambda: self._store(training))
+
+    def seed(self, key: str, drawn: int) -> int:
+        """Return the seed of a training without ``random_state``: that of an earlier call, or ``drawn``.
+
+        Parameters
+        ----------
+        key : str
+            A text that calls with equal settings and data share.
+        drawn : int
+            The seed of the first such call, which is stored.
+        """
+        folder = Path(self.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"seed-{key}.npz"
+        stored = read_state(file) if self.resume else None
+        if stored is None:
+            write_state(file, {"seed": drawn})
+            return drawn
+        return int(stored["seed"])
 
     def _find(self, training: TrainingInProgress) -> None:
         """Go on from the latest file of this call, if there is one."""

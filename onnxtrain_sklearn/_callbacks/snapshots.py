@@ -58,6 +58,7 @@ class SnapshotEnsemble(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "snapshot_ensemble"
+    passing = ("snapshots",)
     valid: ClassVar[Rules] = {"cycles": (SEVERAL,), "last": (SEVERAL, None)}
 
     def __init__(self, cycles: int = 5, last: int | None = None) -> None:

@@ -107,6 +107,7 @@ class EarlyStopping(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "early_stopping"
+    passing = ("weights",)
     valid: ClassVar[Rules] = {
         "patience": (COUNT,),
         "restore_best": (bool,),

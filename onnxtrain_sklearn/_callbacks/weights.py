@@ -44,6 +44,7 @@ class WeightAveraging(Callback):
 
     __module__ = CALLBACKS_MODULE
     name = "weight_averaging"
+    passing = ("mean",)
     valid: ClassVar[Rules] = {"start": (BELOW_ONE,), "every": (COUNT,)}
 
     def __init__(self, start: float = 0.75, every: int = 1) -> None:

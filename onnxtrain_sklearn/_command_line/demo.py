@@ -168,7 +168,7 @@ def _draw(results: Sequence[Result], path: Path, console: Console) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        console.say("The picture of the loss curves needs matplotlib: pip install 'onnxtrain-sklearn[demo]'.")
+        console.say("The picture of the loss curves needs matplotlib: pip install matplotlib.")
         return
     figure = Figure(figsize=(4 * len(results), 3.2), layout="constrained")
     for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):

@@ -84,7 +84,7 @@ def _advice(record: Record) -> list[str]:
         )
     lacking = [name for name in ("pandas", "pyarrow", "matplotlib") if record["optional"][name] is None]
     if lacking:
-        advice.append(f"train and predict lack {', '.join(lacking)}: pip install 'onnxtrain-sklearn[cli]'.")
+        advice.append(f"train and predict lack {', '.join(lacking)}: pip install {' '.join(lacking)}.")
     return advice
 
 

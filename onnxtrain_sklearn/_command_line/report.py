@@ -15,7 +15,7 @@ from ..displays.training import TrainingDisplay
 from .command import Record
 from .console import Console
 
-NO_PICTURE = "There is no picture: matplotlib is not installed (pip install 'onnxtrain-sklearn[cli]')."
+NO_PICTURE = "There is no picture: matplotlib is not installed (pip install matplotlib)."
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:46em;margin:2em auto;padding:0 1em}"

@@ -72,7 +72,7 @@ def _pandas() -> ModuleType:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError("Tables are read by pandas: pip install 'onnxtrain-sklearn[cli]'.") from error
+        raise ImportError("Tables are read by pandas: pip install pandas.") from error
     return cast("ModuleType", pandas)
 
 
@@ -80,7 +80,7 @@ def _read_parquet(pandas: ModuleType, path: Path) -> Any:
     try:
         return pandas.read_parquet(path)
     except ImportError as error:
-        raise ImportError("Parquet files are read by pyarrow: pip install 'onnxtrain-sklearn[cli]'.") from error
+        raise ImportError("Parquet files are read by pyarrow: pip install pyarrow.") from error
     except Exception as error:  # pyarrow has a class of its own for each defect
         raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
 

@@ -102,8 +102,8 @@ class CallbackWatcher:
 
     def close(self) -> None:
         """Tear down what was set up; the first error is raised when all have been told."""
-        vars(self.estimator).pop(ACTIVE, None)
         errors = [error for one, root in self._set_up if (error := self._torn_down(one, root)) is not None]
+        vars(self.estimator).pop(ACTIVE, None)
         if errors:
             raise errors[0]
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sklearn.utils import check_random_state
-
 from .._graph.trainable import TrainableModel
 from .._training.loop import Trainer
 from .built_source import built_for
+from .drawn_seed import generator_for
 from .examples import Call, Examples, balanced_weights, training_examples
 from .fine_tuning import tuner_of
 from .head_choice import choose_head
@@ -54,11 +53,11 @@ def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, E
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     loop = trainer_settings(estimator)
     old: Run | None = getattr(estimator, "_run", None) if call.resume else None
-    rng = check_random_state(estimator.random_state) if old is None else old.rng
     body = body_of(estimator) if gets_new_head(estimator, old) else None
     names: tuple[str, ...] = ()
     source, fitted = known_source(estimator, old, call.X) if body is None else (body.source, None)
     examples = training_examples(estimator, call, source, fitted, old)
+    rng = generator_for(estimator, call, examples) if old is None else old.rng
     tuner = None if call.one_pass else tuner_of(estimator, fitted)
     rows = TrainingRows(estimator, call, old, rng)
     if body is not None:

@@ -24,6 +24,9 @@ from .validation import ScoredRows
 IRRELEVANT = {"model", "callbacks", "verbose"}
 """Parameters that are not compared: the graph is, and of callbacks those that steer."""
 
+NO_ORIGIN = {"memories", "rows", "fine_tuning"}
+"""Parts of the state on which no weight depends."""
+
 PIECE_ROWS = 4096
 """Rows of the data that are read at a time."""
 
@@ -33,12 +36,15 @@ def identity_of(estimator: Parameters, run: Run, trainer: Trainer, call: Call, h
     hasher = blake2b(digest_size=12)
     names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
     parameters = {name: getattr(estimator, name) for name in names}
-    state = {name: value for name, value in stored_state(run).items() if name not in ("memories", "rows")}
+    state = {name: value for name, value in stored_state(run).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, run.engine, run.device.name, run.seed, distributions.version())
     for value in (settings, parameters, state, dict(run.frozen), call.one_pass, _steering(estimator)):
         hasher.update(digest(value))
-    hasher.update(to_proto(run.model.model).SerializeToString())
-    trainer.batches.digest(hasher.update, PIECE_ROWS)
+    graph = to_proto(run.model.model)
+    graph.graph.name = ""  # skl2onnx draws one
+    hasher.update(graph.SerializeToString())
+    for data in trainer.data:
+        data.digest(hasher.update, PIECE_ROWS)
     if held_out is not None:
         _add_rows(hasher.update, held_out)
     return hasher.hexdigest()

@@ -31,6 +31,7 @@ def stored_state(run: Run) -> State:
         "memories": copy.deepcopy(history.memories),
         "last_finite": _copied(history.last_finite),
         "best": _copied(history.best),
+        "fine_tuning": copy.deepcopy(history.fine_tuning),
     }
 
 
@@ -50,6 +51,7 @@ def restore_state(run: Run, state: State) -> None:
         memories=copy.deepcopy(state["memories"]),
         last_finite=_copied(state["last_finite"]),
         best=_copied(state["best"]),
+        fine_tuning=copy.deepcopy(state.get("fine_tuning")),
         **state["history"],
     )
 

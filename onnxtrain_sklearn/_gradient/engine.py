@@ -63,8 +63,8 @@ def choose_engine(engine: str) -> str:
     if engine not in ("auto", *available_engines()):
         raise RuntimeNotFoundError(
             f"engine={engine!r} cannot run on the installed onnxruntime {distributions.version()}: it has no gradient "
-            "builder. Install the training build: pip install 'onnxtrain-sklearn[ort-training]' "
-            "(Python 3.10-3.12, Linux), or use engine='portable'."
+            "builder. Install onnxruntime-training-cpu==1.19.2 in its place (Linux, Python 3.10-3.12; the extra "
+            "onnxtrain-sklearn[ort-training]), or use engine='portable'."
         )
     return engine
 

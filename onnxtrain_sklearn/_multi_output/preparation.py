@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sklearn.utils import check_random_state
-
 from .._data.rounding import warn_of_rounding
+from .._estimators.drawn_seed import generator_for
 from .._estimators.examples import Call
 from .._estimators.model_source import source_of
 from .._estimators.parameters import Parameters
@@ -34,10 +33,10 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     loop, singles = trainer_settings(estimator), output_estimators(estimator)
     old: Run | None = getattr(estimator, "_run", None) if call.resume else None
-    rng = check_random_state(estimator.random_state) if old is None else old.rng
     source = _known_outputs(estimator, old, singles)
-    rows = TrainingRows(estimator, call, old, rng)
     examples = several_examples(estimator, singles, call, source, old)
+    rng = generator_for(estimator, call, examples) if old is None else old.rng
+    rows = TrainingRows(estimator, call, old, rng)
     examples = with_factors(examples, rows.split(examples)[0])
     plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
     chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)

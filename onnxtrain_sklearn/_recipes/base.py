@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, row_weights
@@ -40,6 +40,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
     categorical_features: CategoricalFeatures
     n_ensembles: int
     validation_fraction: float | None
+    callbacks: Sequence[object] | None
     random_state: int | np.random.RandomState | None
     engine: str
     device: str
@@ -113,7 +114,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         examples = TableExamples(table, categorical, targets, weights)
         recipe = MemberRecipe(self._scaling, self._drops_constants, self._early_stopping, self._network, tasks.fit)
         shares = self.n_ensembles, self.validation_fraction
-        trained = train_members(recipe, examples, device, *shares, check_random_state(self.random_state))
+        trained = train_members(recipe, examples, device, *shares, examples.generator(self))
         self._keep(examples, trained.networks, trained.graph, trained.preprocessing, device)
         return trained.interrupted
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from .._data.targets import Targets
+from .._estimators.drawn_seed import Seeded, bytes_of_targets, generator_of
 from .._runtime.devices import Device
+from .._support.digest import digest
 from .preprocessing import Preprocessing
 from .raw_table import RawTable
 
@@ -35,6 +38,17 @@ class TableExamples:
     def labels(self) -> np.ndarray | None:
         """The class of each of these rows."""
         return None if self.targets.stratify is None else self.targets.stratify[self.used]
+
+    def generator(self, estimator: Seeded) -> np.random.RandomState:
+        """Return the random numbers of a training on these rows."""
+        return generator_of(estimator, self.parts)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield a digest of each column, and of targets and weights."""
+        for name, column in zip(self.table.names, self.table.columns, strict=True):
+            yield name.encode()
+            yield digest(column.tolist() if column.dtype == object else column)
+        yield digest(list(self.categorical)) + bytes_of_targets(self.targets, self.weights)
 
     def prepared(
         self, preprocessing: Preprocessing, rows: np.ndarray, device: Device

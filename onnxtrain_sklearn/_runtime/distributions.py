@@ -26,8 +26,8 @@ DISTRIBUTIONS = (
     "onnxruntime-qnn",
 )
 _EXTRAS = (
-    "pip install 'onnxtrain-sklearn[ort-training]' (Python 3.10-3.12, Linux) "
-    "or pip install 'onnxtrain-sklearn[portable]' (any current Python)"
+    "pip install onnxruntime (any current Python; the extra onnxtrain-sklearn[portable]) or "
+    "pip install onnxruntime-training-cpu==1.19.2 (Linux, Python 3.10-3.12; the extra onnxtrain-sklearn[ort-training])"
 )
 
 

@@ -47,6 +47,13 @@ class Tuning:
     head: tuple[str, ...] = ()
     damping: np.ndarray | None = None
 
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with the old rows, ``size`` rows at a time, and the damping, which depends on the columns."""
+        if self.old_rows is not None:
+            self.old_rows.digest(update, size)
+        if self.damping is not None:
+            update(self.damping.tobytes())
+
 
 @dataclass(frozen=True, eq=False)
 class TuningResult:
@@ -70,6 +77,7 @@ class FineTuningTrainer(Trainer):
         validate: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(settings, step, batches, history, validate)
+        self.data = (batches, tuning)
         self._tuning, self._tuner, self._rng = tuning, tuning.tuner, tuning.rng
         self._objective = RowObjective(step, batches)
 
@@ -78,14 +86,14 @@ class FineTuningTrainer(Trainer):
         objective, old = self._objective, self._vector.astype(np.float64)
         before = objective.loss(old, objective.weights)
         if self._record(before):
-            return True
+            return self._settle(True)
         vector = self._tuned(old)
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
         self.history.last_finite = self._last = self._buffer.copy()
         self._record(loss)
-        return True
+        return self._settle(True)
 
     def _tuned(self, old: np.ndarray) -> np.ndarray:
         targets = self._objective.targets()

@@ -45,6 +45,7 @@ class FullBatchTrainer(Trainer):
         if not end.n_iter:
             self._after_iteration(self._reached, end.loss)
         self.history.idle_epochs = 0
+        self._settle(True)
         return not end.limited
 
     def _search(self) -> MinimizeResult:
@@ -71,4 +72,4 @@ class FullBatchTrainer(Trainer):
         self.history.last_finite = self._last = self._buffer.copy()
         ended = self._record(loss)
         stops = self._settings.early_stopping and not self._settings.all_epochs
-        return self._settle(ended or (stops and self._idle()))
+        return ended or (stops and self._idle())

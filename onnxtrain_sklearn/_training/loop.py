@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -23,6 +24,13 @@ from .rates import ScheduledRates
 from .report import EpochTable, report_of
 from .step import TrainingStep
 from .watcher import Watched
+
+
+class Digested(Protocol):
+    """Data that can be told from others."""
+
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with all of them, ``size`` rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Trainer(Watched):
     Attributes
     ----------
     step, batches, history, rates
+    data : tuple
+        All data that the training depends on, each with a method ``digest``.
     first_epoch : int
         Epochs before this call.
     """
@@ -78,6 +88,7 @@ class Trainer(Watched):
     ) -> None:
         self._settings, self.step, self.batches, self.history = settings, step, batches, history
         self._validate = validate
+        self.data: tuple[Digested, ...] = (batches,)
         self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
         self._last = self._buffer.copy()
         if history.last_finite is None or history.last_finite.shape != self._buffer.shape:
@@ -127,7 +138,8 @@ class Trainer(Watched):
         self.history.change(early_stopping=False)
         self.rates.warn_if_finished()
 
-        self._report = EpochTable() if self._settings.verbose else self._report  # a pass is a line of it
+        if self._settings.verbose:  # a pass is a line of the table
+            self._report = EpochTable(goes_on=self.first_epoch > 0)
 
         def one_epoch() -> bool:
             if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored

@@ -37,15 +37,16 @@ class NoReport:
 
 
 class EpochTable:
-    """Prints a line for each epoch, below the head of the table before the first one."""
+    """Prints a line for each epoch, below the head of the table; ``goes_on``: the table of an earlier call does."""
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
+    def __init__(self, *, goes_on: bool = False) -> None:
+        self._began, self._has_head = time.perf_counter(), goes_on
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Print the line of the last epoch."""
         epoch, seconds = history.progress.epoch, time.perf_counter() - self._began
-        if epoch == 1:
+        if not self._has_head:
+            self._has_head = True
             print(f"{'epoch':>6} {'loss':>12} {'validation':>12} {'rate':>12} {'seconds':>9}")
         score = f"{history.scores.last():12.6f}" if history.scores.size else f"{'':>12}"
         rate = f"{'':>12}" if learning_rate is None else f"{learning_rate:12.3g}"

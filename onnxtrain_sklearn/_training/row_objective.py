@@ -5,6 +5,8 @@ The rows stay in the buffers; what changes are their weights. A fold of a cross-
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .._data.batches import Batches
@@ -40,6 +42,10 @@ class RowObjective:
     def parameters(self) -> FlatParameters:
         """The parameters; a call leaves its vector in them."""
         return self._step.parameters
+
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with the rows and their weights, ``size`` rows at a time."""
+        self._batches.digest(update, size)
 
     def first(self) -> np.ndarray:
         """Return the weights with those of the first rows only, which are in the buffers at once."""

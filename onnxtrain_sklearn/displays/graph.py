@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
 
+from .._fitted.model import is_estimator
 from .._graph.layout import Box, BoxLayout, Edge
 from .._graph.protobuf import load
 from .._graph.svg import graph_svg
-from ..models import ModelSource
+from ..models import ModelSource, resolve_builder
 from .axes import given_axes, new_axes
 
 if TYPE_CHECKING:
@@ -130,6 +132,8 @@ def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: boo
         The graph is not valid.
     ValueError
         The graph is too large to draw.
+    NotFittedError
+        The estimator makes its graph in ``fit``, and is not fitted.
 
     Examples
     --------
@@ -164,13 +168,23 @@ def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
     if isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         described, source = OrtGradientRegressor(model).describe, model
     elif callable(describe):
-        described, source = describe, model.to_onnx() if hasattr(model, "model_") else model.model
+        described, source = describe, model.to_onnx() if hasattr(model, "model_") else _given_graph(model)
     elif isinstance(model, BaseEstimator) and hasattr(model, "to_onnx"):  # of raw tables: its graph holds weights alone
         graph = load(model.to_onnx()).graph
         return graph, frozenset(graph.initializers)
     else:
         raise TypeError(f"model must be an ONNX graph or an estimator of this package, got {type(model).__name__}.")
     return load(source).graph, frozenset(entry.name for entry in described().of("trained"))
+
+
+def _given_graph(estimator: Any) -> Any:
+    """Return the graph that an estimator was given; NotFittedError if ``fit`` makes it."""
+    model = estimator.model
+    if is_estimator(model) or resolve_builder(model) is not None:
+        raise NotFittedError(
+            f"{type(estimator).__name__} makes its graph in fit, from model={model!r} and the data: call fit first."
+        )
+    return model
 
 
 def _label(box: Box) -> str:
