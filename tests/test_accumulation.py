@@ -140,6 +140,7 @@ def test_it_may_change_between_calls():
     assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
 
 
-def test_lbfgs_takes_all_rows_at_once():
-    with pytest.raises(ValueError, match=r"accumulate has no effect with LBFGS.* Set it to 1"):
-        regressor(optimizer="lbfgs", accumulate=2).fit(X, y)
+@pytest.mark.parametrize(("setting", "default"), [({"accumulate": 2}, "1"), ({"max_grad_norm": 0.1}, "None")])
+def test_lbfgs_takes_no_steps(setting, default):
+    with pytest.raises(ValueError, match=rf"{next(iter(setting))} has no effect with LBFGS.* Set it to {default}"):
+        regressor(optimizer="lbfgs", **setting).fit(X, y)

@@ -7,12 +7,14 @@ import sys
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.precision import in_dtype
 from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.pass_graph import PassGraph
@@ -74,6 +76,14 @@ def test_results_are_the_same_to_the_bit(settings, graphs):
     assert plain.loss_curve_ == again.loss_curve_
     for name, array in plain.weights_.items():
         assert_array_equal(again.weights_[name], array)
+
+
+def test_graphs_of_float64(graphs):
+    given = ir.to_proto(in_dtype(ir.from_proto(DEEP.build(5, 1, 0)), ir.DataType.DOUBLE))
+    plain, again = both(model=given)
+    assert copies(graphs[-1])
+    assert again._run.parameters.vector.dtype == np.float64
+    assert_allclose(again.loss_curve_, plain.loss_curve_, rtol=1e-13)
 
 
 def test_memory_of_a_device(monkeypatch):

@@ -64,7 +64,12 @@ def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
 
 def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
     """Raise if what applies to the steps of minibatches is given to an optimizer that takes none."""
-    defaults: Mapping[str, object] = {"ema_decay": None, "accumulate": 1, "sparse_updates": EXACT}
+    defaults: Mapping[str, object] = {
+        "ema_decay": None,
+        "accumulate": 1,
+        "max_grad_norm": None,
+        "sparse_updates": EXACT,
+    }
     for name, default in defaults.items():
         if isinstance(optimizer, LBFGS) and getattr(estimator, name) != default:
             raise ValueError(

@@ -78,7 +78,7 @@ Strength of the penalty on parameters of rank >= 2: ``alpha (l1_ratio |w|_1 + (1
 the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (NOT_NEGATIVE,)),
     "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty, in [0, 1].", (FRACTION,)),
     "max_grad_norm": Parameter("float or None", """
-Upper limit of the Euclidean norm of all gradients together; None: no limit.""", (POSITIVE, None)),
+Upper limit of the Euclidean norm of all gradients together; None: no limit. Not for L-BFGS.""", (POSITIVE, None)),
     "learning_rate_factors": Parameter("dict or None", """
 What the learning rate is multiplied by, by parameter: glob patterns and numbers >= 0, such as
 ``{"*": 0.1, "layers.2.*": 1.0}``. The last pattern that matches a name counts, so that general patterns come first;

@@ -167,7 +167,8 @@ def _compute_again(
     gate = _gate(readers, earlier, forward, order, first, activations)
     if gate is None:
         return False
-    signal = op.Greater(op.Gather(op.Reshape(gate, [-1]), 0), 0.0)
+    assert gate.dtype is not None
+    signal = op.Greater(op.Gather(op.Reshape(gate, [-1]), 0), np.zeros((), gate.dtype.numpy()))
     values = _copies(op, copied, signal, activations)
     for value in wanted:
         for node, index in [(u, i) for u, i in value.uses() if u in readers]:
