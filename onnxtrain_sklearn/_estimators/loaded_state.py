@@ -60,7 +60,7 @@ class LoadsState:
         Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
         low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
         vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
-        the steps of the state.
+        the steps of the state. Only the masks of dropout are others, as their numbers are drawn by the estimator.
 
         Examples
         --------

@@ -1,0 +1,100 @@
+"""Compares a run with its reference in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainError
+from tests.combinations.draws import Draw
+from tests.combinations.recording import RecordedCall, recorded_call
+from tests.combinations.reference_loop import ReferenceLoop
+
+TOLERANCE = {False: 2e-3, True: 2e-6}
+"""By whether the graph is of float64: the error relative to the size of the numbers."""
+
+
+def equals_reference(draw: Draw) -> str:
+    """Run all calls of a draw and compare each with the reference; return "refused" with the reason, or ""."""
+    estimator, loop = draw.estimator(), None
+    for kind, changes in [("fit", {}), *draw.calls]:
+        warm = {"warm_start": True} if estimator.__dict__.get("_run") else {}
+        estimator.set_params(**changes, **warm)
+        try:
+            call = recorded_call(draw, estimator, kind)
+        except (ValueError, OnnxTrainError) as error:
+            if isinstance(error, DivergenceError):
+                raise
+            return f"refused {type(error).__name__}: {error}"
+        loop = loop or ReferenceLoop(draw, estimator, call)
+        loop.follow(kind, call)
+        check_minibatches(draw, estimator, call, kind)
+        check_results(draw, estimator, loop, call)
+    return ""
+
+
+def check_minibatches(draw: Draw, estimator: Any, call: RecordedCall, kind: str) -> None:
+    """Each epoch goes over the same rows once, in minibatches of one size; those that were held out stay out."""
+    parameters, rows = estimator.get_params(deep=False), call.rows
+    weighted = np.flatnonzero(ReferenceLoop.row_weights(_Weighing(draw), draw.y, draw.weights))
+    splits = bool(parameters["early_stopping"]) and kind == "fit" and draw.validation is None
+    held = np.setdiff1d(weighted, rows)
+    assert set(rows) <= set(weighted.tolist())
+    assert len(held) == (np.ceil(parameters["validation_fraction"] * len(weighted)) if splits else 0)
+    size = 200 if parameters["batch_size"] == "auto" else parameters["batch_size"]
+    for minibatches in call.passes:
+        assert np.array_equal(np.sort(np.concatenate(minibatches)), rows)
+        sizes = [len(one) for one in minibatches]
+        assert all(n == min(size, len(rows)) for n in sizes[:-1])
+        assert sizes[-1] <= min(size, len(rows))
+        if not parameters["shuffle"] and not splits and len(minibatches) > 1:
+            assert np.array_equal(np.concatenate(minibatches), rows)
+
+
+class _Weighing:
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+
+
+def check_results(draw: Draw, estimator: Any, loop: ReferenceLoop, call: RecordedCall) -> None:
+    tolerance, double = TOLERANCE[draw.double], draw.double
+    close(call.losses, loop.losses[-len(call.losses) :], tolerance, "losses")
+    assert np.array_equal(estimator.loss_curve_, [row["loss"] for row in estimator.history_])
+    if call.scores[0] is not None:
+        for score, bounds in zip(call.scores, loop.scores[-len(call.scores) :], strict=True):
+            low, high = bounds
+            assert low - tolerance * max(1, abs(low)) <= score <= high + tolerance * max(1, abs(high)), (score, bounds)
+    for name, array in estimator.weights_.items():
+        assert array.dtype == (np.float64 if double else np.float32)
+        close(array, loop.predicting[name], tolerance, name)
+    assert estimator.n_iter_ == loop.progress.epoch
+    assert estimator.t_ == loop.progress.samples
+    assert estimator.loss_ == call.losses[-1]
+    check_predictions(draw, estimator, loop, tolerance)
+
+
+def check_predictions(draw: Draw, estimator: Any, loop: ReferenceLoop, tolerance: float) -> None:
+    expected, found = loop.predictions(draw.X), estimator.predict(draw.X)
+    if draw.task == "regression":
+        close(found.reshape(expected.shape), expected, tolerance, "predict")
+        return
+    gaps = np.abs(expected)
+    if draw.task == "multiclass":
+        order = np.sort(expected, axis=1)
+        gaps = order[:, -1] - order[:, -2]
+    sure = gaps.reshape(len(found), -1).min(axis=1) > 1e-2
+    assert np.array_equal(found[sure], draw.labels(expected)[sure]), "labels"
+    if hasattr(estimator, "decision_function"):
+        scores = estimator.decision_function(draw.X)
+        close(scores.reshape(expected.shape), expected, tolerance, "decision_function")
+
+
+def close(found: Any, expected: Any, tolerance: float, what: str) -> None:
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    assert found.shape == expected.shape, (what, found.shape, expected.shape)
+    scale = max(1e-2, float(np.abs(expected).max(initial=0)))
+    error = float(np.abs(found - expected).max(initial=0))
+    assert error <= tolerance * scale, (
+        f"{what}: {error:.3g} beside {scale:.3g}: {found.ravel()[:8]} {expected.ravel()[:8]}"
+    )

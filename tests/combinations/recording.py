@@ -1,0 +1,88 @@
+"""Records what a call of ``fit`` or ``partial_fit`` trained: initial weights, minibatches, losses and scores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from onnxtrain_sklearn._data.batches import Batches
+from onnxtrain_sklearn._training.loop import Trainer
+from tests.combinations.draws import Draw
+
+
+@dataclass
+class RecordedCall:
+    """What a call trained.
+
+    ``rows`` are those that it trained on, ``passes`` the rows of each minibatch of each epoch, ``statistics`` the
+    running statistics that moved.
+    """
+
+    initial: dict[str, np.ndarray] = field(default_factory=dict)
+    trained: list[str] = field(default_factory=list)
+    statistics: list[str] = field(default_factory=list)
+    passes: list[list[np.ndarray]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    score_before: float = -np.inf
+
+    @property
+    def rows(self) -> np.ndarray:
+        return np.sort(np.concatenate(self.passes[0]))
+
+
+@contextmanager
+def recording(call: RecordedCall) -> Iterator[None]:
+    """Record a call that is made inside of the block."""
+    minibatches, fit, one_pass, begin = Batches.minibatches, Trainer.fit, Trainer.one_pass, Trainer._begin
+
+    def recorded(batches: Batches) -> list[np.ndarray]:
+        found = minibatches(batches)
+        call.passes.append([rows.copy() for rows in found])
+        return found
+
+    def note(trainer: Trainer) -> None:
+        parameters = trainer.step.parameters
+        call.trained, call.statistics = list(parameters.names), list(parameters.running_statistics)
+        frozen = trainer.step._parts.frozen
+        call.initial = {n: np.array(a) for n, a in {**frozen, **parameters.weights()}.items()}
+
+    def noted_fit(trainer: Trainer) -> None:
+        note(trainer)
+        fit(trainer)
+
+    def noted_pass(trainer: Trainer) -> None:
+        note(trainer)
+        one_pass(trainer)
+
+    def noted_begin(trainer: Trainer, steps: int) -> None:
+        begin(trainer, steps)
+        call.score_before = trainer.history.best_score
+
+    with (
+        mock.patch.object(Batches, "minibatches", recorded),
+        mock.patch.object(Trainer, "fit", noted_fit),
+        mock.patch.object(Trainer, "one_pass", noted_pass),
+        mock.patch.object(Trainer, "_begin", noted_begin),
+    ):
+        yield
+
+
+def recorded_call(draw: Draw, estimator: Any, kind: str) -> RecordedCall:
+    """Call ``fit`` or ``partial_fit`` on the data of a draw; return what was trained."""
+    call, before = RecordedCall(), getattr(estimator, "n_iter_", 0)
+    arguments = draw.fit_arguments()
+    if kind == "partial_fit":
+        arguments = {name: value for name, value in arguments.items() if not name.endswith("_val")}
+    with recording(call), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        getattr(estimator, kind)(draw.X, draw.y, **arguments)
+    rows = estimator.history_[before:]
+    call.losses, call.scores = [row["loss"] for row in rows], [row.get("validation_score") for row in rows]
+    return call

@@ -1,0 +1,73 @@
+"""Random combinations of settings train as a loop in numpy does, and runs that must agree do.
+
+``python -m tests.combinations --cases 1000`` runs more of them.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.combinations import compare, inert, relations
+from tests.combinations.draws import drawn
+from tests.combinations.run_case import outcome_of, relation_holds
+from tests.combinations.wide_draws import wide_drawn
+
+engines = pytest.mark.parametrize("engine", available_engines())
+
+
+@engines
+@pytest.mark.thinned(by=lambda number, engine: {(engine, number < 2)})
+@pytest.mark.parametrize("number", range(20))
+def test_it_trains_as_the_reference_does(number, engine):
+    refused = [compare.equals_reference(drawn(case, engine)) for case in range(10 * number, 10 * number + 10)]
+    assert sum(map(bool, refused)) <= 4, refused
+
+
+@pytest.mark.thinned(by=lambda number, name: name)
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", relations.RELATIONS)
+def test_relation_holds(name, number):
+    engine = available_engines()[0]
+    cases = range(100 * number, 100 * number + 100)
+    assert any(relation_holds(wide_drawn(case, engine), name) for case in cases) or name == "engines_train_alike"
+
+
+@pytest.mark.slow
+@engines
+@pytest.mark.parametrize("number", range(20))
+def test_random_case(number, engine):
+    outcome_of(1000 + number, engine, relations=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", inert.OTHERS)
+def test_no_parameter_is_ignored(name):
+    cases = [wide_drawn(number, available_engines()[0]) for number in range(60)]
+    chosen = [draw for draw in cases if not inert.may_be_inert(draw, name)][:6]
+    assert not [str(draw) for draw in chosen if inert.changes_nothing(draw, name)]
+
+
+@pytest.mark.parametrize(("name", "other"), [("learning_rate_init", 0.02), ("alpha", 0.0), ("max_grad_norm", None)])
+def test_the_reference_sees_a_setting_that_is_ignored(name, other, monkeypatch):
+    """A comparison that cannot fail would prove nothing."""
+    draws = [drawn(number) for number in range(100)]
+    suited = (d for d in draws if d.parameters.get(name) and "trainable" not in d.parameters and not d.calls)
+    assert sum(is_noticed(draw, {name: other}, monkeypatch) for draw in islice(suited, 4)) >= 3
+
+
+def is_noticed(draw, ignored, monkeypatch):
+    """Whether the comparison fails where an estimator trains with other settings than it says."""
+    made = draw.estimator(**ignored)
+    get_params = made.get_params
+    monkeypatch.setattr(
+        made, "get_params", lambda deep=True: get_params(deep) | {n: draw.parameters[n] for n in ignored}
+    )
+    monkeypatch.setattr(draw, "estimator", lambda: made)
+    try:
+        compare.equals_reference(draw)
+    except AssertionError:
+        return True
+    return False
