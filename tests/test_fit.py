@@ -227,7 +227,8 @@ def test_partial_fit_never_warns_of_convergence():
 
 def test_best_weights_on_given_validation_data_are_restored():
     X, y = blobs(300)
-    estimator = small(learning_rate_init=0.3, early_stopping=True, max_iter=30, n_iter_no_change=5, tol=1e-4)
+    settings = {"learning_rate_init": 0.3, "max_iter": 30, "n_iter_no_change": 5, "tol": 1e-4}
+    estimator = small(early_stopping=True, scoring="accuracy", **settings)
     estimator.fit(X[:200], y[:200], X_val=X[200:], y_val=y[200:])
     scores = estimator.validation_scores_
     assert len(scores) == estimator.n_iter_

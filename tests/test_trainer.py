@@ -106,6 +106,15 @@ def test_scores_of_early_stopping_must_rise_by_tol():
     assert history.best_score == 0.9
 
 
+def test_the_loss_on_validation_data_must_fall_by_tol():
+    step, history = Step([1.0] * 9), History()
+    running = trainer(step, history=history, early_stopping=True, validate=lambda: 0.5, tol=0.25, n_iter_no_change=1)
+    running.validation_loss = iter([2.0, 1.75, 1.6, 1.4]).__next__
+    running.fit()
+    assert [row["validation_loss"] for row in history.rows] == [2.0, 1.75, 1.6, 1.4]
+    assert step.parameters.vector == 4  # the least one counts, whatever tol is
+
+
 def test_the_best_weights_come_back():
     step, scores = Step([1.0] * 9), iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.1])
     trainer(step, early_stopping=True, validate=scores.__next__, tol=0.0, n_iter_no_change=2).fit()

@@ -55,8 +55,9 @@ loss_curve_ : list of float
     Mean loss of each epoch, of the latest 100,000.
 history_ : list of dict
     A dict for each epoch: ``epoch``, ``step``, ``loss``, ``learning_rate``, ``seconds``, with validation data
-    ``validation_score``, and what callbacks add. ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before
-    the latest 10,000 only ``epoch`` and ``loss`` are kept.
+    ``validation_score``, ``validation_loss`` where early stopping watches it, and what callbacks add.
+    ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 only ``epoch`` and ``loss``
+    are kept.
 callbacks_ : dict of str to dict
     What callbacks remember, by class.
 best_loss_ : float or None
@@ -64,7 +65,7 @@ best_loss_ : float or None
 validation_scores_ : list of float or None
     {score}, or the score that ``scoring`` names, on the validation data after each epoch, of the latest 100,000.
 best_validation_score_ : float or None
-    Best of these scores.
+    Best of these scores; with early stopping that of the best epoch, whose weights are kept.
 fine_tuning_ : dict of str to ndarray
     The candidates of fine-tuning, in columns: ``candidate`` names the search ("old", "shifted", "rescaled", "zero",
     "old rows"), ``strength`` that of its pull, infinite for its start, or the weight of the old rows, ``loss`` is that

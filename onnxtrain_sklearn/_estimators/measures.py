@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from .._callbacks.base import Part
 from .._training.loss_graph import StepSettings
-from .._training.score_loss import ScoreLoss
+from .._training.score_loss import ScoreLoss, weighted_mean
 from ..exceptions import ModelError
 from .examples import scaled_values
 from .output_losses import loss_of_outputs
@@ -42,12 +44,26 @@ class Measures:
         return score_by(self._estimator, scoring, self._run, rows)
 
     def _loss(self, rows: ScoredRows) -> Callable[[], float]:
-        """Return the function that computes the mean loss of rows by the current parameters."""
-        run = self._run
-        if run.model.link == "votes":
+        if self._run.model.link == "votes":
             raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
-        predictor = run.live_predictor(rows.live, with_scores=True)
-        if run.head.parts:
-            return loss_of_outputs(run, self._settings, rows, predictor)
-        loss, y = ScoreLoss(self._settings, run.parameters.buffer.dtype), scaled_values(run, rows.targets)
-        return lambda: loss(predictor.run(rows.live, rows.rows, -1), y, rows.weights)
+        if self._run.head.parts:
+            predictor = self._run.live_predictor(rows.live, with_scores=True)
+            return loss_of_outputs(self._run, self._settings, rows, predictor)
+        return loss_of_rows(self._run, self._settings, rows)
+
+
+def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows) -> Callable[[], float]:
+    """Return the function that computes the mean loss of rows by the current parameters.
+
+    Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
+    """
+    predictor = run.live_predictor(scored.live, with_scores=True)
+    mean, y = ScoreLoss(settings, run.parameters.buffer.dtype), scaled_values(run, scored.targets)
+    weights = np.ones(len(scored.rows)) if scored.weights is None else scored.weights
+    pieces = predictor.pieces_of(scored.live, scored.rows)
+
+    def loss() -> float:
+        found = [mean(predictor.run(scored.live, scored.rows[p], -1), y[p], weights[p]) for p in pieces]
+        return weighted_mean(found, [weights[p] for p in pieces])
+
+    return loss

@@ -141,21 +141,24 @@ where the matrix is large, and it is another optimizer where rows are rare. A ma
 one that is the output layer as well, has a gradient in all rows, and is updated as usual. On the CPU alone.""",
         (OneOf((EXACT, LAZY)),)),
     "tol": Parameter("float", """
-Least improvement of the loss (or of the validation score) that counts as one.""",
+Least improvement of the loss, or of what ``early_stopping`` watches, that counts as one.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
     "n_iter_no_change": Parameter("int or np.inf", """
 Training ends after more epochs than this in a row without improvement; np.inf: never for that reason.""",
         (COUNT, OneOf((np.inf,)))),
     "early_stopping": Parameter('bool or "best_epoch"', """
-Whether to watch the score on validation data instead of the training loss, and to end with the weights that scored
-best: the highest score counts, whatever ``tol`` is. "best_epoch": the same, but training takes all ``max_iter`` epochs,
-and of equal scores the latest is the best; else it is the first.""", (bool, OneOf(("best_epoch",)))),
+Whether to watch validation data instead of the training loss, and to end with the weights that were best on them,
+whatever ``tol`` is. Classifiers watch the loss on them, since the accuracy on few rows stands still for many epochs
+while the network learns; regressors and several outputs watch the score, and ``scoring`` names a score to watch
+instead. "best_epoch": the same, but training takes all ``max_iter`` epochs, and of equal ones the latest is the best;
+else it is the first.""", (bool, OneOf(("best_epoch",)))),
     "scoring": Parameter("str, callable or None", """
-Score on the validation data, higher is better, in place of the accuracy or R²: the name of a scorer of scikit-learn
-(``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``,
-which takes ``sample_weight`` too where rows are weighted. It is called after each epoch with an estimator that predicts
-the validation data ``X`` by the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val``
-and ``y_val``."""),
+Score on the validation data, higher is better, in place of the accuracy or R²; early stopping watches it as it is:
+the name of a scorer of scikit-learn (``"accuracy"``, ``"neg_log_loss"``, ``"roc_auc"``,
+``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``, which takes
+``sample_weight`` too where rows are weighted. It is called after each epoch with an estimator that predicts the
+validation data ``X`` by the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val`` and
+``y_val``."""),
     "validation_fraction": Parameter("float", """
 Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),

@@ -63,7 +63,7 @@ class TrainingRecord:
 
     @property
     def best_validation_score_(self) -> float | None:
-        """Best of the scores; None without validation data."""
+        """Best of the scores, with early stopping that of the best epoch; None without validation data."""
         history = self._history("best_validation_score_")
         return history.best_score if history.scores.size and math.isfinite(history.best_score) else None
 

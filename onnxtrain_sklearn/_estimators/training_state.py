@@ -11,7 +11,7 @@ from .._training.history import Curve, EpochLog
 from ..schedules import Progress
 from .run import Run
 
-PLAIN = ("least_loss", "best_loss", "best_score", "idle_epochs", "early_stopping", "warned_of_end")
+PLAIN = ("least_loss", "best_loss", "best_score", "best_watched", "idle_epochs", "early_stopping", "warned_of_end")
 """The attributes of a history that are numbers."""
 
 

@@ -78,7 +78,7 @@ def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: 
     if scored is None:
         require_no_scoring(estimator, call)
         return None
-    if estimator.scoring is not None:
+    if estimator.scoring is not None and not _is_own_score(estimator, run):
         return score_by(estimator, estimator.scoring, run, scored)
     predictor = run.live_predictor(scored.live)
 
@@ -89,6 +89,12 @@ def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: 
         return value
 
     return score
+
+
+def _is_own_score(estimator: Parameters, run: Run) -> bool:
+    """Whether ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
+    one_label = run.head.task in ("binary", "multiclass") and run.head.positions is None
+    return one_label and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
 
 
 def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:

@@ -113,7 +113,7 @@ class Predictor:
 
     def run(self, columns: Mapping[str, Column], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
-        pieces = self._pieces_of(columns, rows)
+        pieces = self.pieces_of(columns, rows)
         found = [self._chunk(columns, one if rows is None else rows[one], output) for one in pieces]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -121,7 +121,7 @@ class Predictor:
         self, columns: Mapping[str, Column], outputs: Sequence[int], rows: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Return the outputs of these numbers for all rows of the data, or for the given ones, in one pass."""
-        pieces = self._pieces_of(columns, rows)
+        pieces = self.pieces_of(columns, rows)
         found = [self._several_of_chunk(columns, one if rows is None else rows[one], outputs) for one in pieces]
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
 
@@ -134,8 +134,8 @@ class Predictor:
         piece = finite_rows(rows, dtype) if one_chunk else None
         return None if piece is None else self._computed({name: piece}, len(piece), output)
 
-    def _pieces_of(self, columns: Mapping[str, Column], rows: np.ndarray | None) -> list[slice]:
-        """Return the chunks of the data, or of the given rows of them."""
+    def pieces_of(self, columns: Mapping[str, Column], rows: np.ndarray | None = None) -> list[slice]:
+        """Return the chunks in which the data are predicted, or the given rows of them."""
         n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
         dense = [column for name, column in columns.items() if name not in self._sparse]
         return self._pieces(n_rows, max([1, *(math.prod(column.shape[1:]) for column in dense)]))

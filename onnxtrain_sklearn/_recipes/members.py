@@ -100,7 +100,9 @@ def _add_member(
     if len(held):
         names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, held, device)
         settings |= dict(zip(names, parts, strict=True))
-        network.set_params(early_stopping=recipe.early_stopping)
+        # The recipes' authors watch the accuracy, not the loss.
+        scoring = {} if examples.classes is None else {"scoring": "accuracy"}
+        network.set_params(early_stopping=recipe.early_stopping, **scoring)
     if examples.classes is not None:
         settings["classes"] = examples.classes
     trained.append((prepared, network))

@@ -132,8 +132,12 @@ class History:
         Score of each epoch on the validation data, empty where there are none.
     least_loss : float
         Least of all losses.
-    best_loss, best_score : float
-        The baseline of improvement.
+    best_loss : float
+        The baseline of improvement of the loss.
+    best_score : float
+        With early stopping the score of the best epoch, else the best of all scores.
+    best_watched : float
+        The baseline of improvement on validation data: the best score, or minus the least validation loss.
     idle_epochs : int
         Epochs in a row that did not improve by ``tol``.
     early_stopping : bool
@@ -143,7 +147,7 @@ class History:
     last_finite : ndarray or None
         The latest parameters seen to give a finite loss; not pickled.
     best : ndarray or None
-        The parameters of ``best_score``; not pickled.
+        The parameters of the best epoch; not pickled.
     fine_tuning : dict of str to ndarray, or None
         The candidates of the latest fine-tuning, in columns.
     log : EpochLog
@@ -158,6 +162,7 @@ class History:
     least_loss: float = math.inf
     best_loss: float = math.inf
     best_score: float = -math.inf
+    best_watched: float = -math.inf
     idle_epochs: int = 0
     early_stopping: bool = False
     warned_of_end: bool = False
@@ -197,23 +202,28 @@ class History:
         rows: int,
         tol: float,
         parameters: np.ndarray,
+        validation_loss: float | None = None,
         latest: bool = False,
         rate: float | None = None,
         seconds: float = 0.0,
     ) -> None:
         """Add an epoch over ``rows`` rows that ended with these ``parameters``; the best ones are copied.
 
-        Of equal scores the first is the best, or the ``latest``. ``rate`` is the learning rate of the last step.
+        The best epoch is that of the highest score, or of the least ``validation_loss``; of equal ones the first, or
+        the ``latest``. ``rate`` is the learning rate of the last step.
         """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
         row = {"epoch": progress.epoch + 1, "step": progress.step, "loss": loss, "learning_rate": rate}
         if score is not None:
-            improved = score >= self.best_score + tol if self.early_stopping else improved
+            watched = score if validation_loss is None else -validation_loss
+            improved = watched >= self.best_watched + tol if self.early_stopping else improved
             changed["scores"] = self.scores.plus(score)
             row["validation_score"] = score
-            if score > self.best_score or (latest and score == self.best_score):
-                changed |= {"best_score": score, "best": parameters.copy()}
+            if validation_loss is not None:
+                row["validation_loss"] = validation_loss
+            if watched > self.best_watched or (latest and watched == self.best_watched):
+                changed |= {"best_watched": watched, "best_score": score, "best": parameters.copy()}
         self.change(
             progress=replace(progress, epoch=progress.epoch + 1, samples=progress.samples + rows),
             losses=self.losses.plus(loss),

@@ -74,6 +74,8 @@ class Trainer(Watched):
     step, batches, history, rates
     data : tuple
         All data that the training depends on, each with a method ``digest``.
+    validation_loss : callable () -> float, or None
+        Loss of the current parameters on the validation data, which early stopping watches instead of the score.
     first_epoch : int
         Epochs before this call.
     """
@@ -89,6 +91,7 @@ class Trainer(Watched):
         self._settings, self.step, self.batches, self.history = settings, step, batches, history
         self._validate = validate
         self.data: tuple[Digested, ...] = (batches,)
+        self.validation_loss: Callable[[], float] | None = None
         self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
         self._last = self._buffer.copy()
         if history.last_finite is None or history.last_finite.shape != self._buffer.shape:
@@ -135,7 +138,7 @@ class Trainer(Watched):
         progress = self.history.progress
         if progress.total_steps is None:
             progress.total_steps = self._settings.max_iter * self._steps
-        self.history.change(early_stopping=False)
+        self.history.change(early_stopping=False, best_watched=self.history.best_score)
         self.rates.warn_if_finished()
 
         if self._settings.verbose:  # a pass is a line of the table
@@ -159,13 +162,15 @@ class Trainer(Watched):
     def _begin(self, steps: int) -> None:
         history, progress = self.history, self.history.progress
         early_stopping = self._settings.early_stopping
-        score = history.best_score
+        score = watched = history.best_score
         if early_stopping and self._validate is not None and progress.epoch:
-            score = self._validate()  # the score of the initial weights on these data
+            score = watched = self._validate()  # the score of the initial weights on these data
+            watched = score if self.validation_loss is None else -self.validation_loss()
         history.change(
             progress=replace(progress, total_steps=progress.step + steps),
             best_loss=math.inf,
             best_score=-math.inf if math.isnan(score) else score,
+            best_watched=-math.inf if math.isnan(watched) else watched,
             best=self._last,
             idle_epochs=0,
             early_stopping=early_stopping,
@@ -242,6 +247,7 @@ class Trainer(Watched):
             rows=self.batches.n_rows,
             tol=settings.tol,
             parameters=self._buffer,
+            validation_loss=None if self.validation_loss is None else self.validation_loss(),
             latest=settings.all_epochs,
             rate=rate,
             seconds=took,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,19 +31,15 @@ class ScoreLoss:
         shape, dtype = target_layout(settings.task, settings.n_outputs, rows, self._dtype, settings.positions)
         targets = y.reshape(shape).astype(dtype)
         weights = (np.ones(rows) if weights is None else weights).astype(self._dtype)
-        total = float(weights.sum(dtype=np.float64))
-        if not total:
-            return float("nan")
         size = min(rows, SCORED_PIECE)
         self._prepare((size, *scores.shape[1:]))
         parts = [slice(i, i + size) for i in range(0, rows, size)]
-        shares = [float(weights[part].sum(dtype=np.float64)) / total for part in parts]
         found = [self._piece(scores[part], targets[part], weights[part]) for part in parts]
-        return sum(share * loss for share, loss in zip(shares, found, strict=True) if share)
+        return weighted_mean(found, [weights[part] for part in parts])
 
     def _prepare(self, shape: tuple[int, ...]) -> None:
-        """Make the session for pieces of a shape, unless it is there."""
-        if shape != self._shape:
+        """Make the session for pieces of a shape, unless there is one for as many rows or more."""
+        if shape[1:] != self._shape[1:] or shape[0] > self._shape[0]:
             graph = to_proto(score_loss_graph(self._settings, shape, self._dtype)).SerializeToString()
             self._session, self._shape = sessions.create_session(graph, devices.resolve_device()), shape
 
@@ -52,3 +50,10 @@ class ScoreLoss:
         weight[: len(scores)] = weights
         feeds = {"scores": scores[filled].astype(self._dtype), TARGET: y[filled], WEIGHT: weight}
         return float(sessions.run_session(self._session, [LOSS], feeds)[0])
+
+
+def weighted_mean(losses: Sequence[float], weights: Sequence[np.ndarray]) -> float:
+    """Return the mean loss of pieces of rows, given the mean of each and its rows' weights; NaN without any."""
+    sums = [float(one.sum(dtype=np.float64)) for one in weights]
+    total = sum(sums)
+    return sum(own / total * loss for own, loss in zip(sums, losses, strict=True) if own) if total else math.nan

@@ -1,0 +1,117 @@
+"""What early stopping watches: classifiers the loss on validation data, others and all with ``scoring`` a score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import OneHotEncoder
+
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._inference import predictor
+from onnxtrain_sklearn.callbacks import EpochScoring
+from tests.helpers.engines import each_engine
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+DIGITS, DIGIT = load_digits(return_X_y=True)
+DIGITS = (DIGITS / 16).astype(np.float32)
+PARTS = train_test_split(DIGITS, DIGIT, train_size=300, test_size=200, random_state=0)
+X, X_VAL, Y, Y_VAL = PARTS
+LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+
+
+def wins(board, mark):
+    return any(all(board[i] == mark for i in line) for line in LINES)
+
+
+def endings_of_tic_tac_toe():
+    """All 958 boards at the end of a game that x begins, and whether x has won: a data set of the UCI repository."""
+    ended = set()
+
+    def play(board, mark):
+        if wins(board, "x") or wins(board, "o") or " " not in board:
+            ended.add(board)
+            return
+        for i in range(9):
+            if board[i] == " ":
+                play(board[:i] + mark + board[i + 1 :], "o" if mark == "x" else "x")
+
+    play(" " * 9, "x")
+    boards = sorted(ended)
+    return OneHotEncoder(sparse_output=False).fit_transform([list(b) for b in boards]), [wins(b, "x") for b in boards]
+
+
+def classifier(**settings):
+    defaults = {"learning_rate_init": 0.02, "max_iter": 40, "batch_size": 50, "random_state": 0, "early_stopping": True}
+    return OrtGradientClassifier(MLP((20,)), **(defaults | settings))
+
+
+def fit(estimator, **weights):
+    return estimator.fit(X, Y, X_val=X_VAL, y_val=Y_VAL, **weights)
+
+
+def test_a_small_table_is_learned():
+    boards, won = endings_of_tic_tac_toe()
+    assert (len(won), sum(won)) == (958, 626)
+    scores = []
+    for seed in range(3):
+        train, test, y, truth = train_test_split(boards, won, test_size=0.2, stratify=won, random_state=seed)
+        scores.append(OrtGradientClassifier(early_stopping=True, random_state=seed).fit(train, y).score(test, truth))
+    assert np.mean(scores) > 0.95  # 0.82 by the accuracy on 77 rows
+
+
+@each_engine
+def test_a_classifier_keeps_the_weights_of_the_least_loss(engine):
+    fitted = fit(classifier(learning_rate_init=0.1, n_iter_no_change=5, engine=engine))
+    losses, scores = ([row[name] for row in fitted.history_] for name in ("validation_loss", "validation_score"))
+    best = int(np.argmin(losses))
+    assert 0 < best < len(losses) - 1
+    assert fitted.n_iter_ < 40
+    assert fitted.best_validation_score_ == scores[best] == fitted.score(X_VAL, Y_VAL)
+    assert_allclose(log_loss(Y_VAL, fitted.predict_proba(X_VAL)), losses[best], rtol=1e-5)
+    assert max(scores) > scores[best]  # the accuracy would have chosen another epoch
+
+
+def test_a_scorer_is_followed_as_written():
+    for scoring in ("accuracy", "neg_log_loss", lambda e, X, y: e.score(X, y)):
+        fitted = fit(classifier(scoring=scoring, n_iter_no_change=3))
+        scores = fitted.validation_scores_
+        assert "validation_loss" not in fitted.history_[0]
+        assert fitted.best_validation_score_ == max(scores)
+        best = int(np.argmax(scores))
+        assert fitted.n_iter_ in (best + 5, 40)
+    by_name, by_function = fit(classifier(scoring="accuracy")), fit(classifier(scoring=lambda e, X, y: e.score(X, y)))
+    assert by_name.validation_scores_ == by_function.validation_scores_
+
+
+def test_the_loss_is_that_of_callbacks_whatever_the_weights_and_the_pieces(monkeypatch):
+    weights = np.linspace(0, 2, len(Y_VAL))
+    settings = {"max_iter": 3, "callbacks": [EpochScoring("neg_log_loss")]}
+    whole = fit(classifier(**settings), sample_weight_val=weights)
+    rows = [(row["validation_loss"], -row["validation_neg_log_loss"]) for row in whole.history_]
+    assert_allclose(*zip(*rows, strict=True), rtol=1e-5)
+    monkeypatch.setattr(predictor, "CHUNK_ROWS", 70)  # the last piece is shorter
+    pieces = fit(classifier(**settings), sample_weight_val=weights)
+    assert_allclose([row["validation_loss"] for row in pieces.history_], [loss for loss, _ in rows], rtol=1e-6)
+
+
+def test_going_on_does_not_lose_the_least_loss():
+    fitted = fit(classifier(warm_start=True, max_iter=15))
+    best, before = min(row["validation_loss"] for row in fitted.history_), fitted.best_validation_score_
+    fit(fitted.set_params(learning_rate_init=5.0, max_iter=3))
+    assert fitted.best_validation_score_ == before
+    assert_allclose(log_loss(Y_VAL, fitted.predict_proba(X_VAL)), best, rtol=1e-5)
+    fitted.set_params(early_stopping=False).partial_fit(X, Y)
+    assert fitted.best_validation_score_ == before
+
+
+def test_others_watch_the_score():
+    regressor = OrtGradientRegressor(MLP((4,)), early_stopping=True, max_iter=3, random_state=0).fit(X, X[:, 20])
+    assert "validation_loss" not in regressor.history_[0]
+    watching = fit(classifier(early_stopping=False, max_iter=2))
+    assert "validation_loss" not in watching.history_[0]
+    assert fit(classifier(early_stopping="best_epoch", max_iter=2)).history_[0]["validation_loss"] > 0
