@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from onnxtrain_sklearn._gradient.engine import available_engines
-from tests.combinations import compare, inert, relations
+from tests.combinations import compare, inert, paths, relations
 from tests.combinations.draws import drawn
 from tests.combinations.run_case import outcome_of, relation_holds
 from tests.combinations.wide_draws import wide_drawn
@@ -24,6 +24,15 @@ engines = pytest.mark.parametrize("engine", available_engines())
 def test_it_trains_as_the_reference_does(number, engine):
     refused = [compare.equals_reference(drawn(case, engine)) for case in range(10 * number, 10 * number + 10)]
     assert sum(map(bool, refused)) <= 4, refused
+
+
+@pytest.mark.thinned(by=lambda number, name: name)
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", sorted(paths.PATCHES.keys() - {"usual"}))
+def test_paths_of_large_data_train_as_the_reference_does(name, number):
+    for case in range(300 + 4 * number, 304 + 4 * number):
+        with paths.path(name):
+            compare.equals_reference(paths.suited(drawn(case, available_engines()[0]), name))
 
 
 @pytest.mark.thinned(by=lambda number, name: name)

@@ -75,7 +75,7 @@ def check_results(draw: Draw, estimator: Any, loop: ReferenceLoop, call: Recorde
 
 
 def check_predictions(draw: Draw, estimator: Any, loop: ReferenceLoop, tolerance: float) -> None:
-    expected, found = loop.predictions(draw.X), estimator.predict(draw.X)
+    expected, found = loop.predictions(draw.X), estimator.predict(draw.rows(draw.X))
     if draw.task == "regression":
         close(found.reshape(expected.shape), expected, tolerance, "predict")
         return
@@ -86,7 +86,7 @@ def check_predictions(draw: Draw, estimator: Any, loop: ReferenceLoop, tolerance
     sure = gaps.reshape(len(found), -1).min(axis=1) > 1e-2
     assert np.array_equal(found[sure], draw.labels(expected)[sure]), "labels"
     if hasattr(estimator, "decision_function"):
-        scores = estimator.decision_function(draw.X)
+        scores = estimator.decision_function(draw.rows(draw.X))
         close(scores.reshape(expected.shape), expected, tolerance, "decision_function")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import scipy.sparse as sp
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, schedules
 from onnxtrain_sklearn._graph.precision import in_dtype
@@ -40,6 +41,7 @@ class Draw:
     double: bool = False
     validation: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    sparse: bool = False
 
     def __str__(self) -> str:
         form = f"{'ONNX' if self.given else 'builder'}{' float64' if self.double else ''}"
@@ -49,6 +51,10 @@ class Draw:
             f"{self.task} {self.builder!r} as {form}, X {self.X.shape} {self.parameters}{weights}{validation} "
             f"then {self.calls}"
         )
+
+    def rows(self, X: np.ndarray) -> Any:
+        """Return rows as the estimator takes them."""
+        return sp.csr_matrix(X) if self.sparse else X
 
     @property
     def n_outputs(self) -> int:
@@ -71,6 +77,7 @@ class Draw:
         """Return the keywords of ``fit`` beside X and y."""
         names = ("X_val", "y_val", "sample_weight_val")
         more = {} if self.validation is None else dict(zip(names, self.validation, strict=True))
+        more |= {name: self.rows(X) for name, X in more.items() if name == "X_val"}
         return {"sample_weight": self.weights, **self.classes(), **more}
 
     def classes(self) -> dict[str, Any]:

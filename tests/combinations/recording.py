@@ -82,7 +82,7 @@ def recorded_call(draw: Draw, estimator: Any, kind: str) -> RecordedCall:
         arguments = {name: value for name, value in arguments.items() if not name.endswith("_val")}
     with recording(call), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        getattr(estimator, kind)(draw.X, draw.y, **arguments)
+        getattr(estimator, kind)(draw.rows(draw.X), draw.y, **arguments)
     rows = estimator.history_[before:]
     call.losses, call.scores = [row["loss"] for row in rows], [row.get("validation_score") for row in rows]
     return call
