@@ -10,7 +10,7 @@
  */
 
 /** @typedef {Float32Array | Float64Array | BigInt64Array} Numbers */
-/** @typedef {ArrayLike<number> | ArrayLike<bigint>} Values */
+/** @typedef {ArrayLike<number> | ArrayLike<bigint> | ArrayLike<string>} Values Texts where the type of the input is "string". */
 /** @typedef {Record<string, Values>} Rows Rows of each input and of the target by name, one row after the other. */
 /** @typedef {(step: number) => number} Schedule A number for each step; the first step is 0. */
 /** @typedef {number | Schedule} Rate */
@@ -338,8 +338,9 @@ function labelWeights(known, labels, count) {
   return Array.from({ length: count }, (_, row) => Array.from({ length: width }, (_, i) => one(row * width + i)).reduce((a, b) => a + b, 0) / width);
 }
 
-/** @param {string} type @param {ArrayLike<any>} values @returns {Numbers} */
+/** @param {string} type @param {ArrayLike<any>} values @returns {any} */
 function typed(type, values) {
+  if (type === "string") return Array.from(values);
   if (values instanceof ARRAYS[type]) return /** @type {Numbers} */ (values);
   return ARRAYS[type].from(values, type === "int64" ? BigInt : Number);
 }

@@ -11,6 +11,7 @@ from sklearn.base import clone
 from .._data.targets import weights_of_classes
 from .._export.manifest import component_fact, json_value
 from .._export.source import ExportSource, OutputSource
+from .._fitted.table_graph import encoding_graph
 from .._inference.head import Head
 from .._support.typing import MatrixLike
 from .._training.base_step import StepParts
@@ -54,7 +55,9 @@ def export_source(
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
     ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
     weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
-    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs)
+    table = None if run.fitted is None else run.fitted.parts
+    front = None if table is None else encoding_graph(table)
+    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs, front)
 
 
 def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
@@ -100,11 +103,6 @@ def _require_same_loop(estimator: Any, run: Run) -> None:
         raise ModelError(
             f"Training graphs take the rows of all accumulate={estimator.accumulate} minibatches in one step, but rows "
             f"meet within a minibatch of this graph (batch normalization): set accumulate=1."
-        )
-    if run.deployed.inputs != run.source.inputs:
-        raise ModelError(
-            "Training graphs take numbers, and this model encodes columns of a table. Fit the estimator on the encoded "
-            "columns, in a pipeline after the encoder."
         )
 
 

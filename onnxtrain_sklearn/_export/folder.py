@@ -17,6 +17,7 @@ import numpy as np
 from ..exceptions import ModelError
 from .compact import compact_proto
 from .epoch_graph import epoch_graph
+from .front import predictions_behind, step_behind
 from .manifest import (
     FORMAT,
     MANIFEST,
@@ -59,6 +60,8 @@ def training_folder(source: ExportSource, form: str) -> TrainingFolder:
 
 def _entries(source: ExportSource, step: StepGraph, form: str) -> dict[str, GraphEntry]:
     predict, found = predict_graph(source, step), {}
+    if source.front is not None:
+        step, predict = step_behind(source.front, step), predictions_behind(source.front, predict)
     if "epoch" in TRAINING_FORMS[form]:
         epoch = epoch_graph(step)  # first, as what follows shortens the names of the step
         found["epoch"] = epoch_entry(epoch, compact_proto(epoch.model, "epoch"))

@@ -57,6 +57,8 @@ class ExportSource:
         One of :data:`TARGETS`.
     outputs : tuple of OutputSource
         Of several outputs that are trained together; the classes and weights above are then None.
+    front : onnx_ir.Model, default=None
+        The graph from the columns of a table to the inputs of the trained graph; None: these are the data.
     """
 
     parts: StepParts
@@ -66,6 +68,7 @@ class ExportSource:
     ignore_label: object = None
     target: str = "any"
     outputs: tuple[OutputSource, ...] = ()
+    front: ir.Model | None = None
 
     @property
     def scalar_type(self) -> ir.DataType:

@@ -23,6 +23,7 @@ from .._training.programs import PassSource, pass_program
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
+from .state_names import reserve_names
 from .target_inputs import TargetInput, emit_row_inputs
 from .update_nodes import StepScalars, decays, emit_average, emit_clipping, emit_penalty, emit_update
 
@@ -91,6 +92,7 @@ class _Emission:
         self._outputs = {value.name or "": value for value in self._graph.outputs}
         self._graph.outputs.clear()
         self._state: list[StateTensor] = []
+        reserve_names(self._op, source, [one.name for one in state_tensors(source)])
 
     def run(self) -> StepGraph:
         """Emit everything after the gradient; return the graph."""

@@ -15,6 +15,7 @@ from .._runtime import devices, sessions
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
 from .folder import TrainingFolder, read_folder, state_bytes
+from .loop_rows import INPUT_TYPES, rows_of_inputs
 from .loop_targets import loop_targets
 from .rates import LoopRates
 from .training_info import read_training_model
@@ -56,7 +57,7 @@ class Training:
         Parameters
         ----------
         X : array-like, or dict of str to array-like
-            Rows of the graph's input, or of each of several inputs by name.
+            Rows of the graph's input, or of each of several inputs by name; a data frame, where the inputs are columns.
         y : array-like, or dict of str to array-like
             Labels or numbers, as the estimator takes them; of several outputs by their names.
         sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
@@ -69,10 +70,10 @@ class Training:
         -------
         self
         """
-        rows_of_inputs, total = self._rows(X), 0.0
-        n_rows = len(next(iter(rows_of_inputs.values())))
+        own, total = self._rows(X), 0.0
+        n_rows = len(next(iter(own.values())))
         given, weights, trained = loop_targets(self.manifest, self._input_facts(), y, sample_weight, n_rows)
-        data = rows_of_inputs | given
+        data = own | given
         sizes = {name: len(rows) for name, rows in data.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"X and y have different numbers of rows: {sizes}.")
@@ -126,7 +127,7 @@ class Training:
         padded = np.concatenate([rows, np.full(batch - len(rows), rows[0])])
         own = np.concatenate([weights[rows], np.zeros(batch - len(rows))])
         feeds: dict[str, np.ndarray] = {name: array[padded] for name, array in data.items()}
-        kinds = {value.name: _NUMPY_TYPES[value.type] for value in session.get_inputs()}
+        kinds = {value.name: INPUT_TYPES[value.type] for value in session.get_inputs()}
         weight = self.manifest["inputs"]["sample_weight"]
         feeds[weight] = own.astype(kinds[weight])
         feeds |= {name: np.array(value, kinds[name]) for name, value in rates.items()}
@@ -160,7 +161,7 @@ class Training:
 
     def _input_facts(self) -> dict[str, tuple[Any, list[Any]]]:
         """Return type and shape of each input of a step."""
-        return {v.name: (_NUMPY_TYPES[v.type], v.shape) for v in self._session("step").get_inputs()}
+        return {v.name: (INPUT_TYPES[v.type], v.shape) for v in self._session("step").get_inputs()}
 
     def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Any]:
         session = self._session("predict")
@@ -171,24 +172,14 @@ class Training:
 
     def _rows(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
         """Return the rows of each input, in its type and shape."""
-        facts = {value.name: value for value in self._session("predict").get_inputs() if value.name not in self.state}
-        given: Mapping[str, Any] = X if isinstance(X, Mapping) else {next(iter(facts)): X}
-        if given.keys() != facts.keys():
-            raise ValueError(f"The graph has the inputs {sorted(facts)}: give a dict of arrays, got {sorted(given)}.")
-        found = {}
-        for name, fact in facts.items():
-            array = np.asarray(given[name], _NUMPY_TYPES[fact.type])
-            found[name] = array.reshape(len(array), *fact.shape[1:])
-        return found
+        inputs = [value for value in self._session("predict").get_inputs() if value.name not in self.state]
+        return rows_of_inputs(X, inputs)
 
 
 def _rows_predicted(task: str, found: Any) -> np.ndarray:
     """Return one number a row as a vector."""
     rows = np.asarray(found)
     return rows[:, 0] if task == "regression" and rows.shape[1:] == (1,) else rows
-
-
-_NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
 
 
 def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_state: int | None = None) -> Training:

@@ -32,6 +32,11 @@ KEY = "onnxtrain_sklearn.training"
 
 def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``inference`` with the training step in ``training_info``."""
+    if source.front is not None:
+        raise ModelError(
+            "The step in training_info reads the inputs of the inference graph, and this model encodes columns of a "
+            "table before it is trained. Take export_training, whose graphs encode them."
+        )
     graph = inference.graph
     kind = ir.DataType.from_numpy(source.parts.parameters.vector.dtype)
     held = {tensor.name for tensor in graph.initializer if tensor.data_type == kind}

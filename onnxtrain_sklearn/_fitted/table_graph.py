@@ -11,11 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import keep_outputs, read_as_input, replace_value
 from .._graph.names import names_of
+from .._graph.own_tensors import from_proto
 from .._graph.protobuf import to_proto
 from .._graph.queries import reads
 from .._graph.shapes import infer_shapes
@@ -56,6 +58,27 @@ def in_parts(whole: TrainableModel) -> tuple[TrainableModel, TablePipeline]:
     inputs = tuple(spec_of(v) for v in model.graph.inputs)
     rest = replace(rest, model=infer_shapes(model), inputs=inputs)
     return rest, TablePipeline(whole, encoder, matrix, numbers)
+
+
+def encoding_graph(parts: TablePipeline) -> ir.Model:
+    """Return the graph from the columns of a table to the inputs of the trained part, by their names."""
+    whole = parts.whole.model
+    if parts.encoder is None:
+        graph = ir.Graph([], [], nodes=[], opset_imports=dict(whole.opset_imports), name="encoder")
+        model = ir.Model(graph, ir_version=whole.ir_version)
+    else:
+        model = from_proto(onnx.load_model_from_string(parts.encoder))
+        graph = model.graph
+    known = {value.name: value for value in graph.inputs}
+    fresh = {v.name: ir.Value(name=v.name, type=v.type, shape=v.shape) for v in whole.graph.inputs}
+    columns = {name: known.get(name, value) for name, value in fresh.items()}
+    graph.inputs[:] = list(columns.values())
+    if parts.numbers:
+        op = GraphBuilder(graph, prefix="columns")
+        matrix = op.Concat(*(columns[name] for name in parts.numbers), axis=1)
+        matrix.name = parts.matrix
+        graph.outputs.append(matrix)
+    return model
 
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:

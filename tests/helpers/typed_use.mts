@@ -8,7 +8,7 @@ const X = new Float32Array(64);
 const rows = { X, y: trainer.encode(["one", "two"]) };
 const losses: Float32Array | Float64Array = await trainer.epoch(rows, { learningRate: cosine(0.1, 3), random: generator(0) });
 const loss: number = await trainer.step({ X: [1, 2, 3], y: [1n] }, { learningRate: 0.1, sampleWeight: [1] });
-const { label } = await trainer.predict({ X });
+const { label } = await trainer.predict({ X, city: ["rome"] });
 const named: string | number | bigint = label.data[0];
 const file: Uint8Array = trainer.saveState();
 trainer.loadState(file);
@@ -23,5 +23,5 @@ await trainer.step(rows, { learningRate: "0.1" });
 await trainer.step(rows, { learningRate: (step) => String(step) });
 // @ts-expect-error A state is bytes.
 trainer.loadState("trained.safetensors");
-// @ts-expect-error Rows are numbers.
-await trainer.predict({ X: ["one"] });
+// @ts-expect-error Rows are numbers or texts.
+await trainer.predict({ X: [true] });
