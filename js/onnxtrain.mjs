@@ -18,11 +18,11 @@
 /** @typedef {{type: string, data: Numbers, dims: readonly number[]}} Tensor A tensor of onnxruntime. */
 /** @typedef {{type: string, data: Numbers | string[], dims: readonly number[]}} Prediction A tensor, of texts where the labels are texts. */
 
+import { filled, labelWeights, product, readTensors, typed, writeTensors } from "./arrays.mjs";
+
 const FORMAT = "onnxtrain-sklearn training";
 const VERSION = 1;
-/** @type {Record<string, any>} */ const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
 const RATES = { learning_rate: "learningRate", weight_decay_factor: "weightDecayFactor", dropout_factor: "dropoutFactor" };
-/** @type {Record<string, string>} */ const CODES = { float32: "F32", float64: "F64", int64: "I64" };
 
 /** A model in training. */
 export class Trainer {
@@ -158,22 +158,8 @@ export class Trainer {
 
   /** Return the state as a file of safetensors, which `load_state` of the estimator reads. @returns {Uint8Array} */
   saveState() {
-    /** @type {Record<string, any>} */
-    const header = { __metadata__: { format: FORMAT, version: String(VERSION) } };
-    let end = 0;
-    for (const { name, type, shape } of this.manifest.state.tensors) {
-      header[name] = { dtype: CODES[type], shape, data_offsets: [end, (end += this.state[name].data.byteLength)] };
-    }
-    const text = new TextEncoder().encode(JSON.stringify(header));
-    const size = Math.ceil(text.length / 8) * 8;
-    const file = new Uint8Array(8 + size + end).fill(32, 8, 8 + size);
-    new DataView(file.buffer).setBigUint64(0, BigInt(size), true);
-    file.set(text, 8);
-    for (const { name } of this.manifest.state.tensors) {
-      const { buffer, byteOffset, byteLength } = this.state[name].data;
-      file.set(new Uint8Array(buffer, byteOffset, byteLength), 8 + size + header[name].data_offsets[0]);
-    }
-    return file;
+    const tensors = this.manifest.state.tensors.map((/** @type {any} */ { name, type, shape }) => ({ name, type, shape, data: this.state[name].data }));
+    return writeTensors(tensors, { format: FORMAT, version: String(VERSION) });
   }
 
   /** Set the state from a file of safetensors; throw where it belongs to another model. @param {Uint8Array} file */
@@ -300,22 +286,6 @@ export function permutation(count, random) {
 /** A learning rate that falls from `rate` to 0 by half a cosine. @param {number} rate @param {number} steps @returns {Schedule} */
 export const cosine = (rate, steps) => (step) => (rate * (1 + Math.cos((Math.PI * Math.min(step, steps)) / steps))) / 2;
 
-/** Return the arrays of a file of safetensors by name. @param {Uint8Array} file @returns {Record<string, {data: Numbers, shape: number[]}>} */
-export function readTensors(file) {
-  try {
-    const size = Number(new DataView(file.buffer, file.byteOffset, file.byteLength).getBigUint64(0, true));
-    const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
-    return Object.fromEntries(Object.entries(entries).map(([name, { dtype, shape, data_offsets: [start, end] }]) => {
-      const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype) ?? dtype;
-      const content = new Uint8Array(file.subarray(8 + size + start, 8 + size + end)); // an aligned copy: slice of Node's Buffer is none
-      if (content.length !== end - start) throw new Error(`${name} is not whole`);
-      return [name, { data: new ARRAYS[type](content.buffer), shape }];
-    }));
-  } catch (error) {
-    throw new Error(`These ${file.length} bytes are no whole file of safetensors with floats and int64: ${error}.`);
-  }
-}
-
 /** @param {any} manifest @param {string} name @param {Uint8Array} content @returns {Promise<Uint8Array>} */
 async function checked(manifest, name, content) {
   const digest = await globalThis.crypto?.subtle?.digest("SHA-256", /** @type {BufferSource} */ (content)); // browsers have it on secure pages
@@ -324,29 +294,4 @@ async function checked(manifest, name, content) {
   return content;
 }
 
-/** @param {readonly number[]} sizes */
-const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
-
-/**
- * Return what each row weighs by its labels, the mean over its positions; -1 is a label that does not count.
- *
- * @param {number[] | null} known The weight of each class. @param {Values} labels @param {number} count @returns {number[]}
- */
-function labelWeights(known, labels, count) {
-  const width = labels.length / count;
-  const one = (/** @type {number} */ i) => (known ? (known[Number(labels[i])] ?? 0) : 1);
-  return Array.from({ length: count }, (_, row) => Array.from({ length: width }, (_, i) => one(row * width + i)).reduce((a, b) => a + b, 0) / width);
-}
-
-/** @param {string} type @param {ArrayLike<any>} values @returns {any} */
-function typed(type, values) {
-  if (type === "string") return Array.from(values);
-  if (values instanceof ARRAYS[type]) return /** @type {Numbers} */ (values);
-  return ARRAYS[type].from(values, type === "int64" ? BigInt : Number);
-}
-
-/** Return the rows filled up to a whole minibatch with copies of the first. @param {Values} data @param {number} count @param {number} batch @returns {Values} */
-function filled(data, count, batch) {
-  if (count === batch) return data;
-  return /** @type {any} */ (data.constructor).from({ length: (data.length / count) * batch }, (/** @type {any} */ _, /** @type {number} */ i) => data[i < data.length ? i : i % (data.length / count)]);
-}
+export { readTensors };

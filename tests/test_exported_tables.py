@@ -52,8 +52,8 @@ def goes_on(model, X, y, folder) -> dict:
         model.partial_fit(X, y)
         training.partial_fit(X, y)
     expected = model._run.parameters.vector
-    np.testing.assert_allclose(training.state["parameters"], expected, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
+    np.testing.assert_allclose(training.state["parameters"], expected, rtol=0, atol=1e-6 * max(1, abs(expected).max()))
+    np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[-2:], rtol=1e-5)
     predicted = model.predict(X)
     if predicted.dtype.kind == "f":
         np.testing.assert_allclose(training.predict(X), predicted, rtol=1e-5)
@@ -159,11 +159,12 @@ def test_columns_and_values_with_names_of_the_training_graphs(tmp_path):
     goes_on(estimator, X, y, tmp_path / "folder")
     estimator.load_state(tmp_path / "folder").partial_fit(X, y)
     graph = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 5] X) => (float[N, 3] Y) <float[5, 3] W = {1, 2, 3,
-        4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> { step = MatMul(X, W) parameters = Identity(step) Y = Tanh(parameters) }"""
+        4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> { step = MatMul(X, W) parameters = Identity(step) Y = Neg(parameters) }"""
     X, y = np.random.default_rng(0).normal(size=(32, 5)).astype(np.float32), np.arange(32) % 3
     estimator = quietly(OrtGradientClassifier(onnx.parser.parse_model(graph), **SETTINGS).fit, X, y)
     goes_on(estimator, X, y, tmp_path / "folder")
     estimator.load_state(tmp_path / "folder").partial_fit(X, y)
+    renamed = onnx.parser.parse_model(graph.replace("parameters", "other").replace("W", "parameters"))
+    estimator = OrtGradientClassifier(renamed, **SETTINGS)
     with pytest.raises(ModelError, match="has an input, a column or a weight 'parameters'"):
-        renamed = onnx.parser.parse_model(graph.replace("parameters", "other").replace("W", "parameters"))
-        OrtGradientClassifier(renamed, **SETTINGS).export_training(tmp_path / "other", X, y)
+        estimator.export_training(tmp_path / "other", X, y)

@@ -82,12 +82,19 @@ PROTOBUF = {
     "_graph.limits": {"AttributeProto", "GraphProto", "ModelProto", "NodeProto", "TensorProto"},  # counted unread
     "_graph.reductions": {"AttributeProto", "GraphProto", "NodeProto"},  # rewritten as they are read
     "_graph.survival": {"FunctionProto", "GraphProto", "ModelProto", "NodeProto", "shape_inference"},  # a strict one
-    "_graph.protobuf": {"ModelProto", "TensorProto", "checker", "helper", "inliner", "shape_inference"},
+    "_graph.protobuf": {
+        "ModelProto",
+        "TensorProto",
+        "checker",
+        "helper",
+        "inliner",
+        "load_model_from_string",
+        "shape_inference",
+    },
     "_runtime.errors": {"load_model_from_string"},  # the types in a graph that a session refused
     "_gradient.ort_training.engine": {"load_model_from_string"},  # the builder takes and returns bytes
     "_gradient.engine": {"ModelProto"},  # gradient_graph takes and returns one
     **{f"_models.{path.stem}": {"ModelProto"} for path in (FOLDER / "_models").glob("*.py")},  # they return one
-    "_export.step_graph": {"load_model_from_string"},  # programs are bytes
     "_export.compact": {"ModelProto"},
     "_export.manifest": {"ModelProto"},
     "_export.training_info": {  # training_info is not in onnx_ir

@@ -63,7 +63,7 @@ class TrainingFiles(LoadsState):
         ------
         ModelError
             A setting has no place in the graphs: L-BFGS, lazy updates of embeddings, ``accumulate`` with batch
-            normalization, or a model that encodes texts.
+            normalization; or an input or a weight has the name of a tensor of the state.
         FileExistsError
             The folder holds other files.
 
@@ -108,7 +108,8 @@ class TrainingFiles(LoadsState):
         ------
         ModelError
             A setting has no place in the graphs, as for :meth:`export_training`, or the step needs more than operators
-            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights.
+            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights; or
+            the model encodes columns of a table.
 
         Examples
         --------

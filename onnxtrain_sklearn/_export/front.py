@@ -19,17 +19,17 @@ from .step_graph import StepGraph
 
 def step_behind(front: ir.Model, step: StepGraph) -> StepGraph:
     """Return the step whose data are the inputs of ``front``; the model of ``step`` is changed."""
-    _put_before(front, step.model.graph, step.batch)
+    _put_in_front(front, step.model.graph, step.batch)
     return replace(step, data=tuple(value.name or "" for value in front.graph.inputs))
 
 
 def predictions_behind(front: ir.Model, predict: PredictGraph) -> PredictGraph:
     """Return the graph that predicts from the inputs of ``front``; the model of ``predict`` is changed."""
-    _put_before(front, predict.model.graph, "N")
+    _put_in_front(front, predict.model.graph, "N")
     return predict
 
 
-def _put_before(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
+def _put_in_front(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
     """Let ``graph`` compute the inputs that have the names of the outputs of ``front``."""
     _require_equal_opsets(front, graph)
     own, op = front.clone().graph, GraphBuilder(graph, prefix="front")

@@ -10,6 +10,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import initializers_to_inputs, replace_inputs
 from .._inference.graph import inference_model
 from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, members_of
+from .state_names import reserve_names
 from .step_graph import StepGraph, cut_members
 
 
@@ -34,6 +35,7 @@ def predict_graph(source: ExportSource, step: StepGraph) -> PredictGraph:
     read = [name for name in (*layout.names, *layout.running_statistics) if name in model.graph.initializers]
     initializers_to_inputs(model.graph, read)
     op = GraphBuilder(model.graph, dtype=ir.DataType.from_numpy(parts.model.dtype), prefix="cut")
+    reserve_names(op, source, [one.name for one in step.state])
     trained = {one.role: one for one in step.state}
     vectors = {trained.get(AVERAGE, trained[PARAMETERS]): layout.names}
     if STATISTICS in trained:

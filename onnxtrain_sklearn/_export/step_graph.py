@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output, replace_inputs
-from .._graph.own_tensors import from_proto
+from .._graph.protobuf import from_bytes
 from .._training.dropout import FACTOR
 from .._training.loss_graph import LOSS, WEIGHT, ir_type
 from .._training.programs import PassSource, pass_program
@@ -72,7 +71,9 @@ DECAY_FACTOR, DROPOUT_FACTOR = "weight_decay_factor", "dropout_factor"
 
 def step_graph(source: ExportSource) -> StepGraph:
     """Return the graph of a training step."""
-    return _Emission(source).run()
+    emission = _Emission(source)
+    reserve_names(emission.op, source, [one.name for one in state_tensors(source)])
+    return emission.run()
 
 
 class _Emission:
@@ -83,20 +84,19 @@ class _Emission:
         self._source, self._parts, self._settings, self._layout = source, parts, parts.settings, parts.parameters
         settings = replace(parts.settings, engine="portable")
         program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, parts.batch))
-        self._model = from_proto(onnx.load_model_from_string(program.graph))
+        self._model = from_bytes(program.graph)
         random = [value.name or "" for value in program.random]
         self._random, self._drops = tuple(name for name in random if name != FACTOR), FACTOR in random
         self._graph, self._kind = self._model.graph, ir_type(parts.parameters.vector.dtype)
         self._scalar = source.scalar_type
-        self._op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")
+        self.op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")
         self._outputs = {value.name or "": value for value in self._graph.outputs}
         self._graph.outputs.clear()
         self._state: list[StateTensor] = []
-        reserve_names(self._op, source, [one.name for one in state_tensors(source)])
 
     def run(self) -> StepGraph:
         """Emit everything after the gradient; return the graph."""
-        op, layout = self._op, self._layout
+        op, layout = self.op, self._layout
         old = self._old_state()
         replace_inputs(self._graph, self._given_parameters(old))
         gradients = joined_vector(op, [self._outputs[f"{name}_grad"] for name in layout.names])
@@ -136,7 +136,7 @@ class _Emission:
         assert decay is not None
         exact = GraphBuilder(self._graph, dtype=self._scalar, prefix="average")
         averaged = exact.Sub(t, float(state.t - state.averaged)) if state.t != state.averaged else t
-        return emit_average(self._op, average, parameters, float(decay), averaged, self._scalar)
+        return emit_average(self.op, average, parameters, float(decay), averaged, self._scalar)
 
     def _old_state(self) -> dict[str, ir.Value]:
         """Add the inputs for the state, and record what they hold."""
@@ -145,20 +145,20 @@ class _Emission:
             shape = () if one.role == STEP else one.value.shape
             value = self._input(one.name, ir_type(one.value.dtype), shape)
             name = value.name or ""
-            self._state.append(replace(one, name=name, output=self._op.taken.free(f"new_{name}")))
+            self._state.append(replace(one, name=name, output=self.op.taken.free(f"new_{name}")))
             found[one.name] = value
         return found
 
     def _given_parameters(self, old: dict[str, ir.Value]) -> dict[str, ir.Value]:
         """Return the values that take the places of the inputs for parameters and statistics."""
-        layout, op = self._layout, self._op
+        layout, op = self._layout, self.op
         values = dict(cut_members(op, old[PARAMETERS], members_of(layout, layout.names)))
         if STATISTICS in old:
             values |= cut_members(op, old[STATISTICS], members_of(layout, layout.running_statistics))
         return values
 
     def _with_penalty(self, parameters: ir.Value, gradients: ir.Value) -> tuple[ir.Value, ir.Value]:
-        op, loss, size = self._op, self._outputs[LOSS], self._layout.penalized.stop
+        op, loss, size = self.op, self._outputs[LOSS], self._layout.penalized.stop
         if not (self._settings.alpha and size):
             return loss, gradients
         weight = op.ReduceSum(next(v for v in self._graph.inputs if v.name == WEIGHT), keepdims=False)
@@ -166,13 +166,13 @@ class _Emission:
         return op.Add(loss, value), op.Add(gradients, slope)
 
     def _input(self, stem: str, kind: ir.DataType, shape: Sequence[int]) -> ir.Value:
-        value = ir.val(self._op.taken.free(stem), kind, tuple(shape))
+        value = ir.val(self.op.taken.free(stem), kind, tuple(shape))
         self._graph.inputs.append(value)
         return value
 
     def _renamed(self, name: str, stem: str) -> str:
         value = next(v for v in self._graph.inputs if v.name == name)
-        value.name = self._op.taken.free(stem)
+        value.name = self.op.taken.free(stem)
         return value.name
 
     def _finished(
@@ -183,11 +183,11 @@ class _Emission:
         targets: tuple[TargetInput, ...],
         names: tuple[str, str],
     ) -> StepGraph:
-        loss = self._op.Identity(loss)
-        append_output(self._graph, loss, self._op.taken.free("loss"), self._outputs[LOSS])
+        loss = self.op.Identity(loss)
+        append_output(self._graph, loss, self.op.taken.free("loss"), self._outputs[LOSS])
         written: set[ir.Value] = set()
         for one, key in zip(self._state, old, strict=True):
-            value = new[key] if new[key].producer() and new[key] not in written else self._op.Identity(new[key])
+            value = new[key] if new[key].producer() and new[key] not in written else self.op.Identity(new[key])
             written.add(value)
             append_output(self._graph, value, one.output, old[key])
         random = tuple(self._renamed(name, name.rpartition("/")[2]) for name in self._random)

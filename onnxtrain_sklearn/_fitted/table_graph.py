@@ -11,14 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import keep_outputs, read_as_input, replace_value
 from .._graph.names import names_of
-from .._graph.own_tensors import from_proto
-from .._graph.protobuf import to_proto
+from .._graph.protobuf import from_bytes, to_proto
 from .._graph.queries import reads
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of
@@ -67,7 +65,7 @@ def encoding_graph(parts: TablePipeline) -> ir.Model:
         graph = ir.Graph([], [], nodes=[], opset_imports=dict(whole.opset_imports), name="encoder")
         model = ir.Model(graph, ir_version=whole.ir_version)
     else:
-        model = from_proto(onnx.load_model_from_string(parts.encoder))
+        model = from_bytes(parts.encoder)
         graph = model.graph
     known = {value.name: value for value in graph.inputs}
     fresh = {v.name: ir.Value(name=v.name, type=v.type, shape=v.shape) for v in whole.graph.inputs}

@@ -60,6 +60,11 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
     return result
 
 
+def from_bytes(content: bytes) -> ir.Model:
+    """Return the model that :func:`to_proto` wrote."""
+    return from_proto(onnx.load_model_from_string(content))
+
+
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
     nodes = list(model.graph.all_nodes())

@@ -1,0 +1,72 @@
+/**
+ * What onnxtrain.mjs does with arrays: their types, rows of a minibatch, and files of safetensors.
+ *
+ * @module arrays
+ */
+
+/** @typedef {import("./onnxtrain.mjs").Numbers} Numbers */
+/** @typedef {import("./onnxtrain.mjs").Values} Values */
+
+/** @type {Record<string, any>} */ const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
+/** @type {Record<string, string>} */ const CODES = { float32: "F32", float64: "F64", int64: "I64" };
+
+/** Return the arrays of a file of safetensors by name. @param {Uint8Array} file @returns {Record<string, {data: Numbers, shape: number[]}>} */
+export function readTensors(file) {
+  try {
+    const size = Number(new DataView(file.buffer, file.byteOffset, file.byteLength).getBigUint64(0, true));
+    const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
+    return Object.fromEntries(Object.entries(entries).map(([name, { dtype, shape, data_offsets: [start, end] }]) => {
+      const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype) ?? dtype;
+      const content = new Uint8Array(file.subarray(8 + size + start, 8 + size + end)); // an aligned copy: slice of Node's Buffer is none
+      if (content.length !== end - start) throw new Error(`${name} is not whole`);
+      return [name, { data: new ARRAYS[type](content.buffer), shape }];
+    }));
+  } catch (error) {
+    throw new Error(`These ${file.length} bytes are no whole file of safetensors with floats and int64: ${error}.`);
+  }
+}
+
+/** Return tensors as a file of safetensors, with notes. @param {{name: string, type: string, shape: number[], data: Numbers}[]} tensors @param {Record<string, string>} notes @returns {Uint8Array} */
+export function writeTensors(tensors, notes) {
+  /** @type {Record<string, any>} */ const header = { __metadata__: notes };
+  let end = 0;
+  for (const { name, type, shape, data } of tensors) {
+    header[name] = { dtype: CODES[type], shape, data_offsets: [end, (end += data.byteLength)] };
+  }
+  const text = new TextEncoder().encode(JSON.stringify(header));
+  const size = Math.ceil(text.length / 8) * 8;
+  const file = new Uint8Array(8 + size + end).fill(32, 8, 8 + size);
+  new DataView(file.buffer).setBigUint64(0, BigInt(size), true);
+  file.set(text, 8);
+  for (const { name, data } of tensors) {
+    file.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), 8 + size + header[name].data_offsets[0]);
+  }
+  return file;
+}
+
+/** @param {readonly number[]} sizes */
+export const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
+
+/**
+ * Return what each row weighs by its labels, the mean over its positions; -1 is a label that does not count.
+ *
+ * @param {number[] | null} known The weight of each class. @param {Values} labels @param {number} count @returns {number[]}
+ */
+export function labelWeights(known, labels, count) {
+  const width = labels.length / count;
+  const one = (/** @type {number} */ i) => (known ? (known[Number(labels[i])] ?? 0) : 1);
+  return Array.from({ length: count }, (_, row) => Array.from({ length: width }, (_, i) => one(row * width + i)).reduce((a, b) => a + b, 0) / width);
+}
+
+/** @param {string} type @param {ArrayLike<any>} values @returns {any} */
+export function typed(type, values) {
+  if (type === "string") return Array.from(values);
+  if (values instanceof ARRAYS[type]) return /** @type {Numbers} */ (values);
+  return ARRAYS[type].from(values, type === "int64" ? BigInt : Number);
+}
+
+/** Return the rows filled up to a whole minibatch with copies of the first. @param {Values} data @param {number} count @param {number} batch @returns {Values} */
+export function filled(data, count, batch) {
+  if (count === batch) return data;
+  return /** @type {any} */ (data.constructor).from({ length: (data.length / count) * batch }, (/** @type {any} */ _, /** @type {number} */ i) => data[i < data.length ? i : i % (data.length / count)]);
+}
