@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-INPUT_TYPES = {
+INPUT_TYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
     "tensor(int64)": np.dtype(np.int64),
@@ -16,19 +16,27 @@ INPUT_TYPES = {
 """The types of NumPy by those of onnxruntime."""
 
 
-def rows_of_inputs(X: Any, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the rows of each input, described as onnxruntime does, in its type and shape."""
+class InputNode(Protocol):
+    """An input of a graph, as onnxruntime describes it."""
+
+    name: str
+    type: str
+    shape: list[int | str]
+
+
+def rows_of_inputs(X: object, inputs: Sequence[InputNode]) -> dict[str, np.ndarray]:
+    """Return the rows of each input in its type and shape."""
     given = _by_input(X, inputs)
     return {one.name: _as_given(given[one.name], one.name, INPUT_TYPES[one.type], one.shape) for one in inputs}
 
 
-def _by_input(X: Any, inputs: Sequence[Any]) -> Mapping[str, Any]:
+def _by_input(X: object, inputs: Sequence[InputNode]) -> Mapping[str, object]:
     """Return the rows by input; those of a data frame are its columns where the inputs are columns."""
     names = [one.name for one in inputs]
     if not isinstance(X, Mapping):
         columns = [str(name) for name in getattr(X, "columns", ())]
         if set(names) <= set(columns) and all(one.shape[1:] == [1] for one in inputs):
-            return {name: X.iloc[:, columns.index(name)] for name in names}
+            return {name: getattr(X, "iloc")[:, columns.index(name)] for name in names}  # noqa: B009
         X = {names[0]: X} if len(names) == 1 else dict.fromkeys(columns)
     if X.keys() != set(names):
         raise ValueError(
@@ -38,7 +46,7 @@ def _by_input(X: Any, inputs: Sequence[Any]) -> Mapping[str, Any]:
     return X
 
 
-def _as_given(values: Any, name: str, kind: np.dtype[Any], shape: Sequence[int | str]) -> np.ndarray:
+def _as_given(values: object, name: str, kind: np.dtype[Any], shape: Sequence[int | str]) -> np.ndarray:
     array = np.asarray(values, kind)
     if kind.kind == "O" and (other := [value for value in array.ravel() if not isinstance(value, str)]):
         raise TypeError(
