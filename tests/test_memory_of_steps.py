@@ -1,6 +1,8 @@
-"""Sessions of large training steps allocate tensors one by one: onnxruntime's plan of their memory leaves gaps."""
+"""The memory of training steps: copies of the weights, and how sessions of large steps allocate tensors."""
 
 from __future__ import annotations
+
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -41,3 +43,15 @@ def planned(monkeypatch):
 def test_only_small_passes_plan_their_memory(planned, model, options, expected):
     OrtGradientClassifier(model, max_iter=1, batch_size=100, session_options=options).fit(X[:100], y[:100])
     assert planned == [expected]
+
+
+def test_a_pass_copies_no_weights_beside_those_it_goes_back_to():
+    classifier = OrtGradientClassifier(MLP([512, 512]), batch_size=50, random_state=0)
+    classifier.partial_fit(X[:100], y[:100], classes=np.unique(y))
+    size = sum(weights.nbytes for weights in classifier.weights_.values())
+    tracemalloc.start()
+    try:
+        classifier.partial_fit(X[:100], y[:100])
+        assert tracemalloc.get_traced_memory()[1] < size / 2
+    finally:
+        tracemalloc.stop()

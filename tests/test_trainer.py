@@ -5,69 +5,18 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.loop import Trainer, TrainerSettings
-from onnxtrain_sklearn._training.step import Rates
 from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainWarning
-from onnxtrain_sklearn.optimizers import SGD
-from onnxtrain_sklearn.schedules import Cosine, Linear, OneCycle, Progress, Schedule, Warmup, resolve_schedule
+from onnxtrain_sklearn.schedules import Cosine, Linear, OneCycle, Progress, Schedule, Warmup
+from tests.helpers.loop import Batches, Step, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
-
-class Step:
-    """A step whose losses are given; each adds one to its single weight."""
-
-    def __init__(self, losses: list[float]) -> None:
-        self.losses = iter(losses)
-        vector = np.zeros(1, np.float32)
-        self.parameters = SimpleNamespace(vector=vector, buffer=vector)
-        self.state = SimpleNamespace(slots={})
-        self.settings = SimpleNamespace(optimizer=SGD())
-        self.rates: list[float] = []
-        self.forgotten = 0
-
-    def run(self, rates: Rates, weight: float) -> float:
-        self.rates.append(rates.learning_rate)
-        self.parameters.vector += 1
-        return next(self.losses)
-
-    def train(self, batches: Any, next_rates: Any) -> Iterator[tuple[float, float]]:
-        for weight in batches.weights:
-            yield weight, self.run(next_rates(), weight)
-
-    def synchronize(self) -> None:
-        self.synchronized = True
-
-    def forget_state(self) -> None:
-        self.forgotten += 1
-
-
-class Batches:
-    """Batches of the given weights."""
-
-    def __init__(self, *weights: float) -> None:
-        self.weights, self.n_rows = weights, 10
-        self.weight, self.steps = sum(weights), len(weights)
-
-
-def trainer(step: Step, batches: Batches | None = None, history: History | None = None, **options: Any) -> Trainer:
-    validate = options.pop("validate", None)
-    defaults = {
-        "learning_rate_init": 1.0, "schedule": "constant", "max_iter": 100, "tol": 0.1, "n_iter_no_change": 2,
-        "early_stopping": False, "verbose": False,
-    } | options  # fmt: skip
-    settings = TrainerSettings(**defaults | {"schedule": resolve_schedule(defaults["schedule"])})
-    return Trainer(settings, step, batches or Batches(1.0), history or History(), validate)
 
 
 def epochs_by_scikit_learns_rule(losses: list[float], tol: float, patience: int) -> int:
@@ -235,113 +184,6 @@ def test_plateaus_lower_an_adaptive_rate_until_it_is_small():
 def test_a_warning_tells_that_epochs_ran_out(epochs, warned, recwarn):
     trainer(Step([2.0, 1.0, 1.0, 1.0, 1.0, 1.0]), max_iter=epochs).fit()
     assert [w.category for w in recwarn] == [ConvergenceWarning] * warned
-
-
-# -- errors on the way ------------------------------------------------------------------------------------------------
-
-
-def test_weights_of_the_epochs_begin_come_back_when_a_later_step_diverges():
-    step, history = Step([1.0, 1.0, 1.0, math.nan]), History()
-    with pytest.raises(DivergenceError, match="epoch 2") as caught:
-        trainer(step, Batches(1.0, 1.0), history).fit()
-    assert step.parameters.vector == 2
-    assert caught.value.loss_curve == history.loss_curve == [1.0]
-    assert step.forgotten == 1
-
-
-@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
-def test_weights_whose_own_loss_is_not_finite_are_not_what_comes_back(spoilt):
-    step, history = Step([1.0, 1.0, spoilt]), History()
-    with pytest.raises(DivergenceError):
-        trainer(step, history=history).fit()
-    assert step.parameters.vector == 1  # with 2 the loss was spoilt
-
-
-def test_passes_remember_the_last_weights_of_a_finite_loss():
-    step, history = Step([1.0, 1.0, math.inf, 1.0]), History()
-    for _ in range(2):
-        trainer(step, history=history).one_pass()
-    with pytest.raises(DivergenceError):
-        trainer(step, history=history).one_pass()
-    assert step.parameters.vector == 1
-    trainer(step, history=history).one_pass()
-    assert history.loss_curve == [1.0, 1.0, 1.0]
-    assert pickle.loads(pickle.dumps(history)).last_finite is None
-    assert pickle.loads(pickle.dumps(history)).best is None
-
-
-@pytest.mark.parametrize("where", ["weights", "state"])
-def test_the_end_of_an_epoch_is_looked_at(where):
-    step = Step([1.0])
-    step.state.slots["moment"] = np.zeros(3)
-    (step.parameters.vector if where == "weights" else step.state.slots["moment"])[-1] = np.inf
-    with pytest.raises(DivergenceError):
-        trainer(step).one_pass()
-
-
-def test_a_first_step_that_diverges_changes_nothing():
-    step, history = Step([math.nan]), History()
-    with pytest.raises(DivergenceError, match="epoch 1"):
-        trainer(step, history=history).fit()
-    assert_array_equal(step.parameters.vector, 0)
-    assert (history.loss_curve, history.progress.epoch) == ([], 0)
-
-
-class Raising(Step):
-    def __init__(self, at: int, error: type[BaseException], spoil: bool = False) -> None:
-        super().__init__([1.0] * 99)
-        self.at, self.error, self.spoil = at, error, spoil
-
-    def run(self, learning_rate: float, weight: float) -> float:
-        if len(self.rates) == self.at:
-            self.parameters.vector[:] = np.nan if self.spoil else self.parameters.vector
-            raise self.error
-        return super().run(learning_rate, weight)
-
-
-def interrupted(running: Trainer, method: str = "fit") -> None:
-    with pytest.raises(KeyboardInterrupt):
-        getattr(running, method)()
-    running.settle()
-
-
-@pytest.mark.parametrize("method", ["fit", "one_pass"])
-def test_interruption_keeps_every_step_made(method):
-    step = Raising(1, KeyboardInterrupt)
-    interrupted(trainer(step, Batches(1.0, 1.0, 1.0)), method)
-    assert step.parameters.vector == 1
-
-
-def test_interruption_does_not_keep_weights_that_are_spoilt():
-    step = Raising(3, KeyboardInterrupt, spoil=True)
-    interrupted(trainer(step, Batches(1.0, 1.0)))
-    assert np.isfinite(step.parameters.vector).all()
-
-
-def test_interruption_keeps_the_best_weights_so_far():
-    step = Raising(4, KeyboardInterrupt)
-    running = trainer(step, early_stopping=True, validate=iter([0.1, 0.9, 0.3, 0.2]).__next__)
-    interrupted(running)
-    assert step.parameters.vector == 2
-    step.parameters.vector += 5  # by a later call
-    running.settle()
-    assert step.parameters.vector == 7
-
-
-def test_an_interruption_before_the_first_step_changes_nothing():
-    history = History()
-    trainer(Step([1.0] * 9), history=history, early_stopping=True, validate=lambda: 0.5).fit()
-    step = Step([])
-    step.parameters.vector += 7
-    trainer(step, history=history).settle()
-    assert step.parameters.vector == 7
-
-
-def test_another_error_goes_back_to_the_epoch_before():
-    step = Raising(3, RuntimeError)
-    with pytest.raises(RuntimeError):
-        trainer(step, Batches(1.0, 1.0)).fit()
-    assert step.parameters.vector == 2
 
 
 # -- the table --------------------------------------------------------------------------------------------------------

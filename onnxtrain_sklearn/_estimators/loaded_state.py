@@ -165,7 +165,7 @@ def _of_vectors(
 ) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
     old, size = run.parameters, run.parameters.vector.shape
-    known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.n_statistics,), STEP: ()}
+    known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
     for name, array in arrays.items():
         _require_fitting_array(name, array, known.get(name, size))
@@ -175,12 +175,12 @@ def _of_vectors(
             f"{sorted(slots)}: set the optimizer that the state was trained with, or leave its vectors and "
             f"the step out."
         )
-    if old.n_statistics and STATISTICS not in arrays:
+    if old.statistics.size and STATISTICS not in arrays:
         raise ModelError(f"The state lacks {STATISTICS!r}, the running statistics of the graph.")
     parameters = old.with_averages(AVERAGE in arrays)
     parameters.vector[...] = arrays[PARAMETERS]
-    if old.n_statistics:
-        parameters.buffer[size[0] :][: old.n_statistics] = arrays[STATISTICS]
+    if old.statistics.size:
+        parameters.statistics[...] = arrays[STATISTICS]
     if parameters.average is not None:
         parameters.average[...] = arrays[AVERAGE]
     typed = {name: array.astype(old.vector.dtype) for name, array in moments.items()}

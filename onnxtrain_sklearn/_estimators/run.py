@@ -18,6 +18,7 @@ from .._data.columns import Column
 from .._fitted.model import FittedModel
 from .._graph.low_rank import merged
 from .._graph.low_rank_edits import without_low_rank
+from .._graph.narrow import NOTHING_KEPT
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, exported_model, inference_model
@@ -182,10 +183,16 @@ class Run:
         return results
 
     def plain_predictor(self) -> Predictor:
-        """Return a predictor for the outputs of the graph itself; the scores are last."""
+        """Return a predictor for the outputs of the graph itself; the scores are last.
+
+        It reads the parameters where they are, if the graph takes them so: a session has two copies of what it holds.
+        """
         head = replace(self.head, target_scale=None, target_range=None)
-        graph = inference_model(self.deployed, self.weights(), head, with_scores=True, in_double=False)
-        return Predictor(graph, self.device, self.session_options)
+        source, dtype = self.source, self.parameters.buffer.dtype
+        live = self.fitted is None and not source.low_rank and source.kept == NOTHING_KEPT and source.dtype == dtype
+        weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
+        graph = inference_model(self.deployed, weights, head, with_scores=True, in_double=False)
+        return Predictor(graph, self.device, self.session_options, live=self.parameters if live else None)
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""

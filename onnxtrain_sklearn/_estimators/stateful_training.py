@@ -55,11 +55,11 @@ class StatefulTraining:
 
     def refresh_statistics(self) -> None:
         """Let running statistics follow the weights by a pass over the data that changes no weight."""
-        before, end = self.state(), len(self.parameters.vector) + self.parameters.n_statistics
+        before = self.state()
         swept_losses(self._trainer.step, self._trainer.batches, np.zeros(self._trainer.batches.steps))
-        statistics = self.parameters.buffer[len(self.parameters.vector) : end].copy()
+        statistics = self.parameters.statistics.copy()
         self.restore(before)
-        self.parameters.buffer[len(self.parameters.vector) : end] = statistics
+        self.parameters.statistics[...] = statistics
 
     def restart_rates(self, ends: Sequence[int]) -> None:
         """Let the learning rate fall to 0 up to each of these epochs of this call, and start again."""

@@ -214,7 +214,7 @@ def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
     names = members_of(layout, layout.names)
     yield StateTensor(PARAMETERS, "", PARAMETERS, layout.vector, names)
     if layout.running_statistics:
-        moved = layout.buffer[len(layout.vector) :][: layout.n_statistics]
+        moved = layout.statistics
         yield StateTensor(STATISTICS, "", STATISTICS, moved, members_of(layout, layout.running_statistics))
     if layout.average is not None and settings.ema_decay is not None:
         yield StateTensor(AVERAGE, "", AVERAGE, layout.average, names)

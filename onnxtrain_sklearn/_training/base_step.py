@@ -66,6 +66,8 @@ class BaseStep:
     adds_rows: ClassVar[bool] = False
     """Whether the step adds up the gradients of the rows that the graph reads of large matrices."""
 
+    updates_after_loss: ClassVar[bool] = False
+
     def __init__(self, parts: StepParts, place: ToMemory) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
         self.batch, self.engine = parts.batch, parts.settings.engine

@@ -77,7 +77,7 @@ class DeviceStep(BaseStep):
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
-        start, size = len(parameters.vector), parameters.n_statistics
+        start, size = len(parameters.vector), parameters.statistics.size
         self._copy = bindings.copying(vectors.moved, vectors.buffer.part(start, (size,))) if size else None
         self._total = bindings.accumulation(vectors.gradient) if parts.settings.accumulate > 1 else None
         self._update = DeviceUpdate(parts.settings, parameters, vectors, bindings, segments)

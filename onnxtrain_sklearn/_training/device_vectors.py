@@ -26,7 +26,7 @@ class DeviceVectors:
         self._parameters, self._state, self._memory = parameters, state, memory
         self._start = len(parameters.vector)
         self.buffer, self.gradient = self.new(parameters.buffer), self.new(parameters.gradient)
-        self.moved = self.new(parameters.buffer[self._start : self._start + parameters.n_statistics])
+        self.moved = self.new(parameters.statistics)
         self.slots = {name: self.new(slot) for name, slot in state.slots.items()}
 
     def new(self, array: np.ndarray) -> DeviceArray:

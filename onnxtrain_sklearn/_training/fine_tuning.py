@@ -83,6 +83,7 @@ class FineTuningTrainer(Trainer):
 
     def _train(self) -> bool:
         """Choose among the candidates; the history holds the loss before and after."""
+        self._kept.note()
         objective, old = self._objective, self._vector.astype(np.float64)
         before = objective.loss(old, objective.weights)
         if self._record(before):
@@ -91,7 +92,7 @@ class FineTuningTrainer(Trainer):
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
-        self.history.last_finite = self._last = self._buffer.copy()
+        self._kept.renew()
         self._record(loss)
         return self._settle(True)
 

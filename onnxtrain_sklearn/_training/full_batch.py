@@ -35,6 +35,7 @@ class FullBatchTrainer(Trainer):
 
         There is no warning if a line search finds no lower loss: in float32 this happens at a minimum.
         """
+        self._kept.note()
         self._reached[...] = self._vector
         try:
             end = self._search()
@@ -69,7 +70,7 @@ class FullBatchTrainer(Trainer):
         self._reached[...] = self._vector[...] = vector
         if not (math.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
-        self.history.last_finite = self._last = self._buffer.copy()
+        self._kept.renew()
         ended = self._record(loss)
         stops = self._settings.early_stopping and not self._settings.all_epochs
         return ended or (stops and self._idle())

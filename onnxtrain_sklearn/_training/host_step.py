@@ -31,6 +31,7 @@ class HostStep(BaseStep):
     """Train on one minibatch after the other."""
 
     adds_rows = True
+    updates_after_loss = True
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts, np.asarray)
@@ -68,17 +69,19 @@ class HostStep(BaseStep):
         return self._current.buffers
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; yield the sum of its weights and its loss before the update."""
+        """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
         if self._group is not None:
             yield from self._train_groups(self._group, batches, next_rates)
             return
         for weight in batches.fill(self.buffers):
-            yield weight, self.run(next_rates(), weight)
+            rates = next_rates()
+            yield weight, self.gradients(weight, rates.dropout)
+            self._step(rates)
 
     def _train_groups(
         self, mean: HostAccumulation, batches: Batches, next_rates: Callable[[], Rates]
     ) -> Iterator[tuple[float, float]]:
-        """Take one step for each group of minibatches; yield the sum of its weights and its loss."""
+        """Take one step for each group of minibatches; before it, yield the sum of its weights and its loss."""
         minibatches, count = batches.minibatches(), self.settings.accumulate
         for start in range(0, len(minibatches), count):
             group, rates = minibatches[start : start + count], next_rates()
@@ -91,8 +94,8 @@ class HostStep(BaseStep):
                 loss += share * self._current.run(self.state, rates.dropout)
                 mean.add(i, len(group), share)
             loss += 0.0 if self._penalty is None else self._penalty.run(total)
-            self._step(rates)
             yield total, loss
+            self._step(rates)
 
     def run(self, rates: Rates, weight: float) -> float:
         """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""

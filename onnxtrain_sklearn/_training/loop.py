@@ -19,11 +19,15 @@ from .._data.batches import Batches
 from ..exceptions import DivergenceError, warn
 from ..schedules import Constant, Schedule
 from .history import Epoch, History
+from .kept_weights import KeptWeights
 from .loss_graph import Scheduled
 from .rates import ScheduledRates
 from .report import EpochTable, report_of
 from .step import TrainingStep
 from .watcher import Watched
+
+FINITE_BLOCK = 2**20
+"""Numbers that are looked at together, whether they are finite: the answers for a whole large vector take memory."""
 
 
 class Digested(Protocol):
@@ -93,9 +97,7 @@ class Trainer(Watched):
         self.data: tuple[Digested, ...] = (batches,)
         self.validation_loss: Callable[[], float] | None = None
         self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
-        self._last = self._buffer.copy()
-        if history.last_finite is None or history.last_finite.shape != self._buffer.shape:
-            history.last_finite = self._last
+        self._kept = KeptWeights(step, history)
         history.best = None
         self._recorded = time.perf_counter()
         self._report = report_of(settings.verbose, settings.max_iter)
@@ -156,7 +158,7 @@ class Trainer(Watched):
         """Leave usable weights after an interrupt: finite ones, and with early stopping the best ones."""
         self.step.synchronize()
         if not self._is_finite():
-            self._buffer[...] = self.history.last_finite
+            self._kept.restore_finite()
         self._keep_best()
 
     def _begin(self, steps: int) -> None:
@@ -171,7 +173,7 @@ class Trainer(Watched):
             best_loss=math.inf,
             best_score=-math.inf if math.isnan(score) else score,
             best_watched=-math.inf if math.isnan(watched) else watched,
-            best=self._last,
+            best=self._buffer.copy() if early_stopping else None,
             idle_epochs=0,
             early_stopping=early_stopping,
         )
@@ -187,10 +189,10 @@ class Trainer(Watched):
         try:
             return train()
         except DivergenceError:
-            self._buffer[...] = self.history.last_finite
+            self._kept.restore_finite()
             raise
         except Exception:
-            self._buffer[...] = self._last
+            self._kept.restore_epoch()
             raise
         finally:
             self._report.end()
@@ -208,19 +210,21 @@ class Trainer(Watched):
         """Train on all data once; return the mean loss."""
         self._tell_epoch()
         total = 0.0
-        self._last = self._buffer.copy()
+        self._kept.begin_epoch()
         for weight, loss in self.step.train(self.batches, self.rates.advance):
             total += weight * loss
             if not math.isfinite(total):
                 break
-            self.history.last_finite = self._last
+            self._kept.keep()
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
         return total / self.batches.weight
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
-        return all(bool(np.isfinite(vector).all()) for vector in (self._buffer, *self.step.state.slots.values()))
+        vectors = (self._buffer, *self.step.state.slots.values())
+        blocks = (vector[i : i + FINITE_BLOCK] for vector in vectors for i in range(0, len(vector), FINITE_BLOCK))
+        return all(bool(np.isfinite(block).all()) for block in blocks)
 
     def _diverge(self) -> None:
         """Reset the optimizer's state, which is not finite, and raise; the caller restores the weights."""

@@ -89,19 +89,21 @@ class FlatParameters:
 
     def _divide(self, size: int) -> None:
         self.vector = self.buffer[:size]
-        self.gradient = np.zeros_like(self.vector)
+        self.gradient = np.zeros(size, self.vector.dtype)  # takes no memory until a pass writes it
         self.average = self.buffer[-size:] if self.averages else None
 
     def _set_averages(self, averages: bool) -> None:
-        end = len(self.vector) + self.n_statistics
+        end = len(self.vector) + len(self.statistics)
         parts = [self.buffer[:end], self.vector] if averages else [self.buffer[:end]]
         size, self.averages, self.buffer = len(self.vector), averages, np.concatenate(parts)
         self._divide(size)
 
     @property
-    def n_statistics(self) -> int:
-        """Number of elements of all running statistics."""
-        return sum(self._spans[name].stop - self._spans[name].start for name in self.running_statistics)
+    def statistics(self) -> np.ndarray:
+        """The running statistics, a view into ``buffer``."""
+        start = len(self.vector)
+        size = sum(self._spans[name].stop - self._spans[name].start for name in self.running_statistics)
+        return self.buffer[start : start + size]
 
     def with_averages(self, averages: bool) -> FlatParameters:
         """Return a copy with a moving average that starts from the parameters, or without one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,15 +66,18 @@ class TrainingStep(Protocol):
         Rows of a full minibatch.
     engine : str
         Name of the engine that differentiated the graph.
+    updates_after_loss : bool
+        Whether ``train`` updates the weights of a minibatch after it has yielded their loss.
     """
 
     parameters: FlatParameters
     state: OptimizerState
     batch: int
     engine: str
+    updates_after_loss: ClassVar[bool]
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; yield the sum of its weights and its loss before the update."""
+        """Train on each minibatch of one pass; yield the sum of its weights and the loss of the weights before."""
 
     def synchronize(self) -> None:
         """Bring the host's copies of parameters and optimizer state up to date."""

@@ -102,7 +102,7 @@ class VectorBindings:
 
     def copying(self, moved: Array, statistics: Array) -> Binding:
         """Bind the graph that copies the next running statistics over the current ones."""
-        graph = graph_bytes(copy_graph, self._parameters.n_statistics, self._kind)
+        graph = graph_bytes(copy_graph, self._parameters.statistics.size, self._kind)
         return Binding(self._session(graph), {"moved": moved}, {"statistics": statistics})
 
     def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:

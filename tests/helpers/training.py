@@ -44,10 +44,10 @@ class record_steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rates: list[float] = []
-        run = HostStep.run
+        update = HostStep._step
 
-        def recorded(step: HostStep, rates: Rates, weight: float) -> float:
+        def recorded(step: HostStep, rates: Rates) -> None:
             self.rates.append(rates.learning_rate)
-            return run(step, rates, weight)
+            update(step, rates)
 
-        monkeypatch.setattr(HostStep, "run", recorded)
+        monkeypatch.setattr(HostStep, "_step", recorded)
