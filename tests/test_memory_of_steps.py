@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from onnxtrain_sklearn._runtime import sessions
 from onnxtrain_sklearn._training.pass_graph import PassGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -55,3 +56,17 @@ def test_a_pass_copies_no_weights_beside_those_it_goes_back_to():
         assert tracemalloc.get_traced_memory()[1] < size / 2
     finally:
         tracemalloc.stop()
+
+
+def test_the_comparison_with_a_given_graph_reads_the_parameters_where_they_are(monkeypatch):
+    given = OrtGradientClassifier(MLP([512, 512]), max_iter=1, random_state=0).fit(X[:100], y[:100])
+    size = sum(weights.nbytes for weights in given.weights_.values())
+    found, original = [], sessions.create_session
+
+    def made(graph, *arguments, **keywords):
+        found.append(len(graph))
+        return original(graph, *arguments, **keywords)
+
+    monkeypatch.setattr(sessions, "create_session", made)
+    OrtGradientClassifier(given.to_onnx(), max_iter=1).fit(X[:100], y[:100])
+    assert len([n for n in found if n > size]) == 1  # of the given graph itself

@@ -18,7 +18,6 @@ from .._data.columns import Column
 from .._fitted.model import FittedModel
 from .._graph.low_rank import merged
 from .._graph.low_rank_edits import without_low_rank
-from .._graph.narrow import NOTHING_KEPT
 from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, exported_model, inference_model
@@ -189,7 +188,7 @@ class Run:
         """
         head = replace(self.head, target_scale=None, target_range=None)
         source, dtype = self.source, self.parameters.buffer.dtype
-        live = self.fitted is None and not source.low_rank and source.kept == NOTHING_KEPT and source.dtype == dtype
+        live = self.fitted is None and source.dtype == dtype and not source.changes_weights
         weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
         graph = inference_model(self.deployed, weights, head, with_scores=True, in_double=False)
         return Predictor(graph, self.device, self.session_options, live=self.parameters if live else None)

@@ -165,6 +165,11 @@ class TrainableModel:
         node = self._value(self.output).producer()
         return node is not None and (node.op_type, node.domain) == ("Log", "")
 
+    @property
+    def changes_weights(self) -> bool:
+        """Whether predictions take other weights than training: merged with adapters, or rounded to a narrow type."""
+        return bool(self.low_rank) or self.kept != NOTHING_KEPT
+
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
         initializers = self.model.graph.initializers
