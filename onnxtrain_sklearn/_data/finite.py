@@ -9,12 +9,9 @@ from .._support.typing import DType
 
 def finite_rows(rows: np.ndarray, dtype: DType) -> np.ndarray | None:
     """Return ``rows`` contiguous and in ``dtype``; None if one of the numbers is not finite, or too large for it."""
-    if not np.isfinite(rows).all():
-        return None
     if rows.dtype == dtype:
-        return np.ascontiguousarray(rows)
-    try:
-        with np.errstate(over="raise"):
-            return np.ascontiguousarray(rows, dtype)
-    except FloatingPointError:
-        return None
+        found = np.ascontiguousarray(rows)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = np.ascontiguousarray(rows, dtype)
+    return found if np.isfinite(found).all() else None

@@ -9,6 +9,7 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ import onnx.defs
 import onnx_ir as ir
 
 from ..exceptions import ModelError
-from .names import names_of
+from .names import Names, names_of
 from .shapes import infer_shapes
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
@@ -85,8 +86,12 @@ class GraphBuilder:
         self._constant_nodes = constant_nodes
         self._emitted: dict[tuple[object, ...], Sequence[ir.Value]] | None = {} if shared else None
         self._tape = ir.tape.Tape(graph)
-        self.taken = names_of(graph)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    @cached_property
+    def taken(self) -> Names:
+        """The names in the graph, which are collected for the first new one: most edits find nothing to change."""
+        return names_of(self.graph)
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         if not op_type[:1].isupper():
