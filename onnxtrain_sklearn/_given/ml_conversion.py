@@ -20,6 +20,7 @@ from .._graph.edits import keep_outputs
 from .._graph.shapes import free_batch_axis, infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._ml_operators.formulas import hold_formulas
+from .._ml_operators.post_transforms import post_transform_of
 from .._ml_operators.rewrite import rewrite
 from ..exceptions import ModelError, UnsupportedOperatorError
 from .ml_endings import (
@@ -30,7 +31,6 @@ from .ml_endings import (
     keep_votes_of_machine,
     machine_of_votes,
     plain_value,
-    post_transform_of,
     sort_classes,
 )
 from .ml_files import FittedFile, outputs_of_file

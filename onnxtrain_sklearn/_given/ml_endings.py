@@ -64,11 +64,6 @@ def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
         graph.sort()
 
 
-def post_transform_of(node: ir.Node) -> str:
-    """Return the attribute post_transform of a node, NONE by default."""
-    return node.attributes["post_transform"].as_string() if "post_transform" in node.attributes else "NONE"
-
-
 def keep_leaf_shares(model: ir.Model, role: Role) -> None:
     """Keep the leaves of a forest probabilities: each sums to the share of its tree, or is a number below it."""
     value = model.graph.initializers[role.name].const_value

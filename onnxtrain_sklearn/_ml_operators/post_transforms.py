@@ -64,9 +64,16 @@ def _selected_labels(r: RewrittenNode, positions: ir.Value, labels: np.ndarray) 
     return r.op.Gather(labels, positions, axis=0)
 
 
+def post_transform_of(node: ir.Node) -> str:
+    """Return the attribute post_transform of a node, NONE by default."""
+    if "post_transform" not in node.attributes:
+        return "NONE"
+    given = node.attributes["post_transform"]
+    return _BY_NUMBER[given.as_int()] if given.type == ir.AttributeType.INT else given.as_string()
+
+
 def _post_transform(r: RewrittenNode) -> str:
-    name = r.attribute("post_transform", "NONE")
-    name = name if isinstance(name, str) else _BY_NUMBER[int(name)]
+    name = post_transform_of(r.node)
     if name == "PROBIT":
         r.refuse("post_transform PROBIT is finite for scores between 0 and 1 only, which training does not guarantee")
     return name
