@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, RealMLPClassifier
 from onnxtrain_sklearn.callbacks import EpochScoring, GradientStatistics
 from onnxtrain_sklearn.displays import TrainingDisplay, WeightsDisplay, plot_graph
+from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -134,6 +135,18 @@ def test_only_trained_parameters_of_an_estimator_are_marked():
     display = plot_graph(fitted, draw=False)
     assert [box.lines for box in display.boxes if box.trained] == [("V 2x1",)]
     assert {box.title for box in display.boxes if box.kind == "output"} == {"label", "probabilities"}
+
+
+def test_parameters_of_all_outputs_are_marked():
+    """Outputs of labels have none."""
+    graph = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        net (float[N, 2] X) => (float[N, 2] Y, int64[N] label, float[N, 1] Z) <float[2, 2] V = {1, 2, 3, 4},
+        float[2, 1] W = {1, 2}> { Y = MatMul(X, V)  label = ArgMax<axis = 1, keepdims = 0>(Y)  Z = MatMul(X, W) }""")
+    marked = [box.title for box in plot_graph(graph, draw=False).boxes if box.color == "orange"]
+    assert marked == ["MatMul", "MatMul"]
+    del graph.graph.output[2], graph.graph.output[0]
+    with pytest.raises(ModelError, match="label"):
+        plot_graph(graph, draw=False)
 
 
 def test_graphs_that_cannot_be_drawn():

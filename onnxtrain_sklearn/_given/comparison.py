@@ -155,17 +155,21 @@ def _require_independent_rows(
 ) -> None:
     """Raise if the output for a row depends on the other rows, where the file does not say that its first axis is free.
 
-    A graph with a free batch axis may decide for all rows together. A recurrent one goes along that axis by mistake:
-    PyTorch's layers take the steps first by default.
+    A graph with a free batch axis may decide for all rows together, which is said. A recurrent one goes along that axis
+    by mistake: PyTorch's layers take the steps first by default.
     """
-    if not _may_go_along_rows(whole.graph) and not any(has_fixed_batch(v) for v in whole.graph.inputs):
-        return
     again = _as_flat_rows(predictor.run(columns, rows[[0, -1, 0]]))
     expected = numbers[[0, -1, 0]]
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
     if again.shape == expected.shape and np.allclose(again, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
         return
-    raise _across_rows(name)
+    if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
+        raise _across_rows(name)
+    warn(
+        f"Output {name!r} {MIXED}: predictions depend on which rows are predicted together, and training on how "
+        f"minibatches are drawn and filled up. Where the first axis of the graph is not that of rows, give X an axis "
+        f"before it; where the graph is to see all rows together, set batch_size to their number and shuffle=False."
+    )
 
 
 def require_own_features(model: ir.Model, name: str, columns: Mapping[str, Column], device: Device) -> None:

@@ -35,7 +35,7 @@ class Lookup:
     count : int
         Number of indices.
     rows, indices : str
-        Names of the input for the rows, (count, ...), and of the output for the indices, (count,) of int64.
+        Names of the input for the rows, (count, width), and of the output for the indices, (count,) of int64.
     padding : int or None
         The row that is read without a gradient.
     """
@@ -95,7 +95,7 @@ def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
     places = op.Reshape(op.Cast(index, to=ir.DataType.INT64), [-1])
     places.dtype, places.shape = ir.DataType.INT64, ir.Shape([count])
     op.graph.outputs.append(places)
-    rows = op.input("rows", value.dtype, (count, *shape[1:]))
+    rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # also of a vector, whose rows are numbers
     lookup = Lookup(value.name or "", tuple(shape), count, rows.name or "", places.name or "", padding_row(node))
     replace_node(op, node, [op.Reshape(rows, read)])
     return lookup
@@ -114,6 +114,7 @@ def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
             tables[lookup.weight] = ir.val(lookup.weight, rows.dtype, lookup.shape)
             graph.inputs.append(tables[lookup.weight])
         read = op.Gather(tables[lookup.weight], outputs[lookup.indices], axis=0)
+        read = read if len(lookup.shape) == 2 else op.Reshape(read, [lookup.count, lookup.width])
         replace_value(op, rows, read)
         graph.inputs.remove(rows)
     if lookups:

@@ -197,7 +197,8 @@ class Roles:
 
     def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         kind, made_up = node.op_type, self._is_made_up(value)
-        role = role_in_affine(node, index, array) if made_up and not self._is_raw(node.inputs[1 - index]) else None
+        other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+        role = role_in_affine(node, index, array) if made_up and not self._is_raw(other) else None
         if role is not None:
             return Verdict(True, f"{role} of a normalization with stored statistics")
         if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]):

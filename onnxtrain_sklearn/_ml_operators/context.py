@@ -90,9 +90,15 @@ class RewrittenNode:
         strings = self.attribute("classlabels_strings", ())
         return np.array(list(strings), dtype=object) if strings else self.ints(ints)
 
+    @property
+    def number_type(self) -> type[np.float32 | np.float64]:
+        """The type of the numbers of the node: TreeEnsemble alone may compute in float64."""
+        double = self.node.op_type == "TreeEnsemble" and self.node.inputs[0].dtype is ir.DataType.DOUBLE  # type: ignore[union-attr]
+        return np.float64 if double else np.float32
+
     def parameter(self, role: str, array: np.ndarray, places: np.ndarray | None = None) -> ir.Value:
         """Return a new initializer for numbers that may be trained."""
-        array = np.ascontiguousarray(array, np.float32)
+        array = np.ascontiguousarray(array, self.number_type)
         name = f"{self.stem}.{role}"
         self.roles.append(Role(name, operator(self.node), self.node.name or "", role, array.shape, places))
         return self.op.parameter(name, array)

@@ -112,10 +112,10 @@ def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
         return _aggregate_trees(r, numbers, aggregate, forest.trees, keepdims=True)
     if aggregate in ("MIN", "MAX"):
         r.refuse(f"aggregate_function {aggregate} of trees with different targets is not supported")
-    speaks = np.zeros((forest.trees, forest.targets), np.float32)
+    speaks = np.zeros((forest.trees, forest.targets), r.number_type)
     speaks[forest.tree_of[forest.leaf], forest.target] = 1
     total = op.MatMul(numbers, speaks)
-    return op.Div(total, np.float32(forest.trees)) if aggregate == "AVERAGE" else total
+    return op.Div(total, r.number_type(forest.trees)) if aggregate == "AVERAGE" else total
 
 
 def _aggregate_trees(r: RewrittenNode, numbers: ir.Value, aggregate: str, trees: int, *, keepdims: bool) -> ir.Value:
@@ -125,7 +125,7 @@ def _aggregate_trees(r: RewrittenNode, numbers: ir.Value, aggregate: str, trees:
     if aggregate not in _AGGREGATES:
         r.refuse(f"aggregate_function {aggregate!r} is none of {', '.join(_AGGREGATES)}")
     total = r.op.ReduceSum(numbers, axes=[1], keepdims=keepdims)
-    return r.op.Div(total, np.float32(trees)) if aggregate == "AVERAGE" else total
+    return r.op.Div(total, r.number_type(trees)) if aggregate == "AVERAGE" else total
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _sparse(r: RewrittenNode, forest: Forest, values: ir.Value, cell: np.ndarray
     """Return the table with zeros, which are not trained, for missing weights."""
     places = np.full(forest.leaves * forest.targets, cell.size)
     places[cell] = np.arange(cell.size)
-    padded = r.op.Concat(values, np.zeros(1, np.float32), axis=0)
+    padded = r.op.Concat(values, np.zeros(1, r.number_type), axis=0)
     return r.op.Gather(padded, places.reshape(forest.leaves, forest.targets), axis=0)
 
 
@@ -182,7 +182,7 @@ def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
     operator = "TreeEnsembleRegressor" if r.node.op_type == "TreeEnsembleClassifier" else r.node.op_type
     x = r.input() if r.input().dtype is ir.DataType.DOUBLE else r.float_input()
     found = r.op.emit(operator, x, domain=r.node.domain, **_leaf_finder(r, forest))[0]
-    found.dtype = ir.DataType.FLOAT
+    found.dtype = ir.DataType.from_numpy(np.dtype(r.number_type))
     return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
 
 

@@ -69,6 +69,11 @@ def _with_named_constants(source: TrainableModel, trainable: Trainable) -> Train
     named = [name for name in patterns if isinstance(name, str) and name in source.constants]
     initializers = source.model.graph.initializers
     for name in named:
+        if name in source.statistics:
+            raise ValueError(
+                f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
+                f"does. Name its scale and bias; training_mode=True trains with the statistics of minibatches."
+            )
         if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
             raise ValueError(
                 f"trainable={name!r} names a constant that cannot be trained ({source.constants[name]}): it must be an "

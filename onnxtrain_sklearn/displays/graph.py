@@ -15,6 +15,7 @@ from .._fitted.model import is_estimator
 from .._graph.layout import Box, BoxLayout, Edge
 from .._graph.protobuf import load
 from .._graph.svg import graph_svg
+from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
 from .axes import given_axes, new_axes
 
@@ -115,8 +116,9 @@ def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: boo
     Parameters
     ----------
     model : onnx.ModelProto, bytes, str, path or estimator
-        A graph; the parameters that an estimator would train are marked. Or an estimator of this package: a fitted one
-        is drawn as it predicts, with the parameters that were trained, and one that is not fitted by its ``model``.
+        A graph; the parameters that an estimator would train of any output are marked. Or an estimator of this package:
+        a fitted one is drawn as it predicts, with the parameters that were trained, and one that is not fitted by its
+        ``model``.
     ax : matplotlib.axes.Axes, default=None
         Where to draw; None: in a new figure.
     draw : bool, default=True
@@ -162,12 +164,10 @@ def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: boo
 
 def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
     """Return the graph to draw, and the names of its trained parameters."""
-    from .._estimators.regressor import OrtGradientRegressor
-
     describe = getattr(model, "describe", None)
     if isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
-        described, source = OrtGradientRegressor(model).describe, model
-    elif callable(describe):
+        return _graph_of_file(model)
+    if callable(describe):
         described, source = describe, model.to_onnx() if hasattr(model, "model_") else _given_graph(model)
     elif isinstance(model, BaseEstimator) and hasattr(model, "to_onnx"):  # of raw tables: its graph holds weights alone
         graph = load(model.to_onnx()).graph
@@ -185,6 +185,21 @@ def _given_graph(estimator: Any) -> Any:
             f"{type(estimator).__name__} makes its graph in fit, from model={model!r} and the data: call fit first."
         )
     return model
+
+
+def _graph_of_file(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> tuple[ir.Graph, frozenset[str]]:
+    """Return the graph, and the parameters that an estimator would train of any of its outputs that has some."""
+    from .._estimators.regressor import OrtGradientRegressor
+
+    graph, trained, refused = load(model).graph, set[str](), None
+    for output in [v.name for v in graph.outputs] if len(graph.outputs) > 1 else [None]:
+        try:
+            trained.update(entry.name for entry in OrtGradientRegressor(model, output=output).describe().of("trained"))
+        except ModelError as error:
+            refused = error
+    if refused is not None and not trained:
+        raise refused
+    return graph, frozenset(trained)
 
 
 def _label(box: Box) -> str:
