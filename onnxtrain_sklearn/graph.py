@@ -7,5 +7,6 @@ makes one for its own graph. Values are :class:`onnx_ir.Value`; :data:`Operand` 
 from __future__ import annotations
 
 from ._graph.builder import GraphBuilder, Operand
+from ._graph.stopped import stop_gradient
 
-__all__ = ["GraphBuilder", "Operand"]
+__all__ = ["GraphBuilder", "Operand", "stop_gradient"]

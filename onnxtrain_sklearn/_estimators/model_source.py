@@ -15,6 +15,7 @@ from .._fitted.tables import holds_text
 from .._given.ml_files import is_fitted_graph
 from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
+from .._graph.dynamic_quantization import with_float_products
 from .._graph.fake_quantization import fake_quantized
 from .._graph.files import without_program
 from .._graph.joined_outputs import join_outputs
@@ -38,7 +39,7 @@ LONGEST_NAME = 40
 
 def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
     """Return the graph of a file in the form that is trained: in floats of one type, with layers as single nodes."""
-    return join_normalizations(dequantized(fake_quantized(widened(load(model)))))
+    return join_normalizations(dequantized(fake_quantized(with_float_products(widened(load(model))))))
 
 
 def source_of(

@@ -161,10 +161,15 @@ def _require_independent_rows(
     again = _as_flat_rows(predictor.run(columns, rows[[0, -1, 0]]))
     expected = numbers[[0, -1, 0]]
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
-    if again.shape == expected.shape and np.allclose(again, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+    # Quantization may round by the range of the batch: rows then differ by some of its steps.
+    rounds = any("Quantize" in node.op_type for node in whole.graph.all_nodes())
+    error = 0.1 if rounds else 1e-3
+    if again.shape == expected.shape and np.allclose(again, expected, rtol=error, atol=error * scale, equal_nan=True):
         return
     if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
         raise _across_rows(name)
+    if rounds:
+        return
     warn(
         f"Output {name!r} {MIXED}: predictions depend on which rows are predicted together, and training on how "
         f"minibatches are drawn and filled up. Where the first axis of the graph is not that of rows, give X an axis "

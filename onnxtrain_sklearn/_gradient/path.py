@@ -1,7 +1,7 @@
 """The path of the gradient: the nodes between the trained parameters and the loss.
 
-Gradients flow through floating-point values only: a path through a bool or an integer has a zero gradient. A value that
-a subgraph reads counts as read by the node that contains the subgraph.
+Gradients flow through floating-point values only: a path through a bool or an integer has a zero gradient, and so has
+one through a node that stops it. A value that a subgraph reads counts as read by the node that contains the subgraph.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from .._graph.queries import is_float, reads
+from .._graph.stopped import stops_gradient
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
     """Return ``sources`` and the floating-point values of ``graph`` that depend on them."""
     below = set(sources)
     for node in graph:
-        if not below.isdisjoint(reads(node)):
+        if not stops_gradient(node) and not below.isdisjoint(reads(node)):
             below.update(filter(is_float, node.outputs))
     return below
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError
+from .dynamic_quantization import is_dynamic
 from .edits import bypass, replace_by_initializer
 from .fake_quantization import is_part_of_fakes
 from .names import Names
@@ -49,7 +50,7 @@ def dequantized(model: ir.Model) -> ir.Model:
 
 
 def _dequantizes(node: ir.Node) -> bool:
-    return node.op_type == "DequantizeLinear" and not node.domain
+    return node.op_type == "DequantizeLinear" and not node.domain and not is_dynamic(node)
 
 
 def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
@@ -93,7 +94,7 @@ def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
             continue
         seen.add(node)
         front += reads(node)
-        if QUANTIZED.search(node.op_type):
+        if QUANTIZED.search(node.op_type) and not is_dynamic(node):
             found[node.name or ""] = node.op_type
     return tuple(f"{kind} {name!r}" for name, kind in sorted(found.items()))
 
@@ -103,7 +104,7 @@ def rounded(value: ir.Value) -> bool:
     front, seen = [value], set()
     while front:
         for node, _ in front.pop().uses():
-            if QUANTIZED.search(node.op_type):
+            if QUANTIZED.search(node.op_type) and not is_dynamic(node):
                 return True
             if node not in seen:
                 seen.add(node)

@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from .builder import GraphBuilder
+from .dynamic_quantization import is_dynamic, with_integer_products
 from .edits import remove_unread, remove_unread_initializers, replace_node
 from .names import names_of
 from .narrow import TYPES_OF_FILE
@@ -87,7 +87,8 @@ def holds_fakes(model: ir.Model) -> bool:
 
 def fake_quantized(model: ir.Model) -> ir.Model:
     """Return the model with float arithmetic in place of pairs of QuantizeLinear and DequantizeLinear."""
-    if not any(_is_kind(node, "QuantizeLinear") for node in model.graph) or TYPES_OF_FILE in model.meta:
+    rounds = any(_is_kind(node, "QuantizeLinear") or is_dynamic(node) for node in model.graph)
+    if not rounds or TYPES_OF_FILE in model.meta:
         return model
     clone = model.clone()
     clone.meta.update(model.meta)
@@ -112,9 +113,7 @@ def requantized(model: ir.Model) -> ir.Model:
     op = GraphBuilder(model.graph, prefix="quantized", constant_nodes=True)
     for node in rounding:
         _write_pairs(op, node)
-    common.RemoveUnusedNodesPass()(model)
-    model.graph.sort()
-    return model
+    return with_integer_products(model)
 
 
 def _is_kind(node: ir.Node | None, kind: str) -> bool:

@@ -13,6 +13,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from .edits import bypass, copy_initializer
+from .fake_quantization import is_fake
 from .keras_layers import is_drawn
 from .names import names_of
 from .weights import array_of
@@ -78,6 +79,8 @@ class TracedModules:
         needs no parameter of the first.
         """
         path = ""
+        if is_fake(node):
+            return path
         for part in (node.name or "").split("/")[1:-1]:
             whole, numbered = f"{path}.{part}".lstrip("."), _LATER_CALL.fullmatch(part)
             first = f"{path}.{numbered[1]}".lstrip(".") if numbered else whole

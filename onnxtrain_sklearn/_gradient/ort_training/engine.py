@@ -21,6 +21,7 @@ from ..._graph.edits import copy_type, remove_unread_initializers
 from ..._graph.fake_quantization import is_fake
 from ..._graph.open_clip import is_open
 from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
+from ..._graph.stopped import stops_gradient
 from ..._graph.supported import ANY, PADDING, Supported
 from ..._graph.torch_program import padding_row
 from ..._runtime import gradient_builder
@@ -61,6 +62,8 @@ def _differentiate(
     if not wrt:
         return prepared
     _require_opset(model.graph)
+    if (node := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
+        raise UnsupportedOperatorError(f"Node {node.name!r} stops the gradient: engine='portable' does so.")
     for passage in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
         _refuse(passage, _unknown(passage, table))
     seed = prepare(prepared, wrt, of)
