@@ -128,7 +128,8 @@ def test_convolutions_of_integers(tmp_path):
     """Their weights are per tensor; the bias is an Add behind them."""
     arrays = {"K": RNG.normal(size=(2, 1, 3, 3)).astype(np.float32), "d": RNG.normal(size=2).astype(np.float32)}
     node = helper.make_node("Conv", ["X", "K", "d"], ["Y"], name="conv", pads=[1, 1, 1, 1])
-    model = as_quantized([node], arrays, ("N", 1, 4, 4), ("N", 2, 4, 4), tmp_path)
+    kind = {"weight_type": QuantType.QUInt8}  # the older runtime has no kernel for signed ones
+    model = as_quantized([node], arrays, ("N", 1, 4, 4), ("N", 2, 4, 4), tmp_path, **kind)
     assert "ConvInteger" in kinds(model)
     images, target = RNG.normal(size=(8, 1, 4, 4)).astype(np.float32), np.zeros((8, 2, 4, 4), np.float32)
     net = OrtGradientRegressor(model, learning_rate_init=0.1, **SETTINGS | {"batch_size": 8}).partial_fit(
