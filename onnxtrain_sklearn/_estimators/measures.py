@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from .._callbacks.base import Part
+from .._inference.predictor import Predictor
 from .._training.loss_graph import StepSettings
 from .._training.score_loss import ScoreLoss, weighted_mean
 from ..exceptions import ModelError
@@ -46,18 +47,16 @@ class Measures:
     def _loss(self, rows: ScoredRows) -> Callable[[], float]:
         if self._run.model.link == "votes":
             raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
-        if self._run.head.parts:
-            predictor = self._run.live_predictor(rows.live, with_scores=True)
-            return loss_of_outputs(self._run, self._settings, rows, predictor)
-        return loss_of_rows(self._run, self._settings, rows)
+        predictor = self._run.live_predictor(rows.live, with_scores=True)
+        loss = loss_of_outputs if self._run.head.parts else loss_of_rows
+        return loss(self._run, self._settings, rows, predictor)
 
 
-def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows) -> Callable[[], float]:
+def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows, predictor: Predictor) -> Callable[[], float]:
     """Return the function that computes the mean loss of rows by the current parameters.
 
     Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
     """
-    predictor = run.live_predictor(scored.live, with_scores=True)
     mean, y = ScoreLoss(settings, run.parameters.buffer.dtype), scaled_values(run, scored.targets)
     weights = np.ones(len(scored.rows)) if scored.weights is None else scored.weights
     pieces = predictor.pieces_of(scored.live, scored.rows)

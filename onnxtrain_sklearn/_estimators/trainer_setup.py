@@ -20,7 +20,7 @@ from .plan import Plan
 from .run import Run, sparse_inputs
 from .settings import batch_limit
 from .step_choice import prepare_step
-from .validation import ScoredRows, scored_rows
+from .validation import OwnScore, ScoredRows, scored_rows, watches_loss
 
 
 def trainer_for(
@@ -46,21 +46,11 @@ def trainer_for(
         room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
         step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
         trainer = new_trainer(plan.loop, step, batches, run.history, validate)
-    if scored is not None and _watches_loss(plan, run):
-        trainer.validation_loss = loss_of_rows(run, settings, scored)
+    if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, run, call):
+        trainer.validation_loss = loss_of_rows(run, settings, scored, validate.predictor)
     if hooks_of(estimator):
         trained = scored_rows(run, examples, np.sort(rows), call)
         measures = Measures(estimator, run, settings, {"train": trained, "validation": scored})
         training = ActiveTraining(estimator, run, trainer, call, measures, scored)
         trainer.watcher = CallbackWatcher(training, HookValues(estimator, run, trainer, call, trained))
     return trainer
-
-
-def _watches_loss(plan: Plan, run: Run) -> bool:
-    """Whether early stopping watches the loss on the validation data in place of the score.
-
-    The accuracy on few rows moves in steps and stands still for many epochs, also where the network goes on learning.
-    """
-    stops = plan.estimator.early_stopping and not plan.call.one_pass and plan.tuner is None
-    classifies = run.head.task != "regression" and not run.head.parts and run.model.link != "votes"
-    return bool(stops) and plan.estimator.scoring is None and classifies

@@ -20,6 +20,10 @@ from .run import Columns, Run
 from .scoring import LivePredictions, Scoring, rows_of, scorer_of
 
 
+Metric = Callable[[np.ndarray, Targets, "np.ndarray | None"], float]
+"""From predictions, targets and weights to a score."""
+
+
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
     """Rows that are scored during training.
@@ -80,15 +84,36 @@ def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: 
         return None
     if estimator.scoring is not None and not _is_own_score(estimator, run):
         return score_by(estimator, estimator.scoring, run, scored)
-    predictor = run.live_predictor(scored.live)
+    return OwnScore(estimator._score, run, scored, with_scores=watches_loss(estimator, run, call))
 
-    def score() -> float:
-        predicted = predictor.run(scored.live, scored.rows)
+
+class OwnScore:
+    """The accuracy or R² of the current parameters on validation data.
+
+    Attributes
+    ----------
+    predictor : Predictor
+        A session holds memory for its largest values: the loss on the same rows is computed by this one too.
+    """
+
+    def __init__(self, metric: Metric, run: Run, scored: ScoredRows, *, with_scores: bool) -> None:
+        self._metric, self._scored = metric, scored
+        self.predictor = run.live_predictor(scored.live, with_scores=with_scores)
+
+    def __call__(self) -> float:
+        scored = self._scored
+        predicted = self.predictor.run(scored.live, scored.rows)
         finite = predicted.dtype.kind != "f" or np.isfinite(predicted).all()
-        value: float = estimator._score(predicted, scored.targets, scored.weights) if finite else math.nan
-        return value
+        return self._metric(predicted, scored.targets, scored.weights) if finite else math.nan
 
-    return score
+
+def watches_loss(estimator: Parameters, run: Run, call: Call) -> bool:
+    """Whether early stopping watches the loss on the validation data in place of the score.
+
+    The accuracy on few rows moves in steps and stands still for many epochs, also where the network goes on learning.
+    """
+    classifies = run.head.task != "regression" and not run.head.parts and run.model.link != "votes"
+    return bool(estimator.early_stopping) and not call.one_pass and estimator.scoring is None and classifies
 
 
 def _is_own_score(estimator: Parameters, run: Run) -> bool:

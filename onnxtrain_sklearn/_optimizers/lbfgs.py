@@ -41,8 +41,8 @@ class LBFGS(BaseOptimizer):
 
     .. math:: p ← p - η_k H_k ∇f(p)
 
-    with H an inverse Hessian estimated from the last iterations and η from a line search: learning rate, schedule, batch
-    size and order of the rows play no role, nor does ``n_iter_no_change`` without early stopping. Run by
+    with H an inverse Hessian estimated from the last iterations and η from a line search: learning rate, schedule,
+    batch size and order of the rows play no role, nor does ``n_iter_no_change`` without early stopping. Run by
     ``scipy.optimize.minimize(method="L-BFGS-B")``, as in scikit-learn's MLP. Liu and Nocedal, "On the limited memory
     BFGS method for large scale optimization", Mathematical Programming 45, 1989.
 
