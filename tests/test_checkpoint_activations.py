@@ -78,6 +78,14 @@ def test_results_are_the_same_to_the_bit(settings, graphs):
         assert_array_equal(again.weights_[name], array)
 
 
+def test_it_may_change_between_calls(graphs):
+    fitted = regressor(warm_start=True).fit(X, y)
+    assert not copies(graphs[-1])
+    fitted.set_params(checkpoint_activations=True).fit(X, y)
+    assert copies(graphs[-1])
+    assert fitted.loss_curve_ == regressor(max_iter=8).fit(X, y).loss_curve_
+
+
 def test_graphs_of_float64(graphs):
     given = ir.to_proto(in_dtype(ir.from_proto(DEEP.build(5, 1, 0)), ir.DataType.DOUBLE))
     plain, again = both(model=given)

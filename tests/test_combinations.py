@@ -30,7 +30,7 @@ def test_it_trains_as_the_reference_does(number, engine):
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("name", sorted(paths.PATCHES.keys() - {"usual"}))
 def test_paths_of_large_data_train_as_the_reference_does(name, number):
-    for case in range(300 + 4 * number, 304 + 4 * number):
+    for case in range(300 + 2 * number, 302 + 2 * number):
         with paths.path(name):
             compare.equals_reference(paths.suited(drawn(case, available_engines()[0]), name))
 

@@ -50,6 +50,7 @@ def _settings_key(settings: StepSettings) -> tuple[object, ...]:
         numbers,
         (*settings.factors.items(), settings.scheduled),
         settings.sparse_updates,
+        settings.checkpoint_activations,
         settings.engine,
         settings.device,
     )

@@ -43,3 +43,12 @@ def near(a: Any, b: Any, X: Any, tolerance: float = TOLERANCE, leave_out: tuple[
 
 def difference(name: str, a: np.ndarray, b: np.ndarray) -> str:
     return f"{name} {a.shape} {b.shape}: {a.ravel()[:6]} {b.ravel()[:6]}"
+
+
+class NotApplicable(Exception):
+    """The relation says nothing about this case."""
+
+
+def applies(condition: bool) -> None:
+    if not condition:
+        raise NotApplicable

@@ -21,7 +21,7 @@ class RecordedCall:
     """What a call trained.
 
     ``rows`` are those that it trained on, ``passes`` the rows of each minibatch of each epoch, ``statistics`` the
-    running statistics that moved.
+    running statistics that moved, ``watched`` what early stopping watches, higher is better.
     """
 
     initial: dict[str, np.ndarray] = field(default_factory=dict)
@@ -30,7 +30,8 @@ class RecordedCall:
     passes: list[list[np.ndarray]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     scores: list[float | None] = field(default_factory=list)
-    score_before: float = -np.inf
+    watched: list[float | None] = field(default_factory=list)
+    watched_before: float = -np.inf
 
     @property
     def rows(self) -> np.ndarray:
@@ -63,7 +64,7 @@ def recording(call: RecordedCall) -> Iterator[None]:
 
     def noted_begin(trainer: Trainer, steps: int) -> None:
         begin(trainer, steps)
-        call.score_before = trainer.history.best_score
+        call.watched_before = trainer.history.best_watched
 
     with (
         mock.patch.object(Batches, "minibatches", recorded),
@@ -85,4 +86,10 @@ def recorded_call(draw: Draw, estimator: Any, kind: str) -> RecordedCall:
         getattr(estimator, kind)(draw.rows(draw.X), draw.y, **arguments)
     rows = estimator.history_[before:]
     call.losses, call.scores = [row["loss"] for row in rows], [row.get("validation_score") for row in rows]
+    call.watched = [watched_in(row) for row in rows]
     return call
+
+
+def watched_in(row: dict[str, Any]) -> float | None:
+    """Return what early stopping watches in an epoch, higher is better: the validation loss of classifiers, a score."""
+    return -row["validation_loss"] if "validation_loss" in row else row.get("validation_score")

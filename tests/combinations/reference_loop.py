@@ -37,6 +37,7 @@ class ReferenceLoop:
         self.seen: set[int] = set()
         self.losses: list[float] = []
         self.scores: list[np.ndarray | None] = []
+        self.validation_losses: list[float | None] = []
 
     # --- what is known of the data ---
 
@@ -98,7 +99,7 @@ class ReferenceLoop:
         best_loss, best_score, idle = math.inf, -math.inf, 0
         best = self._snapshot()
         if watches and self.progress.epoch:
-            best_score = call.score_before
+            best_score = call.watched_before
         self.ended = False
         for number, minibatches in enumerate(passes):
             assert not self.ended, f"the run ended after {number} epochs of {len(passes)}"
@@ -106,8 +107,9 @@ class ReferenceLoop:
             self.progress.epoch += 1
             self.progress.samples += len(call.rows)
             self.losses.append(loss)
-            reported, score = call.losses[number], call.scores[number]
+            reported, score = call.losses[number], call.watched[number]
             self.scores.append(self._validation_scores())
+            self.validation_losses.append(self._validation_loss() if watches and self._classifies else None)
             improved = reported <= best_loss - settings["tol"]
             if score is not None:
                 improved = score >= best_score + settings["tol"] if watches else improved
@@ -232,6 +234,15 @@ class ReferenceLoop:
             return X, y, self.row_weights(y, weights)
         held = np.setdiff1d(np.arange(len(draw.X)), self.call.rows)
         return draw.X[held], draw.y[held], self.row_weights(draw.y, draw.weights)[held]
+
+    @property
+    def _classifies(self) -> bool:
+        return self.draw.task != "regression"
+
+    def _validation_loss(self) -> float:
+        """Return the mean loss on the validation rows, without the penalty."""
+        X, y, w = self.validation_rows()
+        return self.loss.value(self.predictions(X), self.draw.encoded(y), w)
 
     def _validation_scores(self) -> np.ndarray | None:
         """Return the lowest and the highest score that rounding admits."""

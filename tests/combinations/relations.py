@@ -22,32 +22,15 @@ import scipy.sparse as sp
 from sklearn.base import clone
 from sklearn.utils.class_weight import compute_sample_weight
 
-from onnxtrain_sklearn import LBFGS, load_training
+from onnxtrain_sklearn import load_training
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn.callbacks import Checkpoint, EpochScoring, GradientStatistics
-from onnxtrain_sklearn.schedules import Constant, resolve_schedule
 from tests.combinations.draws import LABELS
-from tests.combinations.outcomes import difference, near, outcome, same
+from tests.combinations.outcomes import NotApplicable, applies, difference, near, outcome, same
+from tests.combinations.recording import watched_in
+from tests.combinations.steering import STEERING
 from tests.combinations.wide_draws import WideDraw, quiet
-
-
-class NotApplicable(Exception):
-    """The relation says nothing about this case."""
-
-
-def applies(condition: bool) -> None:
-    if not condition:
-        raise NotApplicable
-
-
-def takes_minibatches(draw: WideDraw) -> bool:
-    return not isinstance(draw.parameters["optimizer"], LBFGS)
-
-
-def constant_rates(draw: WideDraw) -> bool:
-    names = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
-    return all(isinstance(resolve_schedule(draw.parameters.get(name, "constant")), Constant) for name in names)
 
 
 def keeps_labels(draw: WideDraw, kept: np.ndarray) -> bool:
@@ -71,7 +54,7 @@ def refit_begins_anew(draw: WideDraw) -> None:
 
 
 def copies_go_on(draw: WideDraw) -> None:
-    applies(takes_minibatches(draw) and not draw.has("early_stopping"))
+    applies(draw.takes_minibatches and not draw.has("early_stopping"))
     applies(draw.parameters.get("class_weight") != "balanced")
     first = draw.fit()
     twins = [pickle.loads(pickle.dumps(first)), copy.deepcopy(first)]
@@ -85,7 +68,7 @@ def copies_go_on(draw: WideDraw) -> None:
 
 def calls_add_up(draw: WideDraw) -> None:
     """Fits and passes that go on from each other are one fit."""
-    applies(takes_minibatches(draw) and constant_rates(draw))
+    applies(draw.takes_minibatches and draw.constant_rates)
     applies(not draw.has("early_stopping") and draw.parameters.get("class_weight") != "balanced")
     settings = {"tol": -np.inf}
     whole = draw.fit(draw.estimator(max_iter=4, **settings))
@@ -143,12 +126,12 @@ def callbacks_only_watch(draw: WideDraw) -> None:
         scorer = "r2" if draw.task == "regression" else "accuracy"
         callbacks: list[Any] = [lambda epoch: seen.append(epoch.number)]
         callbacks += [EpochScoring(scorer)] if draw.validation or draw.has("early_stopping") else []
-        if takes_minibatches(draw):
+        if draw.takes_minibatches:
             callbacks += [GradientStatistics(), Checkpoint(folder)]
         first, watched = draw.fit(), draw.fit(draw.estimator(callbacks=callbacks, verbose=0))
         same(first, watched, draw.X)
         assert seen == list(range(1, first.n_iter_ + 1))
-        if takes_minibatches(draw):
+        if draw.takes_minibatches:
             same(first, draw.fit(draw.estimator(callbacks=[Checkpoint(folder)])), draw.X)  # from the last file
 
 
@@ -157,7 +140,7 @@ class Crash(Exception):
 
 
 def checkpoints_resume(draw: WideDraw) -> None:
-    applies(takes_minibatches(draw))
+    applies(draw.takes_minibatches)
 
     def crash(epoch: Any) -> None:
         if epoch.number == 1:
@@ -175,7 +158,7 @@ def checkpoints_resume(draw: WideDraw) -> None:
 
 
 def training_graphs_go_on(draw: WideDraw) -> None:
-    applies(takes_minibatches(draw) and not draw.has("early_stopping", "class_weight", "accumulate"))
+    applies(draw.takes_minibatches and not draw.has("early_stopping", "class_weight", "accumulate"))
     applies(draw.weights is None or bool((draw.weights > 0).all()))
     applies(draw.parameters["batch_size"] != "auto" and draw.parameters["batch_size"] < len(draw.y))
     fitted = draw.fit(draw.estimator(shuffle=False, sparse_updates="exact"))
@@ -197,7 +180,7 @@ def training_graphs_go_on(draw: WideDraw) -> None:
 
 
 def devices_train_alike(draw: WideDraw) -> None:
-    applies(takes_minibatches(draw) and not draw.has("sparse_updates"))
+    applies(draw.takes_minibatches and not draw.has("sparse_updates"))
     host = draw.fit()
     with mock.patch.dict(devices.OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
         device = draw.fit()
@@ -240,7 +223,7 @@ def size_of_weights_does_not_matter(draw: WideDraw) -> None:
 
 
 def groups_are_minibatches(draw: WideDraw) -> None:
-    applies(takes_minibatches(draw) and not draw.rows_meet)
+    applies(draw.takes_minibatches and not draw.rows_meet)
     near(
         draw.fit(draw.estimator(batch_size=3, accumulate=2, sparse_updates="exact")),
         draw.fit(draw.estimator(batch_size=6, accumulate=1, sparse_updates="exact")),
@@ -254,18 +237,22 @@ def scores_are_those_of_score(draw: WideDraw) -> None:
     last: list[float] = []
     fitted = draw.fit(draw.estimator(callbacks=[lambda epoch: last.append(epoch.validation_score)]))
     assert last == fitted.validation_scores_ == [row["validation_score"] for row in fitted.history_]
-    expected = max(last) if draw.has("early_stopping") else last[-1]
+    watched = [watched_in(row) for row in fitted.history_]
+    best = watched.index(max(watched))
+    if draw.parameters.get("early_stopping") == "best_epoch":
+        best = max(i for i, value in enumerate(watched) if value == max(watched))
+    expected = last[best] if draw.has("early_stopping") else last[-1]
     weights = {}
     if draw.has("class_weight"):
         weights = {"sample_weight": compute_sample_weight(draw.parameters["class_weight"], draw.validation[1])}
     assert np.isclose(fitted.score(*draw.validation, **weights), expected, rtol=1e-6, atol=1e-6)
-    assert fitted.best_validation_score_ == max(last)
+    assert fitted.best_validation_score_ == (expected if draw.has("early_stopping") else max(last))
 
 
 def best_epoch_is_a_shorter_fit(draw: WideDraw) -> None:
-    applies(draw.validation is not None and takes_minibatches(draw) and constant_rates(draw))
+    applies(draw.validation is not None and draw.takes_minibatches and draw.constant_rates)
     long = draw.fit(draw.estimator(early_stopping="best_epoch", max_iter=4))
-    scores = np.array(long.validation_scores_)
+    scores = np.array([watched_in(row) for row in long.history_])
     best = int(np.flatnonzero(scores == scores.max())[-1]) + 1
     short = draw.fit(draw.estimator(early_stopping=False, max_iter=best, tol=-np.inf))
     for name, array in long.weights_.items():
@@ -322,7 +309,7 @@ def threads_do_not_matter(draw: WideDraw) -> None:
 def frozen_parameters_stay(draw: WideDraw) -> None:
     applies(draw.kind not in ("lora", "embedding", "probabilities"))
     initial = draw.fit(draw.estimator(learning_rate_init=0.0, max_iter=1, early_stopping=False)).weights_
-    applies(takes_minibatches(draw))
+    applies(draw.takes_minibatches)
     names = [name for name in initial if "running" not in name]
     if draw.kind == "pipeline":
         names = [e.name for e in draw.estimator().describe().entries if e.status == "trained"]
@@ -334,7 +321,7 @@ def frozen_parameters_stay(draw: WideDraw) -> None:
 
 
 def states_are_loaded(draw: WideDraw) -> None:
-    applies(takes_minibatches(draw) and not draw.has("early_stopping") and not draw.rows_meet)
+    applies(draw.takes_minibatches and not draw.has("early_stopping") and not draw.rows_meet)
     applies(draw.parameters.get("class_weight") != "balanced")
     fitted = draw.fit(draw.estimator(shuffle=False))
     with tempfile.TemporaryDirectory() as folder:
@@ -349,11 +336,11 @@ def states_are_loaded(draw: WideDraw) -> None:
             name, array, other.weights_[name]
         )
     other.set_params(max_iter=fitted.max_iter)
-    applies(constant_rates(draw))
+    applies(draw.constant_rates)
     near(draw.passes(fitted), draw.passes(other), draw.X, leave_out=("losses", "scores"))
 
 
-RELATIONS: dict[str, Callable[[WideDraw], None]] = {
+OF_RUNS: dict[str, Callable[[WideDraw], None]] = {
     function.__name__: function
     for function in (
         refit_begins_anew, copies_go_on, calls_add_up, file_predicts_alike, forms_of_data_are_alike,
@@ -363,3 +350,6 @@ RELATIONS: dict[str, Callable[[WideDraw], None]] = {
         units_of_targets_do_not_matter, threads_do_not_matter, frozen_parameters_stay, states_are_loaded,
     )
 }  # fmt: skip
+
+RELATIONS = OF_RUNS | STEERING
+"""All of them, by name."""

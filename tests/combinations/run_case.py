@@ -8,7 +8,8 @@ from collections import Counter
 from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainError
 from tests.combinations.compare import equals_reference
 from tests.combinations.draws import drawn
-from tests.combinations.relations import RELATIONS, NotApplicable
+from tests.combinations.outcomes import NotApplicable
+from tests.combinations.relations import RELATIONS
 from tests.combinations.wide_draws import WideDraw, wide_drawn
 
 

@@ -28,6 +28,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._graph.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
+from onnxtrain_sklearn.schedules import Constant, resolve_schedule
 from tests.combinations import draws
 from tests.combinations.draws import LABELS, Dice
 
@@ -90,6 +91,16 @@ class WideDraw:
         for _ in range(count):
             quiet(estimator.partial_fit, self.X, self.y, sample_weight=self.weights, **self.classes())
         return estimator
+
+    @property
+    def takes_minibatches(self) -> bool:
+        return not isinstance(self.parameters["optimizer"], LBFGS)
+
+    @property
+    def constant_rates(self) -> bool:
+        """Whether no schedule changes from step to step."""
+        names = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
+        return all(isinstance(resolve_schedule(self.parameters.get(name, "constant")), Constant) for name in names)
 
     @property
     def rows_meet(self) -> bool:
