@@ -42,6 +42,17 @@ def _gives_probabilities(estimator: Parameters) -> bool:
     return True
 
 
+def _gives_scores_of_classes(estimator: Parameters) -> bool:
+    run, losses = vars(estimator).get("_run"), estimator.loss
+    if run is not None:
+        some = any(part.task != "regression" for part in run.head.parts)
+    else:
+        some = not isinstance(losses, Mapping) or any(map(is_classifier, output_estimators(estimator).values()))
+    if not some:
+        raise AttributeError("decision_function is not available: no output has a loss for classification.")
+    return True
+
+
 class OutputResults:
     """An estimator of several outputs with a run."""
 
@@ -86,6 +97,7 @@ class OutputResults:
             if head.has_probabilities
         )
 
+    @available_if(_gives_scores_of_classes)
     def decision_function(self, X: MatrixLike) -> dict[str, Any]:
         """Return the scores of the classes.
 
