@@ -35,7 +35,8 @@ class Columns(MultiOutputMixin, RegressorMixin, OrtGradientMultiOutput):
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
         if y is None:
             return super().fit(X, y)
-        columns = np.asarray(y).reshape(len(y), -1)
+        columns = np.asarray(y)
+        columns = columns.reshape(len(columns), -1)
         self._is_single = columns.shape[1] == 1
         columns = np.column_stack([columns, columns])[:, :2] if self._is_single else columns[:, :2]
         shape = (X if hasattr(X, "shape") else np.asarray(X)).shape
