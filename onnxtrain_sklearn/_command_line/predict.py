@@ -9,7 +9,9 @@ from pathlib import Path
 from .command import Command, Outcome, UsageError
 from .console import Console
 from .deployed import output_columns, runner_of
-from .tables import read_table_file, require_columns, table_arguments, without_columns
+from .files_to_write import require_writable
+from .table_files import read_table_file
+from .tables import require_columns, table_arguments, without_columns
 
 
 def _predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,7 @@ def _predict_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(options: argparse.Namespace, console: Console) -> Outcome:
+    require_writable([options.output], [options.data])
     table = read_table_file(options.data, options.separator)
     require_columns(table, options.keep, "--keep")
     require_columns(table, options.columns or [], "--columns")

@@ -1,4 +1,4 @@
-"""Tables in files: CSV and Parquet, their columns as numbers and text, and the column of the target."""
+"""Tables that were read: their columns as numbers and text, and the column of the target."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from .._data.rounding import warn_of_rounding
 from ..exceptions import nearest, warn
 from .command import UsageError
+from .table_files import pandas_module
 
 if TYPE_CHECKING:
     import pandas
@@ -29,7 +29,9 @@ MANY_CATEGORIES = 20
 
 DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ]\d{1,2}:\d{2}.*)?")
 
-PARQUET = (".parquet", ".pq")
+NESTED = (list, tuple, dict, np.ndarray, bytes)
+"""What a cell may not hold: text would be made of it."""
+
 MISSING_TEXT = ""
 """What stands for missing text, in training and in the files that are written."""
 
@@ -49,53 +51,6 @@ def table_arguments(parser: argparse.ArgumentParser, data: str) -> None:
     parser.add_argument("data", type=Path, metavar="DATA", help=data)
     parser.add_argument("--separator", metavar="CHAR", help="of a CSV file; default: a comma, of .tsv files a tab")
     parser.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
-
-
-def read_table_file(path: Path, separator: str | None = None) -> Any:
-    """Return a file as a data frame; the ending of its name says what it is."""
-    pandas = _pandas()
-    if not path.is_file():
-        raise UsageError(f"There is no file {str(path)!r}.")
-    if path.suffix.lower() in PARQUET:
-        frame = _read_parquet(pandas, path)
-    else:
-        default = "\t" if ".tsv" in path.suffixes else ","
-        try:
-            frame = pandas.read_csv(path, sep=separator or default, low_memory=False)
-        except (ValueError, OSError) as error:  # what pandas raises for files that are none, empty or cut off
-            raise ValueError(f"{str(path)!r} cannot be read as a CSV file: {error}") from error
-    frame.columns = [str(name) for name in frame.columns]
-    return _checked_table(frame, path)
-
-
-def _pandas() -> ModuleType:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("Tables are read by pandas: pip install pandas.") from error
-    return cast("ModuleType", pandas)
-
-
-def _read_parquet(pandas: ModuleType, path: Path) -> Any:
-    try:
-        return pandas.read_parquet(path)
-    except ImportError as error:
-        raise ImportError("Parquet files are read by pyarrow: pip install pyarrow.") from error
-    except Exception as error:  # pyarrow has a class of its own for each defect
-        raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
-
-
-def _checked_table(frame: pandas.DataFrame, path: Path) -> Any:
-    if not len(frame):
-        raise ValueError(f"{str(path)!r} has no rows below its header.")
-    if twice := [name for name in frame.columns if list(frame.columns).count(name) > 1]:
-        raise ValueError(f"{str(path)!r} has several columns named {twice[0]!r}.")
-    if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
-        raise UsageError(
-            f"{str(path)!r} has one column, {frame.columns[0]!r}: name what stands between its columns, "
-            f"such as --separator ';'."
-        )
-    return frame
 
 
 def require_columns(frame: pandas.DataFrame, names: Sequence[str], what: str) -> None:
@@ -152,7 +107,7 @@ def is_number(series: pandas.Series) -> bool:
 def as_numbers_and_text(frame: pandas.DataFrame) -> Any:
     """Return the table with float32 columns and columns of strings, in which missing text is empty."""
     columns = {name: _as_number_or_text(name, frame[name]) for name in frame.columns}
-    return _pandas().DataFrame(columns, index=frame.index)
+    return pandas_module().DataFrame(columns, index=frame.index)
 
 
 def _as_number_or_text(name: str, series: pandas.Series) -> np.ndarray:
@@ -164,7 +119,11 @@ def _as_number_or_text(name: str, series: pandas.Series) -> np.ndarray:
             warn_of_rounding(series.dropna().to_numpy(), np.dtype(np.float32), f"Column {name!r}")
         return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan), np.float32)
     missing = series.isna().to_numpy()
-    texts = [MISSING_TEXT if gone else str(value) for value, gone in zip(series.tolist(), missing, strict=True)]
+    values = series.tolist()
+    if kinds := {type(value) for value in values if isinstance(value, NESTED)}:
+        what = next(iter(kinds)).__name__
+        raise ValueError(f"Column {name!r} holds a {what} in a cell: make columns of it, or --drop {name!r}.")
+    texts = [MISSING_TEXT if gone else str(value) for value, gone in zip(values, missing, strict=True)]
     return np.array([*texts, None], object)[:-1]
 
 

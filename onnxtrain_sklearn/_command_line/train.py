@@ -15,14 +15,15 @@ from sklearn.model_selection import train_test_split
 from .command import Command, Outcome, Record, UsageError
 from .console import Console, sentence
 from .deployed import describe_table, prediction_difference, runner_of, save, whole_graph
+from .files_to_write import require_writable
 from .report import Report, write_report
 from .scores import baseline, confusion, prediction_scores
 from .settings import parsed_settings
 from .sources import BUILDERS, RECIPES, SECURITY, ModelOption, source_named
 from .storage import require_joblib_name, save_estimator
+from .table_files import read_table_file
 from .tables import (
     Target,
-    read_table_file,
     require_columns,
     table_arguments,
     target_of,
@@ -109,6 +110,8 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     if options.report is not None and options.report.suffix not in (".html", ".md"):
         raise UsageError(f"--report writes .html or .md, got {options.report.name!r}.")
     require_joblib_name(options.save)
+    tables = [options.data, options.test, options.validation]
+    require_writable([options.output, options.save, options.report], tables)
     settings = parsed_settings(options.set)
     source = source_named(options.model or _default_model(options), options.trust)
     table = read_table_file(options.data, options.separator)

@@ -1,0 +1,89 @@
+"""Tables in files: CSV and Parquet. What would be read as another table than the user sees is refused or warned of."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from ..exceptions import warn
+from .command import UsageError
+
+if TYPE_CHECKING:
+    import pandas
+
+PARQUET = (".parquet", ".pq")
+
+OTHER_ENDINGS = (".xlsx", ".xls", ".xlsm", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".h5", ".hdf5", ".dta")
+"""Endings of tables that are not read: as CSV files they would fail with a misleading error."""
+
+
+def pandas_module() -> ModuleType:
+    """Return pandas, which the package does not require."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("Tables are read by pandas: pip install pandas.") from error
+    return cast("ModuleType", pandas)
+
+
+def read_table_file(path: Path, separator: str | None = None) -> Any:
+    """Return a file as a data frame; the ending of its name says what it is."""
+    pandas, ending = pandas_module(), path.suffix.lower()
+    if not path.is_file():
+        raise UsageError(f"There is no file {str(path)!r}.")
+    if ending in OTHER_ENDINGS:
+        raise UsageError(f"{str(path)!r} is no CSV or Parquet file: save the table as one of them.")
+    if ending in PARQUET:
+        frame = _read_parquet(pandas, path)
+    else:
+        default = "\t" if ".tsv" in (one.lower() for one in path.suffixes) else ","
+        frame = _read_csv(pandas, path, separator or default)
+    frame.columns = [str(name) for name in frame.columns]
+    return _checked_table(frame, path)
+
+
+def _read_csv(pandas: ModuleType, path: Path, separator: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # of fields without a name
+            frame = pandas.read_csv(path, sep=separator, low_memory=False, index_col=False)
+        header = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, encoding="utf-8-sig")
+    except pandas.errors.ParserWarning as error:
+        raise ValueError(f"{str(path)!r} has more fields in a row than names in its header.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} cannot be read as a CSV file in UTF-8, save it so: {error}") from error
+    except (ValueError, OSError) as error:  # what pandas raises for files that are none, empty or cut off
+        raise ValueError(f"{str(path)!r} cannot be read as a CSV file: {error}") from error
+    _require_names(header.iloc[0].dropna().tolist(), path)  # pandas gives a name that comes twice a number
+    return frame
+
+
+def _read_parquet(pandas: ModuleType, path: Path) -> Any:
+    try:
+        frame = pandas.read_parquet(path)
+    except ImportError as error:
+        raise ImportError("Parquet files are read by pyarrow: pip install pyarrow.") from error
+    except Exception as error:  # pyarrow has a class of its own for each defect
+        raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+    if named := [str(name) for name in frame.index.names if name is not None]:
+        warn(f"{str(path)!r} has the index {named[0]!r}, which is left out: a column is made of it by reset_index().")
+    return frame
+
+
+def _require_names(names: list[str], path: Path) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{str(path)!r} has several columns named {twice[0]!r}.")
+
+
+def _checked_table(frame: pandas.DataFrame, path: Path) -> Any:
+    if not len(frame):
+        raise ValueError(f"{str(path)!r} has no rows below its header.")
+    _require_names(list(frame.columns), path)
+    if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
+        raise UsageError(
+            f"{str(path)!r} has one column, {frame.columns[0]!r}: name what stands between its columns, "
+            f"such as --separator ';'."
+        )
+    return frame
