@@ -9,10 +9,10 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets
 from .._support.typing import ClassWeight, MatrixLike
-from .base import BaseRecipe
+from .training_files import RecipeTrainingFiles
 
 
-class ClassifierRecipe(ClassifierMixin, BaseRecipe):
+class ClassifierRecipe(ClassifierMixin, RecipeTrainingFiles):
     """A classifier of raw tables."""
 
     class_weight: ClassWeight
@@ -58,7 +58,7 @@ class ClassifierRecipe(ClassifierMixin, BaseRecipe):
         return targets
 
 
-class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
+class RegressorRecipe(MultiOutputMixin, RegressorMixin, RecipeTrainingFiles):
     """A regressor of raw tables."""
 
     def predict(self, X: MatrixLike) -> np.ndarray:
