@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.source_code import FOLDER, tree_of_file
+
 ROOT = Path(__file__).parent.parent
 OTHERWISE = {"onnxruntime", "google"}
 """onnxruntime is installed by the extras; google.protobuf holds the base class of the messages of onnx."""
@@ -18,8 +20,8 @@ OTHERWISE = {"onnxruntime", "google"}
 def imported():
     """Return the top-level packages that the modules of the package import, except optional and standard ones."""
     found = set()
-    for path in (ROOT / "onnxtrain_sklearn").rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path in FOLDER.rglob("*.py"):
+        for node in tree_of_file(path).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level and node.module else []
             found |= {name.partition(".")[0] for name in names}

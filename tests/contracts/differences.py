@@ -56,12 +56,15 @@ def reference_gradients(case, index, opset=21):
     body, opset = (case.reference, opset) if case.reference else (case.body, case.opsets[0])
     arrays = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in case.arrays.items()}
     everything = in_type(Case("", body, arrays, fed=tuple(arrays)), np.float64)
-    probe = model_of(everything, opset, arrays, np.ones(()), "inputs")
-    probe.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, None))
-    size = np.shape(forward_values(probe)[0]({**arrays, "weighting": np.ones(())}))
-    weighting = np.random.default_rng(index).normal(size=size)
-    run, fast = forward_values(model_of(everything, opset, arrays, weighting, "inputs"))
-    feeds = {**arrays, "weighting": weighting}
+    model = model_of(everything, opset, arrays, np.ones(()), "inputs")
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, None))
+    values, fast = forward_values(model)
+    feeds = {**arrays, "weighting": np.ones(())}
+    weighting = np.random.default_rng(index).normal(size=np.shape(values(feeds)))
+
+    def run(feeds):
+        return np.sum(values(feeds) * weighting)  # here, as one session then gives the shape of y too
+
     found = {name: central_differences(run, feeds, name, directions(arrays[name], fast)) for name in case.names}
     return weighting, float(run(feeds)), found
 

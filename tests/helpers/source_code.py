@@ -21,8 +21,12 @@ def modules() -> list[str]:
 
 
 @cache
+def tree_of_file(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def syntax_tree(module: str) -> ast.Module:
-    return ast.parse((FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    return tree_of_file(FOLDER / f"{module.replace('.', '/')}.py")
 
 
 @cache
