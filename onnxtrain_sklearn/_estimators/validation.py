@@ -19,7 +19,6 @@ from .parameters import Parameters
 from .run import Columns, Run
 from .scoring import LivePredictions, Scoring, rows_of, scorer_of
 
-
 Metric = Callable[[np.ndarray, Targets, "np.ndarray | None"], float]
 """From predictions, targets and weights to a score."""
 
