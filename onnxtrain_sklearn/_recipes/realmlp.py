@@ -72,7 +72,9 @@ the table as it is. The settings are RealMLP's, which were tuned over many data 
     "notes": """\
 Notes
 -----
-There is no ``partial_fit``: the preprocessing is fitted to all rows.
+There is neither ``partial_fit`` nor ``warm_start``: the preprocessing is fitted to all rows, the learning rate falls to
+0 in the last epoch, and rows are held out to choose the epoch, on which a later call would train. A stream of rows is
+for ``OrtGradientClassifier(RealMLP())`` or the regressor, behind transformers that were fitted once.
 
 References
 ----------

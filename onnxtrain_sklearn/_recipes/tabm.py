@@ -54,7 +54,9 @@ table as it is. A step costs forty to seventy times one of RealMLP: 32 networks 
     "notes": """\
 Notes
 -----
-There is no ``partial_fit``: the preprocessing is fitted to all rows.
+There is neither ``partial_fit`` nor ``warm_start``: the preprocessing is fitted to all rows, and rows are held out to
+choose the epoch, on which a later call would train. A stream of rows is for ``OrtGradientClassifier(TabM())`` or the
+regressor, behind transformers that were fitted once.
 
 References
 ----------
