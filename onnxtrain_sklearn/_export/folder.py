@@ -40,11 +40,12 @@ TRAINING_FORMS = {"step": ("step",), "epoch": ("epoch",), "both": ("step", "epoc
 
 @dataclass(frozen=True, eq=False)
 class TrainingFolder:
-    """The content of a folder: the manifest, the graphs as bytes by name, and the state."""
+    """The content of a folder: the manifest, the graphs as bytes by name, the state, and its file if it is made."""
 
     manifest: Mapping[str, Any]
     graphs: Mapping[str, bytes]
     state: Mapping[str, np.ndarray]
+    state_file: bytes | None = None
 
 
 def training_folder(source: ExportSource, form: str) -> TrainingFolder:
@@ -52,10 +53,11 @@ def training_folder(source: ExportSource, form: str) -> TrainingFolder:
     step = step_graph(source)
     entries = _entries(source, step, form)
     graphs = {name: entry.proto.SerializeToString() for name, entry in entries.items()}
-    state = {one.name: np.array(one.value) for one in step.state}
-    files = {f"{name}.onnx": content for name, content in graphs.items()} | {STATE_FILE: state_bytes(state)}
+    state = {one.name: np.asarray(one.value) for one in step.state}
+    tensors = state_bytes(state)
+    files = {f"{name}.onnx": content for name, content in graphs.items()} | {STATE_FILE: tensors}
     facts = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in files.items()}
-    return TrainingFolder(manifest_of(source, step, entries, facts), graphs, state)
+    return TrainingFolder(manifest_of(source, step, entries, facts), graphs, state, tensors)
 
 
 def _entries(source: ExportSource, step: StepGraph, form: str) -> dict[str, GraphEntry]:
@@ -88,7 +90,8 @@ def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
     try:
         for name, graph in content.graphs.items():
             (new / f"{name}.onnx").write_bytes(graph)
-        (new / STATE_FILE).write_bytes(state_bytes(content.state))
+        tensors = state_bytes(content.state) if content.state_file is None else content.state_file
+        (new / STATE_FILE).write_bytes(tensors)
         text = json.dumps(content.manifest, indent=2, ensure_ascii=False, allow_nan=False)
         (new / MANIFEST).write_text(text + "\n", encoding="utf-8")
         new.chmod(0o755)

@@ -19,14 +19,14 @@ def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> 
     contents, start = [], 0
     for name, array in arrays.items():
         kind = array.dtype.newbyteorder("<")
-        content = np.ascontiguousarray(array, kind).tobytes()
-        offsets = [start, start + len(content)]
+        content = np.ascontiguousarray(array, kind).reshape(-1).view(np.uint8)
+        offsets = [start, start + content.nbytes]
         header[name] = {"dtype": _NAMES_OF_TYPES[kind], "shape": list(array.shape), "data_offsets": offsets}
         contents.append(content)
-        start += len(content)
+        start += content.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + b"".join(contents)
+    return b"".join([len(text).to_bytes(8, "little"), text, *contents])
 
 
 def tensors_of(content: bytes, what: str) -> dict[str, np.ndarray]:
