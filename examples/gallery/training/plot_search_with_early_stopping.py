@@ -3,7 +3,7 @@ A search whose candidates end by themselves
 ===========================================
 
 The number of epochs is no setting to search for: with ``early_stopping`` each
-candidate ends when its score on rows held out no longer rises, and goes back to its
+candidate ends when its loss on rows held out no longer falls, and goes back to its
 best weights. A search then spends its time where it pays.
 """
 
