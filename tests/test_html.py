@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -86,7 +88,7 @@ def test_curves_of_any_numbers_are_drawings(values):
 
 
 def test_before_fit_there_are_none():
-    assert "Training" not in NET._repr_html_()
+    assert "<summary>Training" not in NET._repr_html_()
     assert NET._pictures() == ""
 
 
@@ -182,3 +184,15 @@ def test_the_address_is_that_of_the_metadata(monkeypatch):
 def test_graphs_are_svg_without_matplotlib():
     svg = ET.fromstring(plot_graph(OrtGradientRegressor(Linear()).fit(X, Y), draw=False).svg)
     assert {"Gemm", "weight 4x1", "Nx4"} < set(texts(svg))
+
+
+@pytest.mark.parametrize("estimator", [OrtGradientRegressor(), RealMLPClassifier()], ids=lambda one: type(one).__name__)
+def test_the_meaning_of_each_parameter_unfolds(estimator, monkeypatch):
+    monkeypatch.setattr(html, "documentation_url", lambda: None)
+    text = estimator._repr_html_()
+    assert "What the parameters mean" in text
+    told = re.findall(r"<dt><code>(.*?)</code>: .+?</dt><dd>(.+?)</dd>", text, re.DOTALL)
+    assert [name for name, _ in told] == list(inspect.signature(type(estimator)).parameters)
+    assert not any("`" in meaning or "<" in meaning for _, meaning in told)
+    monkeypatch.setattr(html, "documentation_url", lambda: "https://docs.example")
+    assert "What the parameters mean" not in estimator._repr_html_()

@@ -6,6 +6,7 @@ escaped: the names of a graph may be anybody's.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -66,14 +67,23 @@ class HtmlRepr(BaseEstimator):
 
     def _repr_html_inner(self) -> str:
         base: Any = super()
-        return f"{base._repr_html_inner()}{self._pictures()}"
+        return f"{base._repr_html_inner()}{self._meanings()}{self._pictures()}"
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
         base: Any = super()
         bundle: dict[str, str] = base._repr_mimebundle_(**kwargs)
         if "text/html" in bundle:
-            bundle["text/html"] += self._pictures()
+            bundle["text/html"] += f"{self._meanings()}{self._pictures()}"
         return bundle
+
+    def _meanings(self) -> str:
+        """Return what the parameters mean; where there are links to the documentation, scikit-learn says it."""
+        declared = getattr(type(self), "declared", {})
+        if documentation_url() is not None:
+            return ""
+        names = [name for name in inspect.signature(type(self)).parameters if name in declared]
+        entries = (_entry(name, declared[name].kind, declared[name].text) for name in names)
+        return _unfolding("What the parameters mean", f"<dl>{''.join(entries)}</dl>")
 
     def _pictures(self) -> str:
         """Return the curves and the graph of a fitted estimator, which unfold."""
@@ -83,10 +93,16 @@ class HtmlRepr(BaseEstimator):
         return f"{_unfolding('Training', _curve_drawings(rows))}{_unfolding('Graph', _graph(self))}"
 
 
+def _entry(name: str, kind: str, text: str) -> str:
+    """Return what a parameter means, without the marks of reStructuredText."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
+    return f"<dt><code>{escape(name)}</code>: {escape(kind)}</dt><dd>{escape(plain)}</dd>"
+
+
 def _unfolding(title: str, content: str) -> str:
     return (
         f"<details><summary>{title}</summary>"
-        f'<div style="overflow: auto; max-height: 40em; background: white">{content}</div></details>'
+        f'<div style="overflow: auto; max-height: 40em; background: white; color: black">{content}</div></details>'
     )
 
 
