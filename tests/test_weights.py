@@ -306,15 +306,17 @@ def dynamic(tail="Y = Add(P, b)"):
     return weighted_model(body, "float[1, 1] V = {2}", **arrays)
 
 
-def test_a_quantized_graph_is_refused():
+def test_a_quantized_graph_is_refused_where_its_integers_are_read_twice():
+    proto = dynamic("J = Cast <to = 1> (I) O = Mul(J, V) Y = Add(P, b)")
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("I", onnx.TensorProto.INT32, ["N", 1]))
     with pytest.raises(ModelError, match=r"quantized: DynamicQuantizeLinear '.*', MatMulInteger .*'b'"):
-        step_of_weights(dynamic())
+        step_of_weights(proto)
 
 
 def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
     proto = dynamic("H = Add(P, b) Y = MatMul(H, V)")
     trained = step_of_weights(proto, trainable=["V"])
-    assert set(trained.weights_) == {"b", "V"}
+    assert {"b", "V"} < set(trained.weights_)
     assert trained.weights_["b"] == 1
     assert trained.weights_["V"] != 2
 
