@@ -6,11 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .._estimators.base import GraphEstimator
 from .._export.folder import TRAINING_FORMS
 from .._export.source import TARGETS
+from .._recipes.base import BaseRecipe
 from .command import Command, Outcome, UsageError
 from .console import Console
-from .sources import SECURITY, source_named
+from .sources import BUILDERS, SECURITY, source_named
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,17 +28,29 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace, console: Console) -> Outcome:
     found: Any = source_named(options.estimator, options.trust).model
     estimator = found.steps[-1][1] if hasattr(found, "steps") else found
-    if not hasattr(estimator, "export_training"):
-        raise UsageError(
-            f"{options.estimator!r} holds a {type(estimator).__name__}, and training graphs are made of an "
-            f"OrtGradientClassifier, OrtGradientRegressor or OrtGradientMultiOutput. Fit one on this model first."
-        )
+    if not isinstance(estimator, GraphEstimator):
+        raise UsageError(_why_not_exported(options.estimator, estimator))
     if estimator is not found:
         console.progress(f"exported: the last step, {type(estimator).__name__}; it takes what the steps before it give")
     estimator.export_training(options.folder, batch_size=options.batch_size, form=options.form, target=options.target)
     sizes = {file.name: file.stat().st_size for file in sorted(options.folder.iterdir())}
     text = "\n".join(f"{options.folder / name}: {size} bytes" for name, size in sizes.items())
     return Outcome({"folder": str(options.folder), "files": sizes}, text)
+
+
+def _why_not_exported(name: str, found: object) -> str:
+    """Return why no training graphs are made of what the user named, and what to do."""
+    if isinstance(found, BaseRecipe):
+        return (
+            f"{name!r} holds a {type(found).__name__}, whose training graphs begin with the network before "
+            "training and need the rows that its preprocessing is fitted to: call "
+            "export_training(folder, X, y) in Python."
+        )
+    held = "is no stored estimator" if isinstance(found, str) or name in BUILDERS else f"holds a {type(found).__name__}"
+    return (
+        f"{name!r} {held}, and training graphs are made of an OrtGradientClassifier, OrtGradientRegressor or "
+        "OrtGradientMultiOutput. Fit one on this model, and name its joblib, pickle or skops file."
+    )
 
 
 EXPORT_TRAINING = Command(_export_arguments, _export, SECURITY)

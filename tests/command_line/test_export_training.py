@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import Linear, OrtGradientClassifier, load_training
+from onnxtrain_sklearn import Linear, OrtGradientClassifier, RealMLPClassifier, load_training
 from tests.command_line.tables import program_json
 from tests.helpers.training import quietly
 
@@ -35,3 +35,20 @@ def test_other_estimators_are_refused(tmp_path, capsys):
     assert status == 2
     assert "holds a LogisticRegression, and training graphs are made of" in told["error"]["message"]
     assert not (tmp_path / "folder").exists()
+
+
+def test_a_recipe_is_referred_to_its_method(tmp_path, capsys):
+    joblib.dump(quietly(RealMLPClassifier("td-s", max_iter=2, random_state=0).fit, X, y), tmp_path / "recipe.joblib")
+    status, told = program_json(capsys, "export-training", tmp_path / "recipe.joblib", tmp_path / "folder")
+    assert status == 2
+    assert "holds a RealMLPClassifier" in told["error"]["message"]
+    assert "call export_training(folder, X, y) in Python" in told["error"]["message"]
+    assert not (tmp_path / "folder").exists()
+
+
+def test_what_is_no_stored_estimator_is_named(tmp_path, capsys):
+    (tmp_path / "net.onnx").write_bytes(b"")
+    for name in (tmp_path / "net.onnx", "mlp", "realmlp"):
+        status, told = program_json(capsys, "export-training", name, tmp_path / "folder")
+        assert status == 2
+        assert f"{str(name)!r} is no stored estimator" in told["error"]["message"]
