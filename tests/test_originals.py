@@ -71,13 +71,13 @@ def settings_of(name: str, weights: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def assert_same_steps(name: str, run: dict[str, np.ndarray], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
-    step = HostStep.run
+    gradients = HostStep.gradients
 
     def recorded(self: HostStep, *args: Any) -> float:
-        losses.append(step(self, *args))
+        losses.append(gradients(self, *args))
         return losses[-1]
 
-    monkeypatch.setattr(HostStep, "run", recorded)
+    monkeypatch.setattr(HostStep, "gradients", recorded)
     start, final = (
         {k.partition("/")[2]: a for k, a in run.items() if k.startswith(part)} for part in ("start/", "final/")
     )

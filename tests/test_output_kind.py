@@ -20,10 +20,10 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._estimators import run_setup
 from onnxtrain_sklearn._graph import activation
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._inference import graph as inference_graph
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -276,19 +276,22 @@ def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
         OrtGradientClassifier(SIGMOID, **SETTINGS).fit(X, TWO)
 
 
-def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("trainable", "wrong"), [("all", "W"), ("all", "B"), (["B"], "W"), (["B"], "B")])
+def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(trainable, wrong, monkeypatch, tmp_path):
+    """A weight that training starts from is another one than that of the file, be it trained or frozen."""
     onnx.save(LOGITS, tmp_path / "net.onnx")
-    swap = inference_graph.swap_initializers
+    settings, choose = SETTINGS | {"trainable": trainable}, run_setup._choose
 
-    def wrong(graph, weights):
-        swap(graph, {name: array + 1 for name, array in weights.items()})
+    def choose_wrong(run, names, weights, settings):
+        choose(run, names, weights | {wrong: weights[wrong] + 1}, settings)
 
-    monkeypatch.setattr(inference_graph, "swap_initializers", wrong)
+    OrtGradientClassifier(LOGITS, **settings).fit(X, THREE)
+    monkeypatch.setattr(run_setup, "_choose", choose_wrong)
     for given in (LOGITS, LOGITS.SerializeToString(), tmp_path / "net.onnx"):
         with pytest.raises(ModelError, match="not start from the given graph: its scores"):
-            OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)
+            OrtGradientClassifier(given, **settings).fit(X, THREE)
         with pytest.raises(ModelError, match=r"not start from the given graph: predict\(\)"):
-            OrtGradientRegressor(given, **SETTINGS).fit(X, np.c_[NUMBERS, NUMBERS, NUMBERS])
+            OrtGradientRegressor(given, **settings).fit(X, np.c_[NUMBERS, NUMBERS, NUMBERS])
 
 
 def test_an_error_leaves_the_estimator_as_it_was(monkeypatch):

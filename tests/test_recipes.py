@@ -216,8 +216,10 @@ def test_training_of_tabm_ends_by_its_patience():
 )
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 def test_no_minibatch_of_tabm_is_larger_than_batch_size(rows, sizes, monkeypatch):
-    seen, run = [], HostStep.run
-    monkeypatch.setattr(HostStep, "run", lambda step, rates, weight: seen.append(weight) or run(step, rates, weight))
+    seen, gradients = [], HostStep.gradients
+    monkeypatch.setattr(
+        HostStep, "gradients", lambda step, weight, *rest: seen.append(weight) or gradients(step, weight, *rest)
+    )
     X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
     TabMRegressor(**TABM | {"max_iter": 1}, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)
     assert seen == sizes

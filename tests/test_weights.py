@@ -316,9 +316,12 @@ def test_a_quantized_graph_is_refused_where_its_integers_are_read_twice():
 def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
     proto = dynamic("H = Add(P, b) Y = MatMul(H, V)")
     trained = step_of_weights(proto, trainable=["V"])
-    assert {"b", "V"} < set(trained.weights_)
+    assert set(trained.weights_) == {"W_1", "b", "V"}
+    assert_allclose(trained.weights_["W_1"], [[1], [-2], [0.3]], rtol=1e-6)  # the integers, by their scale
     assert trained.weights_["b"] == 1
     assert trained.weights_["V"] != 2
+    every = step_of_weights(proto)
+    assert all((every.weights_[name] != trained.weights_[name]).all() for name in ("W_1", "b"))
 
 
 def test_floats_before_a_rounding_are_refused_even_where_they_are_named():

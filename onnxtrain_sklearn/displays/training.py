@@ -55,7 +55,7 @@ class TrainingDisplay:
     >>> from sklearn.datasets import load_iris
     >>> from onnxtrain_sklearn import OrtGradientClassifier
     >>> from onnxtrain_sklearn.displays import TrainingDisplay
-    >>> net = OrtGradientClassifier("linear", early_stopping=True, learning_rate_init=0.1, random_state=0)
+    >>> net = OrtGradientClassifier("linear", early_stopping=True, tol=1e-3, learning_rate_init=0.1, random_state=0)
     >>> display = TrainingDisplay.from_estimator(net.fit(*load_iris(return_X_y=True)))
     >>> [ax.get_ylabel() for ax in display.axes_]
     ['loss', 'validation score']
