@@ -14,7 +14,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, SGD, ConvNet, LoRA, OrtGradientClassifier, OrtGradientRegressor, TabM
+from onnxtrain_sklearn import (
+    MLP,
+    SGD,
+    ConvNet,
+    LoRA,
+    OrtGradientClassifier,
+    OrtGradientRegressor,
+    TabM,
+    load_training,
+)
 from onnxtrain_sklearn._export.folder import read_folder
 from onnxtrain_sklearn._export.tensor_files import tensor_bytes
 from onnxtrain_sklearn.exceptions import ModelError
@@ -58,6 +67,34 @@ def test_statistics_of_minibatches_and_dropout_go_on(tmp_path):
     assert "statistics" in folder.state
     assert folder.manifest["random"]["inputs"]
     assert not folder.manifest["padding"]
+
+
+@pytest.mark.parametrize(("count", "weighted"), [(2, False), (3, True)])
+def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, tmp_path):
+    """They move the running statistics one after the other, and weigh in the step as their rows do."""
+    X = np.random.default_rng(0).normal(size=(16 * count, 1, 8, 8)).astype(np.float32)
+    y, weights = np.arange(len(X)) % 10, np.linspace(0.2, 3, len(X)).astype(np.float32) if weighted else None
+    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9), "alpha": 0.1, "max_grad_norm": 1.0}
+    model = OrtGradientClassifier(DATA / "learns_digits_training.onnx", accumulate=count, **settings)
+    folder = goes_on(model, X, y, tmp_path, weights)
+    assert (folder.manifest["batch_size"], folder.manifest["padding"]) == (8 * count, False)
+    quietly(model.partial_fit, X, y, sample_weight=weights).export_training(tmp_path / "later")
+    training = load_training(tmp_path / "later", shuffle=False).partial_fit(X, y, weights)
+    model.partial_fit(X, y, sample_weight=weights)
+    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.state["statistics"], model._run.parameters.statistics, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-6)
+
+
+def test_accumulated_statistics_need_whole_minibatches(tmp_path):
+    X, y = np.random.default_rng(0).normal(size=(48, 1, 8, 8)).astype(np.float32), np.arange(48) % 10
+    settings = SETTINGS | {"batch_size": 8, "accumulate": 3, "optimizer": SGD()}
+    model = quietly(OrtGradientClassifier(DATA / "learns_digits_training.onnx", **settings).fit, X, y)
+    with pytest.raises(ValueError, match="batch_size must be a multiple of 3, got 16: a step takes the rows of all"):
+        model.export_training(tmp_path / "folder", batch_size=16)
+    model.export_training(tmp_path / "folder", batch_size=12)
+    with pytest.raises(ValueError, match="give a multiple of 12 rows, got 40"):
+        load_training(tmp_path / "folder").partial_fit(X[:40], y[:40])
 
 
 def test_lstm_goes_on(tmp_path):

@@ -113,14 +113,6 @@ def test_accumulated_minibatches_go_on(count, tmp_path):
     assert Folder(tmp_path / "folder").manifest["batch_size"] == 8 * count
 
 
-def test_accumulated_batch_statistics_are_refused(tmp_path):
-    X = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
-    settings = SETTINGS | {"batch_size": 20, "accumulate": 2}
-    model = quietly(OrtGradientClassifier(DATA / "learns_digits_training.onnx", **settings).fit, X, np.arange(40) % 10)
-    with pytest.raises(ModelError, match=r"in one step, but rows meet within a minibatch .* set accumulate=1"):
-        model.export_training(tmp_path / "folder")
-
-
 def test_an_epoch_takes_factors_for_its_steps(tmp_path):
     X, y = rows()
     model = OrtGradientClassifier(

@@ -37,7 +37,7 @@ def export_source(
 ) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
     loop = trainer_settings(estimator)
-    _require_same_loop(estimator, run)
+    _require_same_loop(estimator)
     total = TotalLoss(tuple(one.loss for one in outputs), has_factors=True) if outputs else None
     settings = _step_settings(estimator, run, loop, total)
     parameters = run.parameters
@@ -45,6 +45,8 @@ def export_source(
         parameters = parameters.with_averages(settings.ema_decay is not None)
     rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
     rows = rows if batch_size is None else _checked_batch(batch_size)
+    minibatches = loop.accumulate if parameters.running_statistics else 1
+    _require_whole_minibatches(rows, minibatches)
     facts = {
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
@@ -57,7 +59,7 @@ def export_source(
     weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
     table = None if run.fitted is None else run.fitted.parts
     front = None if table is None else encoding_graph(table)
-    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs, front)
+    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs, front, minibatches)
 
 
 def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
@@ -92,17 +94,20 @@ def _checked_batch(batch_size: object) -> int:
     return int(batch_size)
 
 
-def _require_same_loop(estimator: Any, run: Run) -> None:
+def _require_whole_minibatches(rows: int, minibatches: int) -> None:
+    if rows % minibatches:
+        raise ValueError(
+            f"batch_size must be a multiple of {minibatches}, got {rows}: a step takes the rows of all accumulate="
+            f"{minibatches} minibatches, and rows meet within each of them (batch normalization)."
+        )
+
+
+def _require_same_loop(estimator: Any) -> None:
     """Raise where a setting changes the loop in a way that the graphs do not have."""
     if estimator.sparse_updates != EXACT:
         raise ModelError(
             f"Training graphs update every row of an embedding in each step, but sparse_updates="
             f"{estimator.sparse_updates!r}: set it {EXACT!r}."
-        )
-    if estimator.accumulate != 1 and run.parameters.running_statistics:
-        raise ModelError(
-            f"Training graphs take the rows of all accumulate={estimator.accumulate} minibatches in one step, but rows "
-            f"meet within a minibatch of this graph (batch normalization): set accumulate=1."
         )
 
 

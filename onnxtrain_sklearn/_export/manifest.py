@@ -82,11 +82,17 @@ def manifest_of(
         "loss_output": step.loss,
         "batch_size": step.batch,
         "padding": not source.parts.parameters.running_statistics,
-        "random": {"inputs": list(step.random), "seed": settings.seed, "draws": source.parts.state.draws},
+        "random": _fact_of_random_numbers(source, step),
         "state": {"file": STATE_FILE, "tensors": [_state_fact(one) for one in step.state]},
         "graphs": {name: _graph_fact(name, entry) for name, entry in entries.items()},
         "files": dict(files),
     }
+
+
+def _fact_of_random_numbers(source: ExportSource, step: StepGraph) -> dict[str, Any]:
+    """Return which inputs take random numbers; ``minibatches``: the first axis of theirs, where they have it."""
+    fact = {"inputs": list(step.random), "seed": source.parts.settings.seed, "draws": source.parts.state.draws}
+    return fact if source.minibatches == 1 else {**fact, "minibatches": source.minibatches}
 
 
 def _named_inputs(step: StepGraph, epoch: GraphEntry | None) -> dict[str, str]:

@@ -59,6 +59,8 @@ class ExportSource:
         Of several outputs that are trained together; the classes and weights above are then None.
     front : onnx_ir.Model, default=None
         The graph from the columns of a table to the inputs of the trained graph; None: these are the data.
+    minibatches : int, default=1
+        The minibatches that the rows of a step are, each with statistics of its own, one after the other.
     """
 
     parts: StepParts
@@ -69,6 +71,7 @@ class ExportSource:
     target: str = "any"
     outputs: tuple[OutputSource, ...] = ()
     front: ir.Model | None = None
+    minibatches: int = 1
 
     @property
     def scalar_type(self) -> ir.DataType:

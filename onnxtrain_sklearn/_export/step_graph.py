@@ -15,14 +15,13 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output, replace_inputs
-from .._graph.protobuf import from_bytes
 from .._training.dropout import FACTOR
 from .._training.loss_graph import LOSS, WEIGHT, ir_type
-from .._training.programs import PassSource, pass_program
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
 from .state_names import reserve_names
+from .step_pass import step_pass
 from .target_inputs import TargetInput, emit_row_inputs
 from .update_nodes import StepScalars, decays, emit_average, emit_clipping, emit_penalty, emit_update
 
@@ -82,11 +81,8 @@ class _Emission:
     def __init__(self, source: ExportSource) -> None:
         parts = source.parts
         self._source, self._parts, self._settings, self._layout = source, parts, parts.settings, parts.parameters
-        settings = replace(parts.settings, engine="portable")
-        program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, parts.batch))
-        self._model = from_bytes(program.graph)
-        random = [value.name or "" for value in program.random]
-        self._random, self._drops = tuple(name for name in random if name != FACTOR), FACTOR in random
+        found = step_pass(source)
+        self._model, self._random, self._drops = found.model, found.random, found.drops
         self._graph, self._kind = self._model.graph, ir_type(parts.parameters.vector.dtype)
         self._scalar = source.scalar_type
         self.op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")

@@ -142,7 +142,15 @@ class Training:
         known = self.manifest["random"]
         if not known["inputs"]:
             return {}
-        shapes = {value.name: value.shape for value in session.get_inputs()}
+        shapes, minibatches = {value.name: value.shape for value in session.get_inputs()}, known.get("minibatches")
+        if minibatches is None:
+            return self._draw(shapes)
+        drawn = [self._draw({name: shape[1:] for name, shape in shapes.items()}) for _ in range(minibatches)]
+        return {name: np.stack([one[name] for one in drawn]) for name in known["inputs"]}
+
+    def _draw(self, shapes: Mapping[str, list[Any]]) -> dict[str, np.ndarray]:
+        """Return the numbers of one pass of the estimator, by input."""
+        known = self.manifest["random"]
         inputs = [ir.val(name, ir.DataType.FLOAT, shapes[name]) for name in known["inputs"]]
         numbers = UniformNumbers(inputs, known["seed"])
         numbers.draw(self._draws)

@@ -39,13 +39,15 @@ class Folder:
     def random(self, steps: int) -> list[dict]:
         """Return the random numbers of the next steps, which are those of the estimator."""
         known, facts = self.manifest["random"], self.manifest["graphs"]["step"]["inputs"]
-        shapes = {fact["name"]: fact["shape"] for fact in facts}
-        inputs = [ir.val(name, ir.DataType.FLOAT, shapes[name]) for name in known["inputs"]]
-        numbers, found = UniformNumbers(inputs, known["seed"]), []
-        for i in range(steps):
+        shapes, count = {fact["name"]: fact["shape"] for fact in facts}, known.get("minibatches", 1)
+        own = {name: shapes[name][1:] if count > 1 else shapes[name] for name in known["inputs"]}
+        numbers = UniformNumbers([ir.val(name, ir.DataType.FLOAT, shape) for name, shape in own.items()], known["seed"])
+        found = []
+        for i in range(steps * count):
             numbers.draw(known["draws"] + i)
             found.append({name: array.copy() for name, array in numbers.buffers.items()})
-        return found
+        groups = [found[start : start + count] for start in range(0, len(found), count)]
+        return [{name: np.stack([one[name] for one in g]).reshape(shapes[name]) for name in own} for g in groups]
 
     def session(self, graph: str) -> onnxruntime.InferenceSession:
         if graph not in self._sessions:
