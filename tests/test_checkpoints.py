@@ -175,6 +175,22 @@ def test_warm_starts_and_passes_go_on_too(tmp_path):
     assert len(files(tmp_path)) == 1
 
 
+def test_a_pass_that_is_padded_otherwise_does_not_take_the_files(tmp_path):
+    """The masks of dropout have the shape of the padded minibatch."""
+    data = pickle.dumps(net(model=MLP((6, 5), dropout=0.4)).partial_fit(X[:12], Y[:12], classes=[0, 1]))
+
+    def passed(rows, *callbacks):
+        estimator = pickle.loads(data).set_params(callbacks=callbacks)
+        estimator._run.rows = rows
+        return estimator.partial_fit(X[:7], Y[:7])
+
+    whole, checkpoint = passed(12), Checkpoint(tmp_path)
+    assert not same(passed(None), whole)
+    for _ in range(2):
+        assert same(passed(12, checkpoint), whole)
+    assert same(passed(None, checkpoint), passed(None))
+
+
 @pytest.mark.slow
 def test_a_search_that_is_begun_again_trains_nothing_twice(tmp_path):
     pipeline = make_pipeline(StandardScaler(), net(Checkpoint(tmp_path), max_iter=3))

@@ -45,7 +45,7 @@ OPTIMIZERS = {
 
 def pickled_classifier(**parameters: object) -> OrtGradientClassifier:
     defaults = {"learning_rate_init": 0.02, "max_iter": 4, "batch_size": 16, "random_state": 0}
-    return OrtGradientClassifier(MLP((5,)), **defaults | parameters)
+    return OrtGradientClassifier(**{"model": MLP((5,))} | defaults | parameters)
 
 
 def joblib_copy(estimator: OrtGradientClassifier) -> OrtGradientClassifier:
@@ -116,6 +116,40 @@ def test_what_is_dropped_next_is_as_if_there_had_been_no_pickle(optimizer, engin
     assert_equal_histories(straight.fit(X, y), twin.fit(X, y))
     third._run.state.draws = 0
     assert not np.array_equal(third.fit(X, y).weights_["W"], straight.weights_["W"])
+
+
+def calls_of_several_sizes(number: int) -> list[np.ndarray]:
+    """Return the rows of each call of ``partial_fit``."""
+    rng = np.random.default_rng(number)
+    return [rng.permutation(len(X))[:size] for size in (7, 3, 12, 1, *rng.integers(1, 40, 5), 120, 2)]
+
+
+NETWORKS = {"plain": MLP((9, 7)), "dropout": MLP((9, 7), dropout=0.4), "masks of a graph": DROPPING}
+STEPS = {"minibatches": {"batch_size": 8}, "whole": {"batch_size": "auto"}, "groups": {"accumulate": 2}}
+
+
+@pytest.mark.thinned(by=lambda settings, network, engine: {(network, engine), settings})
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("settings", STEPS)
+def test_calls_of_several_sizes_go_on_as_if_there_had_been_no_copy(settings, network, engine):
+    """The padding of a minibatch, by which sums are rounded and masks are drawn, is that of the calls before."""
+    straight = pickled_classifier(model=NETWORKS[network], engine=engine, **STEPS[settings])
+    twin, copies = clone(straight), [COPIES["pickle"], copy.deepcopy, joblib_copy]
+    for i, rows in enumerate(calls_of_several_sizes(0)):
+        straight.partial_fit(X[rows], y[rows], classes=[0, 1, 2])
+        twin = copies[i % 3](twin).partial_fit(X[rows], y[rows], classes=[0, 1, 2])
+        assert_equal_histories(straight, twin)
+
+
+def test_settings_changed_after_a_pickle_are_as_without_one():
+    straight = pickled_classifier(model=NETWORKS["dropout"], batch_size="auto").fit(X[:50], y[:50])
+    twin = pickle.loads(pickle.dumps(straight))
+    changes = [{"alpha": 0.1}, {"trainable": "*weight"}, {"batch_size": 4}, {"max_grad_norm": 0.1}]
+    for change, rows in zip(changes, calls_of_several_sizes(1), strict=False):
+        straight.set_params(**change).partial_fit(X[rows], y[rows])
+        twin = pickle.loads(pickle.dumps(twin)).set_params(**change).partial_fit(X[rows], y[rows])
+        assert_equal_histories(straight, twin)
 
 
 def test_a_warm_start_goes_on_exactly_from_a_pickle():

@@ -113,6 +113,16 @@ def test_what_is_loaded_predicts_and_goes_on(case):
             assert_array_equal(last.weights_[name], array)
 
 
+def test_calls_of_several_sizes_go_on_exactly():
+    straight = stored_net(MLP((6, 5), dropout=0.4))
+    twin = clone(straight)
+    for size in (7, 3, 12, 1, 9):
+        straight.partial_fit(X[:size], Y[:size], classes=[0, 1])
+        twin = loaded(twin).partial_fit(X[:size], Y[:size], classes=[0, 1])
+        for name, array in straight.weights_.items():
+            assert_array_equal(twin.weights_[name], array)
+
+
 WITH_GAPS = FRAME.assign(kind=pd.Categorical(np.array(["u", "v", "w"])[np.arange(60) % 3]), a=FRAME["a"].where(Y == 0))
 RECIPES = [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor]
 
@@ -138,10 +148,12 @@ def test_several_outputs_predict_the_same_and_go_on():
     twin = loaded(fitted)
     for name, values in fitted.predict(rows).items():
         assert_array_equal(twin.predict(rows)[name], values)
-    fitted.partial_fit(rows, y)
-    twin.partial_fit(rows, y)
-    for name, array in fitted.weights_.items():
-        assert_array_equal(twin.weights_[name], array)
+    for size in (7, 3, 12, 30):
+        some = {name: values[:size] for name, values in y.items()}
+        fitted.partial_fit(rows[:size], some)
+        twin = loaded(twin).partial_fit(rows[:size], some)
+        for name, array in fitted.weights_.items():
+            assert_array_equal(twin.weights_[name], array)
 
 
 def trained_callbacks(folder):

@@ -90,6 +90,12 @@ def test_what_is_equal_keeps_its_step_and_what_is_not_gets_another(change):
     assert estimator.set_params(**change).fit(X, Y)._run.step is not step
 
 
+def test_later_calls_name_the_engine_that_differentiated():
+    estimator = warm_regressor()
+    for call in (estimator.fit, estimator.fit, estimator.partial_fit, estimator.partial_fit):
+        assert call(X, Y).engine_ in available_engines()
+
+
 # -- another model ----------------------------------------------------------------------------------------------------
 
 

@@ -103,7 +103,8 @@ Minibatches whose gradients are added up for one step: the same step as by one m
         (COUNT,)),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
-keep their values to the bit. Those of a fitted scikit-learn model are named by step and attribute:
+keep their values to the bit. A BatchNormalization whose scale and shift are both frozen normalizes by its running
+statistics, which stay. Those of a fitted scikit-learn model are named by step and attribute:
 "logisticregression.coef", "*.coef", "pca.*"."""),
     "adapters": Parameter("LoRA or None", """
 Low-rank factors that are trained beside matrices of a given model, which stay as they are:
@@ -126,7 +127,8 @@ The output of the graph to train; None: the first float output that depends on a
 Whether BatchNormalization and Dropout of a given ONNX graph are switched over to training: statistics of the minibatch,
 running statistics that training updates, units that are dropped. False: the graph is trained as it is, which for a file
 exported in evaluation mode means fixed statistics and no Dropout. Predictions and ``to_onnx()`` are always those of
-evaluation mode. What the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
+evaluation mode. A BatchNormalization whose scale and shift ``trainable`` freezes keeps its statistics in any case. What
+the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
     "checkpoint_activations": switch("""
 Whether the backward pass computes activations again instead of keeping those of the whole graph, which takes less
 memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. The portable

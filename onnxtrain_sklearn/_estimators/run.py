@@ -67,6 +67,8 @@ class Run:
         The buffers of several moments of training whose networks predict together; empty: the parameters predict.
     balanced : tuple of float or None
         The weight of each class that ``class_weight="balanced"`` came to in the last fit.
+    rows : int or None
+        Rows of a full minibatch in the last step, to which a later call pads. None: not known, as in earlier pickles.
     """
 
     source: TrainableModel
@@ -90,6 +92,7 @@ class Run:
     step_key: object = None
     snapshots: tuple[np.ndarray, ...] = ()
     balanced: tuple[float, ...] | None = None
+    rows: int | None = None
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:

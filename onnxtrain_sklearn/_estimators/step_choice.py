@@ -21,7 +21,8 @@ def prepare_step(
     """Return the step of a run; make a new one only if the existing one does not fit.
 
     It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
-    rows. Inputs named in ``sparse`` come sparse; steps on a device take dense rows.
+    rows. A new step takes over the rows of the last one, which pickles lack: the padded shape decides rounding and the
+    masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows.
     """
     sparse = () if settings.device.memory is not None else tuple(sparse)
     shapes = tuple(spec.shape for spec in run.model.inputs)
@@ -35,9 +36,10 @@ def prepare_step(
         shapes,
         sparse,
     )
-    if run.step is None or run.step_key != key or not batch <= run.step.batch <= limit:
-        run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, batch, sparse))
-        run.step_key, run.engine = key, run.step.engine
+    rows = batch if run.rows is None or not batch <= run.rows <= limit else run.rows
+    if run.step is None or run.step_key != key or run.step.batch != rows:
+        run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, rows, sparse))
+    run.step_key, run.engine, run.rows = key, run.step.engine, rows
     return run.step
 
 

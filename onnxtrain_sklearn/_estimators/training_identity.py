@@ -38,7 +38,8 @@ def identity_of(estimator: Parameters, run: Run, trainer: Trainer, call: Call, h
     parameters = {name: getattr(estimator, name) for name in names}
     state = {name: value for name, value in stored_state(run).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, run.engine, run.device.name, run.seed, distributions.version())
-    for value in (settings, parameters, state, dict(run.frozen), call.one_pass, _steering(estimator)):
+    padded_to = call.one_pass and trainer.step.batch  # a fit has the rows of its minibatches, which are data
+    for value in (settings, parameters, state, dict(run.frozen), padded_to, _steering(estimator)):
         hasher.update(digest(value))
     graph = to_proto(run.model.model)
     graph.graph.name = ""  # skl2onnx draws one

@@ -66,6 +66,23 @@ def copies_go_on(draw: WideDraw) -> None:
         same(first, twin, draw.X)
 
 
+def pickles_between_calls_do_not_matter(draw: WideDraw) -> None:
+    """Calls of several sizes go on from a pickle as they would without it."""
+    applies(draw.takes_minibatches)
+    straight = draw.estimator(early_stopping=False)
+    if "class_weight" in draw.parameters:
+        straight.set_params(class_weight=None)
+    twin, rng = clone(straight), np.random.default_rng(draw.number)
+    draw.passes(straight), draw.passes(twin)
+    for size in rng.integers(1, len(draw.y), 5):
+        rows = np.sort(rng.permutation(len(draw.y))[:size])
+        applies(draw.weights is None or draw.weights[rows].any())
+        twin = pickle.loads(pickle.dumps(twin))
+        for one in (straight, twin):
+            draw.part(one, rows)
+    same(straight, twin, draw.X)
+
+
 def calls_add_up(draw: WideDraw) -> None:
     """Fits and passes that go on from each other are one fit."""
     applies(draw.takes_minibatches and draw.constant_rates)
@@ -343,7 +360,8 @@ def states_are_loaded(draw: WideDraw) -> None:
 OF_RUNS: dict[str, Callable[[WideDraw], None]] = {
     function.__name__: function
     for function in (
-        refit_begins_anew, copies_go_on, calls_add_up, file_predicts_alike, forms_of_data_are_alike,
+        refit_begins_anew, copies_go_on, pickles_between_calls_do_not_matter, calls_add_up,
+        file_predicts_alike, forms_of_data_are_alike,
         callbacks_only_watch, checkpoints_resume, training_graphs_go_on, devices_train_alike, engines_train_alike,
         weight_zero_is_absent, weights_are_repetitions, size_of_weights_does_not_matter, groups_are_minibatches,
         scores_are_those_of_score, best_epoch_is_a_shorter_fit, order_of_classes_does_not_matter,

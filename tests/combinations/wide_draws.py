@@ -92,6 +92,11 @@ class WideDraw:
             quiet(estimator.partial_fit, self.X, self.y, sample_weight=self.weights, **self.classes())
         return estimator
 
+    def part(self, estimator: Any, rows: np.ndarray) -> None:
+        """Call ``partial_fit`` with some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        quiet(estimator.partial_fit, take(self.X, rows), self.y[rows], sample_weight=weights, **self.classes())
+
     @property
     def takes_minibatches(self) -> bool:
         return not isinstance(self.parameters["optimizer"], LBFGS)
