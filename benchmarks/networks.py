@@ -58,13 +58,18 @@ def seconds_of_steps(runs: Mapping[str, Callable[[], object]], repeat: int = 7) 
 
 
 def measure(file: File) -> dict[str, Any]:
-    """Return errors and times; where the file holds fewer parameters than the module, also those of its full form."""
+    """Return errors and times; where the file holds fewer parameters than the module, also those of its full form.
+
+    Where PyTorch's float32 diverges too, return after how many steps.
+    """
     memory = {}
     if NETWORKS[file.network].real:  # before PyTorch starts threads, which a fork does not have
         memory = {"memory": memory_of_step(file), "memory_torch": memory_of_torch(file)}
     module, data = prepared(file)
     start = {n: p.detach().double().numpy() for n, p in module.named_parameters()}
     exact, theirs = (TorchRun(module, dtype).run(data) for dtype in (torch.float64, torch.float32))
+    if not np.isfinite(theirs.losses).all():
+        return {"diverges": int(np.isfinite(theirs.losses).argmin())}
     ours, diverged = trained(module, data, file)
     found = errors(ours, theirs, exact, start)
     if diverged:
@@ -190,6 +195,8 @@ def results(path: Path) -> dict[File, dict[str, Any]]:
 
 def summary(r: Mapping[str, Any]) -> str:
     head = f"{r['network']:<32} {r['exporter']:<8} {r['mode']:<11}"
+    if "diverges" in r:
+        return f"{head} diverges in PyTorch after {r['diverges']} steps"
     if "build" not in r:
         return f"{head} {r.get('failure', 'not exported')[:150]}"
     ratio = r["gradient"] / r["gradient_torch"] if r["gradient_torch"] else 0.0

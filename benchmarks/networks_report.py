@@ -126,7 +126,7 @@ def table(results: Sequence[Result], header: str = HEADER, cells: Callable[[Resu
 
 def summary(results: Sequence[Result]) -> list[str]:
     """Return what all results together say."""
-    exported = [r for r in results if "not_exported" not in r]
+    exported = [r for r in results if not r.keys() & {"not_exported", "diverges"}]
     trained = [r for r in exported if "failure" not in r]
     networks = len({r["network"] for r in exported})
     ratios = [step_ratio(r) for r in trained]
@@ -163,7 +163,10 @@ def failures(results: Sequence[Result]) -> list[str]:
     lines = [f"- {r['network']} ({r['exporter']}, {r['mode']}): {first_line(r['failure'])}" for r in refused]
     lines = ["Not trained:", "", *lines, ""] if lines else []
     not_exported = [f"{r['network']} ({r['exporter']}, {r['mode']})" for r in results if "not_exported" in r]
-    return lines + ([f"PyTorch does not export: {', '.join(not_exported)}."] if not_exported else [])
+    lines += [f"PyTorch does not export: {', '.join(not_exported)}."] if not_exported else []
+    diverging = [f"{r['network']} after {r['diverges']} steps" for r in results if "diverges" in r]
+    told = f"Not compared, for the loss becomes NaN or infinite in PyTorch: {', '.join(diverging)}."
+    return lines + (["", told] if diverging else [])
 
 
 def first_line(text: str) -> str:

@@ -3,6 +3,9 @@
 Two layers that normalize one input are one node in the file of a fresh network. The calls behind the second still name
 its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
 merged too, but leaves no such parameters: it stays one.
+
+The exporter also removes calls that do nothing. A reader behind one, as in ``norm(x) + 0``, names neither layer. What
+both layers read tells then: it says how many calls read it, and the file lacks one of them.
 """
 
 from __future__ import annotations
@@ -56,10 +59,12 @@ def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
     claims = Counter(twin for _, twins in found for twin in twins)
     suspected = _suspected(nodes, program, claims, {merged.calls[-1] for merged, _ in found})
     known = [(m, twins) for m, twins in found if len(twins) == len(m.missing) and all(claims[t] == 1 for t in twins)]
+    claims.update(twin for _, twins in suspected for twin in twins)
+    known += [(m, t) for m, t in suspected if len(t) == 1 and claims[t[0]] == 1 and _stands_for_one(m, nodes)]
     inputs = {target: name for name, target in program.targets.items()}
     for merged, twins in known:
         for name, twin in zip(merged.missing, twins, strict=True):
-            pairs = zip(merged.parameters, twin, strict=True)
+            pairs = [*zip(merged.parameters, twin, strict=True), *_buffers(merged, twin, nodes, program)]
             said = {inputs[old]: inputs[new] for old, new in pairs}
             _separate_call(graph, nodes, merged, name, said)
     for merged, twins in (*found, *suspected):
@@ -83,11 +88,56 @@ def _suspected(
     """Return calls that may stand for others, with parameters that no call reads, though no reader names these others.
 
     The exporter left out the calls between them, such as ``x + 0``: which reader had which parameters is not known.
-    There are two readers or more: a single one reads what it always read, behind a call that did nothing.
+    A single reader, beside none that names the call, reads what it always read, behind a call that did nothing.
     """
     suspects = [m for m in _merged_calls(nodes, program, _reads_past_removed) if m.calls[-1] not in but]
     found = [(m, [twin for twin in _twins(m, program.unseen) if twin not in claims]) for m in suspects]
-    return [(m, twins) for m, twins in found if twins and len(m.missing) >= max(2, len(twins))]
+    return [(m, twins) for m, twins in found if twins and _may_stand_for(m, len(twins), nodes)]
+
+
+def _may_stand_for(merged: MergedCall, others: int, nodes: NodesByCall) -> bool:
+    if len(merged.missing) > 1:
+        return len(merged.missing) >= others
+    return bool(_further_readers(merged, nodes)) and (_lost_readers(merged, nodes) != 0 or _lacks_number(merged, nodes))
+
+
+def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
+    """Whether a call stands for one other, and all that do not name its result read that of the other.
+
+    The file lacks one call of those that read what this call reads, and a later one of this function. The other call
+    has readers, for PyTorch leaves out what nothing reads, and they are not those that name this one.
+    """
+    further = _further_readers(merged, nodes)
+    all_name_it = all({value.name, merged.calls[-1]} & {*names_read(node)} for node, value in further)
+    single = len(merged.missing) == 1 and bool(further) and all_name_it
+    return single and _lost_readers(merged, nodes) == 1 and _lacks_number(merged, nodes)
+
+
+def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.Node, ir.Value]]:
+    """Return the nodes that read the result of a call and do not name another, and what they read."""
+    own, missing = nodes[merged.calls[-1]], {use for uses in merged.missing.values() for use in uses}
+    uses = [(node, index, value) for part in own for value in part.outputs for node, index in value.uses()]
+    return [(node, value) for node, index, value in uses if node not in own and (node, index) not in missing]
+
+
+def _lost_readers(merged: MergedCall, nodes: NodesByCall) -> int | None:
+    """Return how many of the calls that read what a call reads are not in the file; None: it does not tell."""
+    first = nodes[merged.calls[0]]
+    read = {node.inputs[i] for node in first for where in _positions_of_calls(node).values() for i in where}
+    value = read.pop() if len(read) == 1 else None
+    producer = None if value is None else value.producer()
+    call = None if producer is None else call_of(producer)
+    if value is None or call is None or call.users is None or value.name != call.name or value.is_graph_output():
+        return None
+    readers = [(node, call_of(node)) for node, _ in value.uses()]
+    return call.users - len({node if reader is None else reader.name for node, reader in readers} - {call.name})
+
+
+def _lacks_number(merged: MergedCall, nodes: NodesByCall) -> bool:
+    """Whether a later call of the same function is not in the file: PyTorch numbers them."""
+    function, own = _function_and_number(merged.calls[0])
+    numbers = {number for name, number in map(_function_and_number, nodes) if name == function}
+    return not numbers.issuperset(range(own, max(numbers)))
 
 
 def _merged_calls(nodes: NodesByCall, program: TorchProgram, reads: FindReads) -> Iterator[MergedCall]:
@@ -119,11 +169,14 @@ def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str,
 
 def _reads_past_removed(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
     """As :func:`_replaced_reads`, where the node names the result of a call of any function that the file lacks."""
-    missing = program.folded_names(node)
-    sources = {} if len(missing) != 1 else _positions_of_calls(node)
-    unnamed = {source: positions for source, positions in sources.items() if source not in names_read(node)}
-    if len(unnamed) == 1:
-        yield from ((source, missing[0], positions[0]) for source, positions in unnamed.items())
+    names, read = names_read(node), {value.name for value in node.inputs if value is not None}
+    missing = [name for name in program.folded_names(node) if name not in read]
+    sources = _positions_of_calls(node) if missing else {}
+    unnamed = [(i, source) for source, positions in sources.items() if source not in names for i in positions]
+    unnamed = [(i, source) for i, source in unnamed if (value := node.inputs[i]) is None or value.name not in names]
+    missing = missing[:1] * len(unnamed) if len({*missing}) == 1 else missing
+    if len({source for _, source in unnamed}) == 1 and len(missing) == len(unnamed):
+        yield from ((source, name, i) for name, (i, source) in zip(missing, unnamed, strict=True))
 
 
 def _function_and_number(name: str) -> tuple[str, int]:
@@ -166,6 +219,18 @@ def _calls_from_parameters(name: str, nodes: NodesByCall, program: TorchProgram)
 def _parameters_read(program: TorchProgram, node: ir.Node) -> list[str]:
     """Return the parameters, by their names in the module, that a node's call reads."""
     return [program.targets.get(name, "") for name in names_read(node) if program.kinds.get(name) == "PARAMETER"]
+
+
+def _buffers(
+    merged: MergedCall, twin: Sequence[str], nodes: NodesByCall, program: TorchProgram
+) -> Iterator[tuple[str, str]]:
+    """Return the buffers that a call reads, with those of the module of other parameters."""
+    module, known = twin[0].rpartition(".")[0], set(program.targets.values())
+    for name in names_read(nodes[merged.calls[0]][0]):
+        target = program.targets.get(name, "")
+        other = f"{module}.{target.rpartition('.')[2]}".lstrip(".")
+        if program.kinds.get(name) == "BUFFER" and _outer_module(target) == merged.module and other in known:
+            yield target, other
 
 
 def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:

@@ -24,7 +24,9 @@ KIND, ORIGINAL = "pkg.torch.export.graph_signature.InputSpec.kind", "pkg.torch.o
 Status = Literal["parameter", "constant", "folded"]
 
 _SIGNATURE_LINE = re.compile(r"^(\w+): (\w+)(?: target='([^']*)')?", re.MULTILINE)
-_CALLED = re.compile(r"%(\w+) : .*?target=([\w.]+)\]\(args = \((.*)\), kwargs = \{(.*)\}\)", re.DOTALL)
+_CALLED = re.compile(
+    r"%(\w+) : (?:\[num_users=(\d+)\])?.*?target=([\w.]+)\]\(args = \((.*)\), kwargs = \{(.*)\}\)", re.DOTALL
+)
 _NAME = re.compile(r"%(\w+)")
 
 _SLOTS: dict[str, tuple[int | None, int | None]] = {
@@ -74,11 +76,12 @@ def is_from_torch(model: ir.Model) -> bool:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A call of the traced program: its result, the function, and its arguments."""
+    """A call of the traced program: its result, the function, its arguments, and how many calls read the result."""
 
     name: str
     function: str
     arguments: tuple[str, ...]
+    users: int | None = None
 
     @property
     def names(self) -> list[str]:
@@ -91,10 +94,10 @@ def _traced_call(text: str) -> TracedCall | None:
     found = _CALLED.match(text)
     if found is None:
         return None
-    name, target, arguments, options = found.groups()
+    name, users, target, arguments, options = found.groups()
     parts = target.removeprefix("torch.ops.").split(".")
     function = parts[1] if len(parts) > 1 else parts[0]
-    return TracedCall(name, function, (*_split(arguments), *_split(options)))
+    return TracedCall(name, function, (*_split(arguments), *_split(options)), int(users) if users else None)
 
 
 def _split(text: str) -> Iterator[str]:
