@@ -63,6 +63,13 @@ def test_files_that_are_not_trained_count_and_those_that_are_not_exported_do_not
     assert text.endswith("PyTorch does not export: net (dynamo, evaluation).")
 
 
+def test_networks_that_diverge_in_pytorch_too_are_named_and_do_not_count(report):
+    diverging = {key: REFUSED[key] for key in ("source", "exporter", "mode")} | {"network": "wild", "diverges": 3}
+    text = report.report([TRAINED, diverging], {"own": ["GRU", "wild"]})
+    assert text.startswith("1 of 1 files of 1 networks are trained.")
+    assert text.endswith("Not compared, for the loss becomes NaN or infinite in PyTorch: wild after 3 steps.")
+
+
 def test_networks_far_from_pytorch_are_named_and_not_hidden_in_the_largest_error(report):
     far = TRAINED | {"network": "far", "gradient": 1e-3}
     text = report.report([TRAINED, far], {"own": ["GRU", "far"]})
