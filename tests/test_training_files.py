@@ -255,7 +255,6 @@ class Sharper(AdamW):
     [
         ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
         ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
-        ({"sparse_updates": "lazy"}, "sparse_updates='lazy': set it 'exact'"),
     ],
     ids=str,
 )

@@ -16,13 +16,13 @@ from .._inference.head import Head
 from .._support.typing import MatrixLike
 from .._training.base_step import StepParts
 from .._training.loop import TrainerSettings
-from .._training.loss_graph import EXACT, StepSettings, TrainedPositions
+from .._training.loss_graph import StepSettings, TrainedPositions
 from .._training.total_loss import TotalLoss
 from ..exceptions import ModelError, instead_of
 from ..optimizers import resolve_optimizer
 from ..schedules import resolve_schedule
 from .examples import FitRows
-from .factors import factors_of, require_schedulable
+from .factors import factors_of, require_schedulable, sparse_updates_of
 from .head_choice import loss_of
 from .run import Run
 from .settings import batch_limit, trainer_settings
@@ -37,7 +37,6 @@ def export_source(
 ) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
     loop = trainer_settings(estimator)
-    _require_same_loop(estimator)
     total = TotalLoss(tuple(one.loss for one in outputs), has_factors=True) if outputs else None
     settings = _step_settings(estimator, run, loop, total)
     parameters = run.parameters
@@ -80,6 +79,7 @@ def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: Total
         device=run.device,
         session_options=None,
         seed=run.seed,
+        sparse_updates=sparse_updates_of(estimator, run.device),
         factors=factors_of(estimator, run.source, optimizer),
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
         positions=_trained_positions(run),
@@ -99,15 +99,6 @@ def _require_whole_minibatches(rows: int, minibatches: int) -> None:
         raise ValueError(
             f"batch_size must be a multiple of {minibatches}, got {rows}: a step takes the rows of all accumulate="
             f"{minibatches} minibatches, and rows meet within each of them (batch normalization)."
-        )
-
-
-def _require_same_loop(estimator: Any) -> None:
-    """Raise where a setting changes the loop in a way that the graphs do not have."""
-    if estimator.sparse_updates != EXACT:
-        raise ModelError(
-            f"Training graphs update every row of an embedding in each step, but sparse_updates="
-            f"{estimator.sparse_updates!r}: set it {EXACT!r}."
         )
 
 

@@ -62,8 +62,8 @@ class TrainingFiles(LoadsState):
         Raises
         ------
         ModelError
-            A setting has no place in the graphs: L-BFGS, lazy updates of embeddings; or an input or a weight has
-            the name of a tensor of the state.
+            A setting has no place in the graphs: L-BFGS; or an input or a weight has the name of a tensor of the
+            state.
         FileExistsError
             The folder holds other files.
 

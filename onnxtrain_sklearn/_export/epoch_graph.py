@@ -79,7 +79,8 @@ def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value],
     i = body.input("i", ir.DataType.INT64, ())
     going = body.input("going", ir.DataType.BOOL, ())
     rows = body.Gather(order, i)
-    kept = body.Max(rows, 0) if body.opset >= 12 else body.Where(body.Less(rows, 0), 0, rows)
+    # a place without a row takes one of the minibatch, so that no other row of an embedding occurs
+    kept = body.Where(body.Less(rows, 0), body.ReduceMax(rows, keepdims=False), rows)
     inputs: dict[str, ir.Value] = {}
     for value in graph.inputs:
         name = value.name or ""

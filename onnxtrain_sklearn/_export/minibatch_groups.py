@@ -31,12 +31,15 @@ class PassRoles:
         The inputs for random numbers, which are others for each minibatch: they get one more axis, the first.
     statistics : mapping of str to str
         The outputs for the next running statistics, by the inputs for the present ones.
+    flags : frozenset of str
+        The outputs that hold where they hold for any minibatch.
     """
 
     by_row: tuple[str, ...]
     weight: str
     random: tuple[str, ...]
     statistics: Mapping[str, str]
+    flags: frozenset[str] = frozenset()
 
 
 def pass_of_group(model: ir.Model, roles: PassRoles, count: int) -> ir.Model:
@@ -56,8 +59,9 @@ def pass_of_group(model: ir.Model, roles: PassRoles, count: int) -> ir.Model:
         found = _pass_results(op, single, held, part | statistics)
         statistics = {name: found.pop(moved) for name, moved in roles.statistics.items()}
         for name, value in found.items():
-            own = op.Mul(value, share)
-            sums[name] = op.Add(sums[name], own) if name in sums else own
+            own = value if name in roles.flags else op.Mul(value, share)
+            both = op.Or if name in roles.flags else op.Add
+            sums[name] = both(sums[name], own) if name in sums else own
     results = sums | {moved: statistics[name] for name, moved in roles.statistics.items()}
     for like in single.outputs:
         append_output(graph, results[like.name or ""], like.name or "", like)

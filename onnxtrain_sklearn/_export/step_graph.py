@@ -87,6 +87,7 @@ class _Emission:
         self._scalar = source.scalar_type
         self.op = GraphBuilder(self._graph, dtype=self._kind, prefix="step")
         self._outputs = {value.name or "": value for value in self._graph.outputs}
+        self._occurs = {name: self._outputs[output] for name, output in found.occurs.items()}
         self._graph.outputs.clear()
         self._state: list[StateTensor] = []
 
@@ -107,7 +108,7 @@ class _Emission:
         decay = next((exact.Cast(v, to=self._scalar) for k, v in factors.items() if k == DECAY_FACTOR), None)
         scalars = StepScalars(exact.Cast(rate, to=self._scalar), t, self._scalar, decay)
         vectors = {one.name: old[one.name] for one in self._state if one.role in (PARAMETERS, "optimizer")}
-        new = emit_update(op, self._settings, layout, vectors, gradients, scalars) | {STEP: new_step}
+        new = emit_update(op, self._settings, layout, vectors, gradients, scalars, self._occurs) | {STEP: new_step}
         if STATISTICS in old:
             moved = self._parts.model.running_statistics
             new[STATISTICS] = joined_vector(op, [self._outputs[moved[name]] for name in layout.running_statistics])

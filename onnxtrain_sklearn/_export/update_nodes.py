@@ -14,7 +14,7 @@ from .._optimizers.scheduled_decay import ScheduledDecay
 from .._optimizers.update_graph import emit_clipped, update_graph
 from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters
-from .._training.segments import Segment, require_elementwise, segments, with_decay_factor
+from .._training.segments import Segment, require_elementwise, require_rows_apart, segments, with_decay_factor
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 
@@ -66,17 +66,40 @@ def emit_update(
     vectors: Vectors,
     gradients: ir.Value,
     scalars: StepScalars,
+    occurs: Vectors,
 ) -> dict[str, ir.Value]:
-    """Emit the new vectors, of the parameters and the optimizer's state, by the names of ``vectors``."""
+    """Emit the new vectors, of the parameters and the optimizer's state, by the names of ``vectors``.
+
+    ``occurs`` says of matrices, by name, which of their rows change.
+    """
     optimizer = settings.optimizer
     assert isinstance(optimizer, Optimizer)
     found = segments(layout, settings.factors)
     if len(found) > 1:
         require_elementwise(optimizer, elementwise=update_graph(optimizer, op.dtype).elementwise)
+    if occurs:
+        require_rows_apart(optimizer, elementwise=update_graph(optimizer, op.dtype).elementwise)
     parts = [_emit_segment(op, optimizer, one, vectors, gradients, scalars, alone=len(found) == 1) for one in found]
-    if len(parts) == 1:
-        return parts[0]
-    return {name: op.Concat(*(part[name] for part in parts), axis=0) for name in vectors}
+    new = parts[0]
+    if len(parts) > 1:
+        new = {name: op.Concat(*(part[name] for part in parts), axis=0) for name in vectors}
+    if not occurs:
+        return new
+    changes = _changed_elements(op, layout, occurs)
+    return {name: op.Where(changes, value, vectors[name]) for name, value in new.items()}
+
+
+def _changed_elements(op: GraphBuilder, layout: FlatParameters, occurs: Vectors) -> ir.Value:
+    """Emit which elements of the vector of the parameters a step changes."""
+    found = []
+    for name in layout.names:
+        rows, size = layout.view(name).shape[:1], layout.view(name).size
+        if name in occurs:
+            column = op.Reshape(occurs[name], [*rows, 1])
+            found.append(op.Reshape(op.Expand(column, [*rows, size // rows[0]]), [-1]))
+        else:
+            found.append(op.ConstantOfShape([size], value=ir.tensor(np.ones(1, bool))))
+    return op.Concat(*found, axis=0) if len(found) > 1 else found[0]
 
 
 def _emit_segment(

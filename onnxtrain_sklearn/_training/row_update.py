@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._runtime.binding import Binding
-from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from .numpy_update import BLOCK, NumpyUpdate, numpy_update
 from .parameters import FlatParameters
 from .row_gradients import RowGradients
-from .segments import Segment
+from .segments import Segment, require_rows_apart
 from .vector_bindings import SegmentUpdate, bind_update
 
 
@@ -103,12 +102,8 @@ class RowChoice:
         return [(span, self.tables[name]) for name, span in inner.items() if by_rows(one, self.tables[name])]
 
     def _by_rows(self, one: SegmentUpdate, table: RowGradients) -> bool:
-        if self.lazy and not one.program.elementwise:
-            raise ModelError(
-                f"{type(self.optimizer).__name__}.update combines elements of the vector, so single rows cannot be "
-                f"updated. Set sparse_updates='exact'."
-            )
         if self.lazy:
+            require_rows_apart(self.optimizer, elementwise=one.program.elementwise)
             return True
         rests = one.program.elementwise and not (one.program.moves_without_gradient or self.penalized)
         return rests and 2 * table.count <= len(table.gradient)

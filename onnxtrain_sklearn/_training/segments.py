@@ -61,3 +61,12 @@ def require_elementwise(optimizer: Optimizer, *, elementwise: bool) -> None:
             f"{type(optimizer).__name__}.update combines elements of the vector, so parameters cannot be updated with "
             f"different learning_rate_factors or weight_decay_factors. Take one factor for all parameters."
         )
+
+
+def require_rows_apart(optimizer: Optimizer, *, elementwise: bool) -> None:
+    """Raise unless single rows of a matrix can be updated."""
+    if not elementwise:
+        raise ModelError(
+            f"{type(optimizer).__name__}.update combines elements of the vector, so single rows cannot be updated. "
+            f"Set sparse_updates='exact'."
+        )
