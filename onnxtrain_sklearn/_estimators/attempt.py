@@ -3,6 +3,9 @@
 Two other outcomes leave the estimator fitted: training diverges, which raises an error, or it is interrupted, which
 raises if the interrupt is meant for a caller. An interrupt may come between any two lines: the fitted attributes
 change atomically, and objects that a run shares with the last one are published with it.
+
+After an error of a callback in a call that goes on from an earlier one, the weights are those before its epoch. The
+history, the optimizer's state and the random state, which both runs share, are not taken back.
 """
 
 from __future__ import annotations
