@@ -24,9 +24,10 @@ from tests.contracts.test_losses import LossCase, single_row
 class ReferenceLoop:
     """A run: weights, the memory of the optimizer and the progress go from one call to the next."""
 
-    def __init__(self, draw: Draw, estimator: Any, first: RecordedCall) -> None:
+    def __init__(self, draw: Draw, estimator: Any, first: RecordedCall, noise: float = 0.0) -> None:
         self.draw, self.estimator, self.network = draw, estimator, Network(draw.builder)
-        self.weights: Weights = {n: a.astype(np.float64) for n, a in first.initial.items()}
+        rng = np.random.default_rng(0)
+        self.weights: Weights = {n: a * (1 + noise * rng.normal(size=a.shape)) for n, a in first.initial.items()}
         self.memory: dict[str, Memory] = defaultdict(dict)
         self.t = self.averaged = 0
         self.average: Weights = {}
