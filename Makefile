@@ -1,6 +1,6 @@
 # Each target sets up all that it needs: a virtual environment in $(VENV), the package and one onnxruntime.
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
-#   make quick           some cases of every test, without proofs of gradients and slow tests, in a minute and a half
+#   make quick           a case of every test, without proofs of gradients and slow tests, in a minute and a half
 #   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
 #   make test-all        what make test runs, the further cases of every matrix, and slow tests
 #   make prove OP=Resize the gradients of one operator against central differences, in all their forms
@@ -27,8 +27,8 @@
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
 # current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
 # it is the default. OLDEST=1 sets up the oldest version of each dependency that pyproject.toml admits. PYTEST_ARGS=...
-# are handed to pytest. make quick AND=training_runtime adds all tests with that mark, make test LINT= leaves ruff and mypy
-# out.
+# are handed to pytest. make quick CASES=2 takes two cases of every test, AND=training_runtime adds all tests with that
+# mark, make test LINT= leaves ruff and mypy out.
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -39,6 +39,7 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 OLDEST ?=
 OP ?=
 AND ?=
+CASES ?= 1
 LINT ?= lint
 FUZZ ?= 1000
 FIRST ?= 0
@@ -70,7 +71,7 @@ demo: $(STAMP)
 	$(BIN)/python -m onnxtrain_sklearn demo
 
 quick: $(STAMP)
-	$(PYTEST) --quick $(if $(AND),--and $(AND))
+	$(PYTEST) --quick --cases $(CASES) $(if $(AND),--and $(AND))
 
 test: $(STAMP) $(LINT)
 	$(PYTEST) -m "not exhaustive and not slow"

@@ -16,7 +16,8 @@ from tests.helpers import selection
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--operator", metavar="NAME", help="only the proofs of the gradients of one operator")
-    parser.addoption("--quick", action="store_true", help="a few cases of each test; no proofs, nothing slow")
+    parser.addoption("--quick", action="store_true", help="some cases of each test; no proofs, nothing slow")
+    parser.addoption("--cases", type=int, default=1, help="beside --quick: how many cases of each test, at most")
     parser.addoption("--and", dest="also", metavar="MARK", help="beside --quick: all tests that have this mark")
 
 
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if operator := config.getoption("--operator"):
         take(config, items, selection.of_operator(items, operator))
     if config.getoption("--quick"):
-        take(config, items, selection.of_quick_run(items, config.getoption("also")))
+        take(config, items, selection.of_quick_run(items, *map(config.getoption, ("cases", "also"))))
 
 
 def take(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:

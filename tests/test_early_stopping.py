@@ -54,6 +54,7 @@ def fit(estimator, **weights):
     return estimator.fit(X, Y, X_val=X_VAL, y_val=Y_VAL, **weights)
 
 
+@pytest.mark.slow
 def test_a_small_table_is_learned():
     boards, won = endings_of_tic_tac_toe()
     assert (len(won), sum(won)) == (958, 626)

@@ -8,8 +8,9 @@ form. So nothing that is covered is ever left out, and a case that is added need
 A test marked ``proof(operators=...)`` compares gradients with central differences; the function returns the operators
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
 
-``--quick`` leaves out proofs, what is exhaustive and tests marked ``slow``, and takes a few cases of each test that are
-left, spread evenly over its matrix. ``--quick --and training_runtime`` adds every test with that mark.
+``--quick`` leaves out proofs, what is exhaustive and tests marked ``slow``, and takes a case of each test that is left.
+``--quick --cases 2`` takes two, spread evenly over its matrix, and ``--quick --and training_runtime`` adds every test
+with that mark.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import pytest
-
-QUICK_CASES = 2
-"""Cases of one test that ``--quick`` takes."""
 
 NOT_QUICK = {"proof", "slow", "exhaustive"}
 """Marks of what ``--quick`` leaves out."""
@@ -109,8 +107,8 @@ def of(function: Callable[..., Iterable[Hashable]], item: Any) -> Iterable[Hasha
     return [found] if isinstance(found, str) else found
 
 
-def of_quick_run(items: Iterable[pytest.Item], also: str | None = None) -> list[pytest.Item]:
-    """Return what `make quick` runs: a few cases of each test, and neither proofs nor what is slow or exhaustive.
+def of_quick_run(items: Iterable[pytest.Item], most: int, also: str | None = None) -> list[pytest.Item]:
+    """Return what `make quick` runs: some cases of each test, and neither proofs nor what is slow or exhaustive.
 
     What is marked ``also`` is added, whatever else it is.
     """
@@ -118,7 +116,7 @@ def of_quick_run(items: Iterable[pytest.Item], also: str | None = None) -> list[
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {item for cases in tests.values() for item in spread(cases, QUICK_CASES)}
+    chosen = {item for cases in tests.values() for item in spread(cases, most)}
     return [item for item in items if item in chosen or (also and item.get_closest_marker(also))]
 
 
@@ -126,6 +124,8 @@ def spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
     """Return at most so many cases: the first, the last and some between at equal distances."""
     if len(cases) <= most:
         return cases
+    if most == 1:
+        return cases[:1]
     return [cases[round(i * (len(cases) - 1) / (most - 1))] for i in range(most)]
 
 
