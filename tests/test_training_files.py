@@ -229,6 +229,13 @@ def test_a_model_that_is_not_fitted_is_exported_untrained(tmp_path):
     np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
 
 
+def test_targets_by_name_are_refused_where_there_is_one(tmp_path):
+    X, y = rows("multiclass")
+    classifier(max_iter=1).export_training(tmp_path / "folder", X, y, batch_size=8)
+    with pytest.raises(ValueError, match="one target, but y is a dict: give its values alone"):
+        load_training(tmp_path / "folder").partial_fit(X, {"y": y})
+
+
 def test_the_function_takes_estimators_and_models(tmp_path):
     X, y = rows("multiclass")
     given = MLP((8,)).build(n_features=5, n_outputs=3, random_state=0)

@@ -40,6 +40,8 @@ def loop_targets(
     """Return the targets of ``n`` rows."""
     if "targets" in manifest:
         return _several_targets(manifest["targets"], inputs, y, sample_weight, n)
+    if isinstance(y, Mapping | Inputs):
+        raise ValueError(f"These graphs have one target, but y is a {type(y).__name__}: give its values alone.")
     fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
     values, weights = _encoded_targets(fact, y).values, _checked_weights(sample_weight, n)
     trained = weights_of_rows(fact.get("label_weights"), values, weights)
@@ -89,7 +91,7 @@ def _weighted(fact: Fact, y: ArrayLike, sample_weight: ArrayLike | None, n: int)
     return (targets, own) if len(rows) == n else spread(targets, own, rows, n)
 
 
-def _encoded_targets(fact: Fact, y: RowValues) -> Targets:
+def _encoded_targets(fact: Fact, y: ArrayLike) -> Targets:
     """Return labels as indices or indicators, numbers as they are."""
     if "position" in fact["kind"]:
         ignored = math.nan if fact.get("ignores_nan") else fact.get("ignore_label")

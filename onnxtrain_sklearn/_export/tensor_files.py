@@ -22,7 +22,7 @@ def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> 
         content = np.ascontiguousarray(array, kind).reshape(-1).view(np.uint8)
         offsets = [start, start + content.nbytes]
         header[name] = {"dtype": _NAMES_OF_TYPES[kind], "shape": list(array.shape), "data_offsets": offsets}
-        contents.append(content)
+        contents.append(content.data)
         start += content.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
