@@ -93,6 +93,26 @@ def test_adapters_of_tables_go_on(tmp_path):
     goes_on(model, X, labels(X), tmp_path / "folder")
 
 
+class Columns:
+    """A data frame with what those of other libraries than pandas have in common with its own."""
+
+    def __init__(self, frame):
+        self.columns, self._frame = list(frame.columns), frame
+
+    def __len__(self):
+        return len(self._frame)
+
+    def __getitem__(self, name):
+        return self._frame[name]
+
+
+def test_data_frames_of_other_libraries_give_their_columns(tmp_path):
+    X = table()
+    OrtGradientClassifier(CASES["texts"].fit(X, labels(X)), **SETTINGS).export_training(tmp_path / "f", X, labels(X))
+    training = load_training(tmp_path / "f")
+    np.testing.assert_array_equal(training.predict_proba(Columns(X)), training.predict_proba(X))
+
+
 def test_texts_go_on_and_come_back(tmp_path):
     texts, y = ["good fine nice", "bad awful", "nice good", "awful bad bad"] * 12, [1, 0, 1, 0] * 12
     model = OrtGradientClassifier(make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, y), **SETTINGS)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .._data.inputs import is_frame
+
 INPUT_TYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
@@ -34,9 +36,9 @@ def _by_input(X: object, inputs: Sequence[InputNode]) -> Mapping[str, object]:
     """Return the rows by input; those of a data frame are its columns where the inputs are columns."""
     names = [one.name for one in inputs]
     if not isinstance(X, Mapping):
-        columns = [str(name) for name in getattr(X, "columns", ())]
-        if set(names) <= set(columns) and all(one.shape[1:] == [1] for one in inputs):
-            return {name: getattr(X, "iloc")[:, columns.index(name)] for name in names}  # noqa: B009
+        columns = {str(name): name for name in X.columns} if is_frame(X) else {}
+        if is_frame(X) and columns.keys() >= set(names) and all(one.shape[1:] == [1] for one in inputs):
+            return {name: X[columns[name]] for name in names}
         X = {names[0]: X} if len(names) == 1 else dict.fromkeys(columns)
     if X.keys() != set(names):
         raise ValueError(
