@@ -40,6 +40,21 @@ def test_merged_layers_are_trained_apart_and_one_that_is_called_twice_as_one(eng
     assert_as_in_pytorch(trained, state)
 
 
+@pytest.mark.parametrize("engine", available_engines())
+def test_calls_that_are_made_twice_on_one_result_are_no_merged_layers(engine):
+    """Behind a layer they explain what the file lacks; before two layers they lead to both."""
+    X, y, losses, state = archive_of("twice")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OnnxTrainWarning)
+        trained = OrtGradientRegressor(DATA / "torch_twice_dynamo.onnx", **SETTINGS, engine=engine).fit(X, y)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
+    apart = {name: array for name, array in state.items() if not name.startswith("behind.1")}
+    assert apart.keys() <= trained.weights_.keys()
+    assert "behind.1.weight" not in trained.weights_  # the factor that was computed from it is
+    for name, array in apart.items():
+        assert_allclose(trained.weights_[name], array, rtol=0, atol=2e-5)
+
+
 def test_exported_files_keep_the_layers_apart():
     X, y, _, state = archive_of("merged")
     trained = OrtGradientRegressor(merged(), **SETTINGS).fit(X, y)

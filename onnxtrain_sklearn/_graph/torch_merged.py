@@ -6,6 +6,9 @@ merged too, but leaves no such parameters: it stays one.
 
 The exporter also removes calls that do nothing. A reader behind one, as in ``norm(x) + 0``, names neither layer. What
 both layers read tells then: it says how many calls read it, and the file lacks one of them.
+
+The same numbers tell apart what was never two layers: where the file lacks a reader of the result of a layer, and none
+of what the layer reads, the calls behind it were made twice, on one result.
 """
 
 from __future__ import annotations
@@ -55,10 +58,12 @@ class MergedCall:
 def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
     """Give calls that were merged with an equal one nodes of their own, in place; return whether there are any."""
     nodes = _nodes_by_call(graph)
-    found = [(merged, _twins(merged, program.unseen)) for merged in _merged_calls(nodes, program, _replaced_reads)]
+    replaced = list(_merged_calls(nodes, program, _replaced_reads))
+    found = [(m, _twins(m, program.unseen)) for m in replaced if not _repeats_one_result(m, nodes, program)]
     claims = Counter(twin for _, twins in found for twin in twins)
-    suspected = _suspected(nodes, program, claims, {merged.calls[-1] for merged, _ in found})
+    suspected = _suspected(nodes, program, claims, {merged.calls[-1] for merged in replaced})
     known = [(m, twins) for m, twins in found if len(twins) == len(m.missing) and all(claims[t] == 1 for t in twins)]
+    known = [(m, twins) for m, twins in known if _stands_for_others(m, nodes, program)]
     claims.update(twin for _, twins in suspected for twin in twins)
     known += [(m, t) for m, t in suspected if len(t) == 1 and claims[t[0]] == 1 and _stands_for_one(m, nodes)]
     inputs = {target: name for name, target in program.targets.items()}
@@ -98,7 +103,9 @@ def _suspected(
 def _may_stand_for(merged: MergedCall, others: int, nodes: NodesByCall) -> bool:
     if len(merged.missing) > 1:
         return len(merged.missing) >= others
-    return bool(_further_readers(merged, nodes)) and (_lost_readers(merged, nodes) != 0 or _lacks_number(merged, nodes))
+    return bool(_further_readers(merged, nodes)) and (
+        _lost_readers(merged.calls[0], nodes) != 0 or _lacks_number(merged, nodes)
+    )
 
 
 def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
@@ -110,7 +117,37 @@ def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
     further = _further_readers(merged, nodes)
     all_name_it = all({value.name, merged.calls[-1]} & {*names_read(node)} for node, value in further)
     single = len(merged.missing) == 1 and bool(further) and all_name_it
-    return single and _lost_readers(merged, nodes) == 1 and _lacks_number(merged, nodes)
+    return single and _lost_readers(merged.calls[0], nodes) == 1 and _lacks_number(merged, nodes)
+
+
+def _repeats_one_result(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
+    """Whether nothing tells that the call which reads parameters was merged, and those behind it tell of all others."""
+    lost, before = _lost_readers(merged.calls[0], nodes), _lost_before(merged, nodes, program)
+    return lost == 0 and (before or 0) <= 0 and _lost_behind(merged, nodes) >= len(merged.missing)
+
+
+def _stands_for_others(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
+    """Whether a call that is named otherwise stands for calls that read other parameters, as far as the file tells."""
+    return _lost_before(merged, nodes, program) != 0 and not _lost_behind(merged, nodes)
+
+
+def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> int | None:
+    """Return how many readers are lost of what a call reads, or of what that was computed from without parameters."""
+    call = merged.calls[0]
+    for _ in range(MERGED_CALLS):
+        lost = _lost_readers(call, nodes)
+        before = {source for node in nodes[call] for source in _positions_of_calls(node)}
+        if lost != 0 or len(before) != 1:
+            return lost
+        call = before.pop()
+        if _parameters_read(program, nodes[call][0]):
+            break
+    return 0
+
+
+def _lost_behind(merged: MergedCall, nodes: NodesByCall) -> int:
+    """Return how many readers are lost of the results from the call that reads parameters on."""
+    return sum(max(0, _lost_readers(call, nodes) or 0) for call in merged.calls[1:])
 
 
 def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.Node, ir.Value]]:
@@ -120,10 +157,9 @@ def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.No
     return [(node, value) for node, index, value in uses if node not in own and (node, index) not in missing]
 
 
-def _lost_readers(merged: MergedCall, nodes: NodesByCall) -> int | None:
+def _lost_readers(name: str, nodes: NodesByCall) -> int | None:
     """Return how many of the calls that read what a call reads are not in the file; None: it does not tell."""
-    first = nodes[merged.calls[0]]
-    read = {node.inputs[i] for node in first for where in _positions_of_calls(node).values() for i in where}
+    read = {node.inputs[i] for node in nodes[name] for where in _positions_of_calls(node).values() for i in where}
     value = read.pop() if len(read) == 1 else None
     producer = None if value is None else value.producer()
     call = None if producer is None else call_of(producer)

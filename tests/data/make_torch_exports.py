@@ -154,6 +154,27 @@ class Merged(nn.Module):
         return sum(head(row) for head, row in zip(self.heads, rows, strict=True)).mean(1, keepdim=True)
 
 
+class Twice(nn.Module):
+    """An activation that is called twice: behind a normalization, and before two that begin equal.
+
+    The parameters of ``behind.1`` are read by what is computed in advance.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.behind, self.before = (nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)]) for _ in range(2))
+        self.heads = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x):
+        x = self.first(x)
+        one, other = self.behind[0](x), torch.cos(x)
+        factor, shift = 0.5 + self.behind[1].weight, 0.25 + self.behind[1].bias
+        rows = [torch.tanh(one), torch.tanh(one), *(norm(torch.sin(other)) for norm in self.before)]
+        rows = [head(row) for head, row in zip(self.heads, rows, strict=True)]
+        return (rows[0] + rows[1] * factor + shift + rows[2] + rows[3]).mean(1, keepdim=True)
+
+
 class Block(nn.Module):
     """A normalization, a factor that the exporter computes in advance, and a layer whose bias is zero."""
 
@@ -186,7 +207,7 @@ def rows_of(name: str) -> torch.Tensor:
     return (
         torch.randn(12, 3, 4)
         if name in ("fresh", "crossed", "grouped")
-        else torch.randn(12, 4 if name in ("merged", "repeated") else 3)
+        else torch.randn(12, 4 if name in ("merged", "repeated", "twice") else 3)
     )
 
 
@@ -223,6 +244,7 @@ def main() -> None:
     modules = {
         "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
         "grouped": Grouped, "folded": Folded, "merged": Merged, "repeated": Repeated,
+        "twice": Twice,
     }  # fmt: skip
     for name in sys.argv[1:] or modules:
         torch.manual_seed(3)
