@@ -47,12 +47,12 @@ def test_calls_that_are_made_twice_on_one_result_are_no_merged_layers(engine):
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
         trained = OrtGradientRegressor(DATA / "torch_twice_dynamo.onnx", **SETTINGS, engine=engine).fit(X, y)
-    assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-4)
     apart = {name: array for name, array in state.items() if not name.startswith("behind.1")}
     assert apart.keys() <= trained.weights_.keys()
     assert "behind.1.weight" not in trained.weights_  # the factor that was computed from it is
     for name, array in apart.items():
-        assert_allclose(trained.weights_[name], array, rtol=0, atol=2e-5)
+        assert_allclose(trained.weights_[name], array, rtol=0, atol=1e-4)
 
 
 def test_exported_files_keep_the_layers_apart():

@@ -15,7 +15,7 @@ TOLERANCE = {False: 2e-3, True: 2e-6}
 """By whether the graph is of float64: the error relative to the size of the numbers."""
 
 NOISE = {False: 1e-6, True: 1e-14}
-"""By the same: a relative change of the initial weights of the size that the rounding of some steps makes."""
+"""By the same: a relative change of the initial weights and of all slopes of the loss, of the size of rounding."""
 
 
 def equals_reference(draw: Draw) -> str:
@@ -39,8 +39,11 @@ def equals_reference(draw: Draw) -> str:
 
 
 def sensitivity(loop: ReferenceLoop, other: ReferenceLoop) -> float:
-    """Return how far two runs from nearly the same weights are apart: large rates amplify what is rounded."""
-    return max(map(distance, results(loop), results(other)))
+    """Return some times how far two runs are apart that differ by rounding: large rates amplify it.
+
+    The sign of what cancels, which Lion takes, is that of its rounding.
+    """
+    return 4 * max(map(distance, results(loop), results(other)))
 
 
 def results(loop: ReferenceLoop) -> list[np.ndarray]:

@@ -26,8 +26,8 @@ class ReferenceLoop:
 
     def __init__(self, draw: Draw, estimator: Any, first: RecordedCall, noise: float = 0.0) -> None:
         self.draw, self.estimator, self.network = draw, estimator, Network(draw.builder)
-        rng = np.random.default_rng(0)
-        self.weights: Weights = {n: a * (1 + noise * rng.normal(size=a.shape)) for n, a in first.initial.items()}
+        self.noise, self.rng = noise, np.random.default_rng(0)
+        self.weights: Weights = {n: self._nearly(a) for n, a in first.initial.items()}
         self.memory: dict[str, Memory] = defaultdict(dict)
         self.t = self.averaged = 0
         self.average: Weights = {}
@@ -39,6 +39,9 @@ class ReferenceLoop:
         self.losses: list[float] = []
         self.scores: list[np.ndarray | None] = []
         self.validation_losses: list[float | None] = []
+
+    def _nearly(self, array: np.ndarray) -> np.ndarray:
+        return array * (1 + self.noise * self.rng.normal(size=array.shape))
 
     # --- what is known of the data ---
 
@@ -158,7 +161,8 @@ class ReferenceLoop:
         y = y if self.draw.double else single_row(y)
         scores, values = self.network.run(self.weights, self.draw.X[rows].astype(np.float64))
         slopes = self.loss.differences(scores.array, y, w, left=1e-6, right=1e-6)
-        scores.backward(np.round(slopes, 9))  # what cancels is zero, also to what takes the sign of it
+        slopes = self._nearly(np.round(slopes, 9))  # what cancels is zero, also to what takes the sign of it
+        scores.backward(slopes)
         self.weights |= self.network.moved
         return self.loss.value(scores.array, y, w), {n: values[n].cotangent for n in self.trained}
 
