@@ -124,13 +124,15 @@ export class Trainer {
    *
    * @param {Rows} rows
    * @param {Rates & {order?: ArrayLike<number>, sampleWeight?: Values, random?: () => number}} options
-   *     Without `order`, the order is drawn by `random`, and without both it is that of the rows.
+   *     Without `order`, the order is drawn by `random`, and without both it is that of the rows; where the estimator has
+   *     `drop_last`, the last rows of it that do not fill a minibatch are then left out.
    * @returns {Promise<Float32Array | Float64Array>}
    */
   async epoch(rows, { order, sampleWeight, random, ...rates }) {
-    const { batch_size: batch, inputs, padding } = this.manifest;
-    const count = this.#count("epoch", rows, sampleWeight);
+    const { batch_size: batch, inputs, padding, hyperparameters: known } = this.manifest;
+    const count = this.#count("epoch", rows, sampleWeight), minibatch = Math.max(1, Math.floor(batch / (known.accumulate ?? 1)));
     const sequence = Array.from(order ?? (random ? permutation(count, random) : Array(count).keys()));
+    if (known.drop_last && !order && count > minibatch) sequence.length -= count % minibatch;
     if (!padding) sequence.length -= sequence.length % batch; // rows meet within a minibatch
     const steps = Math.ceil(sequence.length / batch);
     const places = Array.from({ length: steps * batch }, (_, i) => sequence[i] ?? -1);

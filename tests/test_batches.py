@@ -11,10 +11,10 @@ from onnxtrain_sklearn._data.columns import Column
 FLOAT = np.dtype(np.float32)
 
 
-def batches(n=10, size=4, *, weights=None, seed=None, rows=None):
+def batches(n=10, size=4, *, weights=None, seed=None, rows=None, drop_last=False):
     columns = {"X": Column(np.arange(n, dtype=np.float32)[:, None], FLOAT)}
     rng = None if seed is None else np.random.RandomState(seed)
-    return Batches(columns, np.arange(n) if rows is None else rows, weights, size, rng)
+    return Batches(columns, np.arange(n) if rows is None else rows, weights, size, rng, drop_last=drop_last)
 
 
 def epoch(source, capacity=4):
@@ -42,6 +42,17 @@ def test_every_row_comes_once_an_epoch(n, seed):
     for _ in range(3):
         assert sorted(trained_rows(source)) == list(range(n))
         assert len(epoch(source)) == source.steps
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 10])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_rows_that_do_not_fill_a_batch_are_left_out(n, seed):
+    source = batches(n, seed=seed, drop_last=True)
+    assert source.steps == max(1, n // 4)
+    assert source.n_rows == sum(map(len, source.minibatches())) == (n if n < 4 else 4 * (n // 4))
+    seen = [trained_rows(source) for _ in range(9)]
+    assert all(len(set(rows)) == len(rows) == source.n_rows for rows in seen)
+    assert set().union(*seen) == set(range(n if seed == 0 else source.n_rows))
 
 
 def test_order_without_shuffling_is_that_of_the_data():

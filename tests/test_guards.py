@@ -177,8 +177,8 @@ PUBLIC = {
 }
 
 PARAMETERS = (
-    "model loss loss_weights optimizer learning_rate_init learning_rate batch_size max_iter shuffle alpha l1_ratio "
-    "max_grad_norm "
+    "model loss loss_weights optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha "
+    "l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
     "trainable adapters finetune output output_kind training_mode class_axis ignore_label class_weight "

@@ -211,18 +211,28 @@ def test_training_of_tabm_ends_by_its_patience():
     assert regressor.n_iter_ == len(scores) == int(np.argmax(scores)) + 7 < 300
 
 
-@pytest.mark.parametrize(
-    ("rows", "sizes"), [(10, [10]), (64, [64]), (65, [33, 32]), (100, [50, 50]), (130, [44, 44, 42])]
-)
-@pytest.mark.filterwarnings("ignore:Training has not converged")
-def test_no_minibatch_of_tabm_is_larger_than_batch_size(rows, sizes, monkeypatch):
+def sizes_of_minibatches(recipe, rows, monkeypatch):
     seen, gradients = [], HostStep.gradients
     monkeypatch.setattr(
         HostStep, "gradients", lambda step, weight, *rest: seen.append(weight) or gradients(step, weight, *rest)
     )
     X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
-    TabMRegressor(**TABM | {"max_iter": 1}, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)
-    assert seen == sizes
+    recipe.set_params(max_iter=1, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(10, [10]), (64, [64]), (65, [33, 32]), (100, [50, 50]), (130, [44, 44, 42])]
+)
+@pytest.mark.filterwarnings("ignore:Training has not converged")
+def test_no_minibatch_of_tabm_is_larger_than_batch_size(rows, sizes, monkeypatch):
+    assert sizes_of_minibatches(TabMRegressor(**TABM), rows, monkeypatch) == sizes
+
+
+@pytest.mark.parametrize("variant", ["td", "td-s"])
+@pytest.mark.parametrize(("rows", "sizes"), [(10, [10]), (64, [64]), (127, [64]), (130, [64, 64])])
+def test_all_minibatches_of_realmlp_have_batch_size_rows(rows, sizes, variant, monkeypatch):
+    assert sizes_of_minibatches(RealMLPRegressor(**SMALL | {"variant": variant}), rows, monkeypatch) == sizes
 
 
 def test_equal_seeds_give_equal_models():

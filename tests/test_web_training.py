@@ -100,6 +100,33 @@ for (let start = 0; start < 40; start += 16) {
         np.testing.assert_allclose(model.weights_[name], array, rtol=0, atol=1e-6)
 
 
+def test_rows_that_fill_no_minibatch_are_left_out_in_node(tmp_path):
+    """Of 45 rows five; a given order is taken whole, and so are too few rows for one minibatch."""
+    X = np.random.default_rng(0).normal(size=(45, 5)).astype(np.float32)
+    y = np.digitize(X[:, 0], [-0.5, 0.5])
+    settings = SETTINGS | {"batch_size": 8, "drop_last": True, "accumulate": 3}
+    model = quietly(OrtGradientClassifier(MLP((8,)), **settings).partial_fit, X, y, classes=[0, 1, 2])
+    model.export_training(tmp_path / "graphs")
+    X.tofile(tmp_path / "X.float32")
+    (tmp_path / "y.json").write_text(json.dumps(y.tolist()))
+    lines = in_node(
+        tmp_path,
+        """
+const rows = { X: await floats("X.float32"), y: trainer.encode(JSON.parse(await file("y.json"))) };
+const losses = await trainer.epoch(rows, { learningRate: 0.01 });
+await writeFile("FOLDER/one.safetensors", trainer.saveState());
+const whole = await trainer.epoch(rows, { learningRate: 0.01, order: [...Array(45).keys()] });
+const few = await trainer.epoch({ X: rows.X.subarray(0, 15), y: rows.y.subarray(0, 3) }, { learningRate: 0.01 });
+console.log(losses.length, whole.length, few.length);
+""".replace("FOLDER", str(tmp_path)),
+    )
+    assert lines == ["2 2 1"]
+    expected = model.partial_fit(X, y).weights_
+    model.load_state(tmp_path / "one.safetensors")
+    for name, array in expected.items():
+        np.testing.assert_allclose(model.weights_[name], array, rtol=0, atol=1e-6)
+
+
 def test_several_outputs_in_node(tmp_path):
     """Labels, numbers and labels at positions, of which some do not count; labels that are missing have weight zero."""
     X, y = data(40)

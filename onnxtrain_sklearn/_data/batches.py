@@ -76,11 +76,13 @@ class Batches:
         Draws the order of every epoch; None: the order stays as it is.
     n_rows : int, optional
         Rows of the data that one pass stands for; by default ``len(rows)``.
+    drop_last : bool, default=False
+        Whether a pass leaves out the last rows of its order that do not fill a batch.
 
     Attributes
     ----------
     weight : float
-        Sum of the weights of one pass.
+        Sum of the weights of all rows.
     """
 
     def __init__(
@@ -92,16 +94,18 @@ class Batches:
         rng: np.random.RandomState | None,
         *,
         n_rows: int | None = None,
+        drop_last: bool = False,
     ) -> None:
         self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
         self.size, self._rng = min(size, len(rows)), rng
         self._loaded: object = None
-        self.n_rows = len(rows) if n_rows is None else n_rows
+        self._n_rows, self.drop_last = len(rows) if n_rows is None else n_rows, drop_last
         self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
 
     def of(self, columns: Mapping[str, Column]) -> Batches:
         """Return the same minibatches of other columns."""
-        return Batches(columns, self._rows, self._weights, self.size, self._rng, n_rows=self.n_rows)
+        rows, size, rng = self._rows, self.size, self._rng
+        return Batches(columns, rows, self._weights, size, rng, n_rows=self._n_rows, drop_last=self.drop_last)
 
     def column(self, name: str) -> Column:
         """Return the data of one input, or the target."""
@@ -110,7 +114,17 @@ class Batches:
     @property
     def steps(self) -> int:
         """Batches of one pass."""
-        return -(-len(self._rows) // self.size)
+        return len(self._rows) // self.size if self.drop_last else -(-len(self._rows) // self.size)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the data that one pass stands for, without those that it leaves out."""
+        return self._n_rows - (len(self._rows) % self.size if self.drop_last else 0)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether one batch holds all rows, so that their order does not matter."""
+        return self.size == len(self._rows)
 
     @property
     def nbytes(self) -> int:
@@ -133,8 +147,8 @@ class Batches:
 
     def minibatches(self) -> list[np.ndarray]:
         """Return the rows of each minibatch of the next pass."""
-        order = self._rows if self._rng is None or self.steps == 1 else self._rng.permutation(self._rows)
-        return [order[start : start + self.size] for start in range(0, len(order), self.size)]
+        order = self._rows if self._rng is None or self._is_whole else self._rng.permutation(self._rows)
+        return [order[i * self.size : (i + 1) * self.size] for i in range(self.steps)]
 
     def weights_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the weights of these rows."""
@@ -148,7 +162,7 @@ class Batches:
         """
         for rows in self.minibatches():
             target = buffers(len(rows))
-            if self.steps > 1 or self._loaded is not target:
+            if not self._is_whole or self._loaded is not target:
                 self.gather(rows, target)
                 self._loaded = target
             yield self.weight_of(rows)

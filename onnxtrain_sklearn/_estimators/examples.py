@@ -171,7 +171,9 @@ def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
     return TrainedPositions(head.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
 
 
-def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool) -> Batches:
+def batches_for(
+    run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool, drop_last: bool = False
+) -> Batches:
     """Return the minibatches of these rows; the target is one of their columns."""
     examples = scaled(examples, run.head.target_scale)
     values, weights = examples.targets.values, examples.weights
@@ -181,7 +183,7 @@ def batches_for(run: Run, examples: Examples, rows: np.ndarray, size: int, *, sh
     n_rows = len(rows)  # equal rows are merged unless batch statistics count each of them
     fits = n_rows <= min(size, MERGE_LIMIT) and not run.parameters.running_statistics
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
-    return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows)
+    return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:

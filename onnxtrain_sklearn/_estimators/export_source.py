@@ -28,7 +28,7 @@ from .run import Run
 from .settings import batch_limit, trainer_settings
 
 SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
-FACTS = ("learning_rate_init", "shuffle", "max_iter", "random_state")
+FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter", "random_state")
 """Parameters of the estimator that the graphs do not hold and a loop may want."""
 
 

@@ -67,6 +67,7 @@ def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
     defaults: Mapping[str, object] = {
         "ema_decay": None,
         "accumulate": 1,
+        "drop_last": False,
         "max_grad_norm": None,
         "sparse_updates": EXACT,
     }

@@ -73,6 +73,10 @@ The schedule that the rate follows, a name or an object. Names:
 Rows of a minibatch; "auto": min(200, n_samples). L-BFGS always takes all rows.""", (OneOf(("auto",)), COUNT)),
     "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),
     "shuffle": switch("Whether the rows are put into a new order before every epoch."),
+    "drop_last": switch("""
+Whether an epoch leaves out the rows at the end of its order that do not fill a minibatch of ``batch_size`` rows: other
+ones in each epoch, with ``shuffle=False`` always the same. ``loss_`` and ``t_`` count the rows that were trained on.
+Fewer rows than ``batch_size`` are one minibatch. A call of ``partial_fit`` is an epoch of its rows."""),
     "alpha": Parameter("float", """
 Strength of the penalty on parameters of rank >= 2: ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by
 the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (NOT_NEGATIVE,)),
@@ -258,6 +262,7 @@ class Parameters(Declared):
     batch_size: int | str
     max_iter: int
     shuffle: bool
+    drop_last: bool
     alpha: float
     l1_ratio: float
     max_grad_norm: float | None

@@ -88,6 +88,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         batch_size: int | str = "auto",
         max_iter: int = 200,
         shuffle: bool = True,
+        drop_last: bool = False,
         alpha: float = 0.0,
         l1_ratio: float = 0.0,
         max_grad_norm: float | None = None,

@@ -38,7 +38,8 @@ def trainer_for(
     rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
     limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
-    batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle)
+    drop_last = bool(estimator.drop_last) and tuner is None
+    batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle, drop_last=drop_last)
     if tuner is not None:
         trainer = tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
     else:

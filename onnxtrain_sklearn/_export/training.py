@@ -82,8 +82,9 @@ class Training:
         for rows in minibatches:
             rates = self._rates.next(None if learning_rate is None else float(learning_rate))
             total += float(trained[rows].sum()) * self._step(data, weights, rows, rates)
-        self._rates.end(n_rows)
-        self.loss_curve_.append(total / float(trained.sum()))
+        seen = np.sort(np.concatenate(minibatches))
+        self._rates.end(len(seen))
+        self.loss_curve_.append(total / float(trained[seen].sum()))
         return self
 
     def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
@@ -160,12 +161,19 @@ class Training:
     def _minibatches(self, n_rows: int) -> list[np.ndarray]:
         batch = int(self.manifest["batch_size"])
         order = np.arange(n_rows) if self._rng is None else self._rng.permutation(n_rows)
-        if not self.manifest["padding"] and n_rows % batch:
+        order = order[: n_rows - self._left_out(n_rows)]
+        if not self.manifest["padding"] and len(order) % batch:
             raise ValueError(
                 f"Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of "
                 f"{batch} rows, got {n_rows}."
             )
-        return [order[start : start + batch] for start in range(0, n_rows, batch)]
+        return [order[start : start + batch] for start in range(0, len(order), batch)]
+
+    def _left_out(self, n_rows: int) -> int:
+        """Return how many rows ``drop_last`` leaves out: those that do not fill one of the minibatches of a step."""
+        known = self.manifest["hyperparameters"]
+        rows = max(1, int(self.manifest["batch_size"]) // int(known.get("accumulate", 1)))
+        return n_rows % rows if known.get("drop_last") and n_rows > rows else 0
 
     def _input_facts(self) -> dict[str, tuple[Any, list[Any]]]:
         """Return type and shape of each input of a step."""

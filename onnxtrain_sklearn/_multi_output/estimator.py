@@ -104,6 +104,7 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         batch_size: int | str = "auto",
         max_iter: int = 200,
         shuffle: bool = True,
+        drop_last: bool = False,
         alpha: float = 0.0,
         l1_ratio: float = 0.0,
         max_grad_norm: float | None = None,

@@ -144,11 +144,6 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         return tags
 
 
-def balanced_batch(n_rows: int, wanted: int) -> int:
-    """Return the rows of a minibatch that make as many steps as full ones of ``wanted`` rows, without a remainder."""
-    return math.ceil(n_rows / max(1, n_rows // wanted))
-
-
 def even_batch(n_rows: int, most: int) -> int:
     """Return the rows of a minibatch, at most ``most``, that make the fewest steps of about equal size."""
     return math.ceil(n_rows / math.ceil(n_rows / most))

@@ -15,7 +15,6 @@ from .._support.declared import Parameter, switch
 from .._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
 
 IN_ALL: Mapping[str, Parameter] = {
-    "batch_size": Parameter("int", "Rows of a minibatch; a little more where that leaves no remainder.", (COUNT,)),
     "n_ensembles": Parameter("int", """
 Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
     "validation_fraction": Parameter("float or None", """
@@ -39,6 +38,8 @@ REALMLP: Mapping[str, Parameter] = {
     "variant": Parameter('{"td", "td-s"}', """
 Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
 simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
+    "batch_size": Parameter("int", """
+Rows of a minibatch. Each epoch leaves out the rows at the end of its random order that do not fill one.""", (COUNT,)),
     "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
     "embedding": Parameter("str, Embedding or None", """
 Embedding of the numeric columns. "auto": that of the variant, "periodic" for "td" and none for "td-s";

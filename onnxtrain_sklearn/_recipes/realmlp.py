@@ -16,7 +16,6 @@ from .._support.declared import documented
 from .._support.typing import ClassWeight
 from ..losses import LogLoss
 from ..optimizers import AdamW
-from .base import balanced_batch
 from .kinds import ClassifierRecipe, RegressorRecipe
 from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, REALMLP
 from .preprocessing import Preprocessing
@@ -47,7 +46,8 @@ def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[
         "optimizer": AdamW(beta_2=BETA_2, weight_decay=decay),
         "learning_rate_init": rate if isinstance(given, str) else given,
         "learning_rate": "coslog4",
-        "batch_size": balanced_batch(n_rows, recipe.batch_size),
+        "batch_size": min(n_rows, recipe.batch_size),
+        "drop_last": True,
         "max_iter": recipe.max_iter,
         "n_iter_no_change": recipe.max_iter,
         "random_state": seed,

@@ -209,16 +209,17 @@ class Trainer(Watched):
     def _epoch(self) -> float:
         """Train on all data once; return the mean loss."""
         self._tell_epoch()
-        total = 0.0
+        total = seen = 0.0
         self._kept.begin_epoch()
         for weight, loss in self.step.train(self.batches, self.rates.advance):
             total += weight * loss
+            seen += weight
             if not math.isfinite(total):
                 break
             self._kept.keep()
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        return total / self.batches.weight
+        return total / (seen if self.batches.drop_last else self.batches.weight)
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""

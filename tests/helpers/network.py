@@ -95,20 +95,21 @@ def trained(
     alpha: float = 0.0,
     limit: float | None = None,
     after: Callable[[Weights], None] = lambda w: None,
+    orders: Sequence[np.ndarray] | None = None,
     **settings: float,
 ) -> tuple[Weights, list[float]]:
     """Return the weights after some epochs in the given order of rows, and the mean loss of each epoch.
 
-    ``rates`` and ``decays`` are factors by name, ``rate_at`` and ``decay_at`` those of a step, from 0 on. ``after`` is
-    called with the weights after each step.
+    ``orders`` are the rows of each epoch, by default all in their order. ``rates`` and ``decays`` are factors by name,
+    ``rate_at`` and ``decay_at`` those of a step, from 0 on. ``after`` is called with the weights after each step.
     """
     w = {name: np.asarray(start[name], np.float64) for name in NAMES}
     weights = np.ones(len(X)) if sample_weight is None else np.asarray(sample_weight, np.float64)
     rules = {name: Rule(optimizer, **settings) for name in NAMES}
     X, y, losses, t = np.asarray(X, np.float64), np.asarray(y, np.float64), [], 0
-    for _ in range(epochs):
-        total = 0.0
-        for rows in _slices(len(X), batch):
+    for epoch in range(epochs):
+        order, total = np.arange(len(X)) if orders is None else orders[epoch], 0.0
+        for rows in [order[part] for part in _slices(len(order), batch)]:
             loss, gradients = loss_and_gradients(w, X[rows], y[rows], weights[rows], alpha)
             gradients, total = clipped(gradients, limit), total + loss * weights[rows].sum()
             w = {
@@ -122,7 +123,7 @@ def trained(
             }
             after(w)
             t += 1
-        losses.append(total / weights.sum())
+        losses.append(total / weights[order].sum())
     return w, losses
 
 
