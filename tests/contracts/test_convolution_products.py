@@ -59,6 +59,7 @@ class Form:
 
 BANDS = {"Conv": 0, "ConvTranspose": 0}
 PIXELS = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "Concat": 1}
+TILES = {"Conv": 0, "ConvTranspose": 0, "Gemm": 10, "MatMul": 3}  # three passes share the sums of x, w and g
 FORMS = [
     Form("1x1", (3, 5, 4, 5), (7, 5, 1, 1), {"Conv": 2, "ConvTranspose": 0, "Gemm": 1}),
     Form("1x1, tiny images", (3, 5, 2, 3), (64, 5, 1, 1), {"Conv": 1, "ConvTranspose": 0, "Gemm": 2}),
@@ -96,18 +97,30 @@ FORMS = [
     Form("bands, 3-D", (2, 3, 3, 4, 5), (3, 1, 2, 3, 2), BANDS, pads=(0, 1, 1, 1, 1, 0), group=3),
     Form("bands, wide padding", (2, 3, 5, 5), (3, 1, 2, 2), BANDS, pads=(2, 2, 2, 2), group=3),
     Form("bands, longer lines", (2, 3, 4, 20), (3, 1, 3, 3), {"Conv": 1, "ConvTranspose": 1}, group=3),
+    Form("tiles", (8, 16, 4, 4), (16, 16, 3, 3), TILES, pads=(1, 1, 1, 1)),
+    Form("tiles, uneven", (3, 20, 7, 5), (47, 20, 3, 3), TILES, pads=(1, 1, 1, 1)),
+    Form("tiles, without padding", (3, 40, 8, 10), (41, 40, 3, 3), TILES, opset=13),
+    Form("tiles, wide padding", (3, 48, 6, 5), (33, 48, 3, 3), TILES, pads=(2, 2, 2, 2)),
+    Form("tiles, padding of one side", (3, 36, 7, 8), (34, 36, 3, 3), TILES, pads=(0, 2, 1, 0)),
+    Form("tiles, lower", (2, 36, 7, 8), (34, 36, 3, 3), TILES, auto_pad="SAME_LOWER"),
+    Form("too few tiles", (7, 16, 4, 4), (16, 16, 3, 3), {"MatMul": 0, "Conv": 1}, pads=(1, 1, 1, 1)),
+    Form("too few channels for tiles", (8, 16, 4, 4), (15, 16, 3, 3), {"MatMul": 0, "Conv": 1}, pads=(1, 1, 1, 1)),
+    Form("no tiles of strides", (8, 32, 9, 9), (32, 32, 3, 3), {"MatMul": 0, "Conv": 1}, strides=(2, 1)),
+    Form("no tiles of dilations", (8, 32, 9, 9), (32, 32, 3, 3), {"MatMul": 0, "Conv": 1}, dilations=(1, 2)),
+    Form("no tiles of other kernels", (8, 32, 9, 9), (32, 32, 3, 2), {"MatMul": 0, "Conv": 1}),
     Form("groups", (2, 6, 6, 5), (4, 3, 3, 3), {"Conv": 2, "ConvTranspose": 1}, group=2),
     Form("several kernels a channel", (2, 3, 6, 5), (6, 1, 3, 3), {"Conv": 2, "ConvTranspose": 1}, group=3),
 ]
 
 
-def model_of(form, shape, weighting):
+def model_of(form, shape, weighting, kind="float"):
     text = f"""<ir_version: 8, opset_import: ["": {form.opset}]>
-        convolution (float{list(shape)} x, float{list(form.w)} w, float[{form.w[0]}] b) => (float loss) {{
+        convolution ({kind}{list(shape)} x, {kind}{list(form.w)} w, {kind}[{form.w[0]}] b) => ({kind} loss) {{
             y = Conv<{form.attributes()}>(x, w, b) weighted = Mul(y, weighting)
             loss = ReduceSum<keepdims = 0>(weighted) }}"""
     model = onnx.parser.parse_model(text.replace("'", ""))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weighting.astype(np.float32), "weighting"))
+    array = weighting.astype({"float": np.float32, "double": np.float64}[kind])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(array, "weighting"))
     return model
 
 
@@ -174,6 +187,25 @@ def test_unknown_sizes_take_the_general_rule(form, unknown):
     assert found["Col2Im"] == 0
     assert found["ConvTranspose"] == 1
     require_right(form, graph, arrays, weighting, rng)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.operators is TILES], ids=lambda form: form.name)
+def test_tiles_lose_no_digits(form):
+    """Gradients of the loss in the output, the input and the kernel, in float64, and in float32 as near as a sum is."""
+    arrays, weighting, _ = arrays_of(form)
+    names, found = ["loss", "x_grad", "w_grad", "b_grad"], {}
+    for kind, dtype in (("double", np.float64), ("float", np.float32)):
+        graph = gradient_graph(model_of(form, form.x, weighting, kind), wrt=["x", "w", "b"], engine="portable")
+        found[kind] = session(graph).run(names, {name: a.astype(dtype) for name, a in arrays.items()})
+    exact = {name: a.astype(np.float64) for name, a in arrays.items()}
+    loss = float(np.sum(convolution(form, **exact) * weighting))
+    assert found["double"][0] == pytest.approx(loss, rel=1e-12, abs=1e-11 * float(np.abs(weighting).sum()))
+    for near, right in zip(found["float"][1:], found["double"][1:], strict=True):
+        assert np.abs(near - right).max() <= 2e-6 * np.abs(right).max()
+    direction = np.random.default_rng(0).normal(size=form.x)
+    ahead, behind = (convolution(form, **{**exact, "x": exact["x"] + s * direction}) for s in (0.5, -0.5))
+    expected = float(np.sum((ahead - behind) * weighting))
+    assert float(np.sum(found["double"][1] * direction)) == pytest.approx(expected, rel=1e-10)
 
 
 def test_a_constant_kernel_keeps_its_convolution():

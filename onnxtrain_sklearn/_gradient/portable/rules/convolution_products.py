@@ -6,6 +6,7 @@ product with as few columns as the kernel has elements. The forms here take all 
 
 - *patches*: the elements that windows read, (channels * taps, images * positions), beside the positions of the output.
 - *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
+- *tiles*: Winograd's algorithm for kernels of 3x3, in ``winograd.py``.
 - *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
   holds the kernel's last axis; the windows' other axes are laid side by side.
 
@@ -15,12 +16,14 @@ Which form is used depends on the layout alone; the bounds come from ``benchmark
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder
+from . import winograd
 from .windows import Layout, Windows
 
 MANY_TAPS = 49
@@ -42,8 +45,17 @@ SHORT_LINE = 16
 """Band matrices of longer lines hold too many zeros."""
 
 
+LONG_LINE = 16
+"""Longer lines make the sums of Winograd's algorithm, products with matrices as long, slower than what they save."""
+
+FEW_TILES = 32
+"""With fewer tiles in all images, reading the sums of the kernel takes longer than their products."""
+
+
 def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
     """Return the gradient of the kernel as matrix products, None where a convolution is not slower."""
+    if _in_tiles(c):
+        return winograd.kernel_cotangent_by_tiles(op, c, x, g)
     if c.by_channel and c.sizes[-1] <= 2 * SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return _kernel_by_bands(op, c, x, g)
     if c.groups > 1 or c.taps > MANY_TAPS or (c.taps > 1 and c.inputs < FEW_CHANNELS):
@@ -54,6 +66,8 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
 
 def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
     """Return the gradient of the input in another form than a transposed convolution, None where it is not slower."""
+    if _in_tiles(c):
+        return winograd.input_cotangent_by_tiles(op, c, kernel, g)
     if c.by_channel and c.dense and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, _turned(c), g, _flipped(op, c, kernel))
     if c.groups > 1:
@@ -66,10 +80,22 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
 
 def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
     """Return the convolution as matrix products, None where the operator is not slower."""
+    if _in_tiles(c):
+        return winograd.convolution_by_tiles(op, c, x, kernel)
     if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, c, x, kernel)
     few = c.groups == 1 and c.taps <= MANY_TAPS and c.images > 1 and 2 * c.positions <= FEW_POSITIONS
     return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
+
+
+def _in_tiles(c: Layout) -> bool:
+    """Whether Winograd's algorithm is faster: its sums take the less time, the more channels there are to a line."""
+    axes, w = len(c.sizes), c.windows
+    if c.groups > 1 or axes != 2 or w.kernel != [3] * axes or not c.dense or set(w.dilations) != {1}:
+        return False
+    line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
+    enough = 2 * line * (c.inputs + c.outputs) <= c.inputs * c.outputs and tiles >= FEW_TILES
+    return enough and c.positions >= FEW_POSITIONS and line <= LONG_LINE
 
 
 def _rows(w: Windows) -> int:
@@ -150,10 +176,10 @@ def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> 
 def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
     """Compute the cotangents of all patches and add them up, lines as images: onnxruntime 1.19 is right in 2-D only."""
     w, cotangents = c.windows, _positions_of(op, c, g)
-    patches = op.Gemm(op.Reshape(kernel, [c.outputs, -1]), cotangents, transA=1)
+    patches = op.Gemm(cotangents, op.Reshape(kernel, [c.outputs, -1]), transA=1)
+    columns = op.Transpose(op.Reshape(patches, [c.images, -1, c.inputs * c.taps]), perm=[0, 2, 1])
     if c.taps == 1 and c.dense and not any(w.begin + w.end):
-        return _images_of(op, c, patches, c.sizes)
-    columns = op.Transpose(op.Reshape(patches, [c.inputs * c.taps, c.images, -1]), perm=[1, 0, 2])
+        return op.Reshape(columns, [c.images, c.inputs, *c.sizes])
     one, none = [1] * (2 - len(c.sizes)), [0] * (2 - len(c.sizes))
     settings = {"strides": one + w.strides, "dilations": one + w.dilations, "pads": none + w.begin + none + w.end}
     image = op.Col2Im(columns, np.array(one + c.sizes), np.array(one + w.kernel), **settings)
