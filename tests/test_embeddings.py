@@ -18,6 +18,7 @@ from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._models.embeddings import quantile_edges
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.models import (
     EMBEDDINGS,
@@ -73,10 +74,19 @@ def periodic(X: np.ndarray, w: dict[str, np.ndarray], form: str) -> np.ndarray:
     return np.hstack([*columns, X] if "d" in form else columns)
 
 
+def expected_edges(column: list[float], n_edges: int) -> list[float]:
+    """Return the edges of a column: the most frequent values as long as quantiles of the others would repeat them."""
+    edges: list[float] = []
+    while column and column.count(value := max(column, key=column.count)) * (n_edges - len(edges)) > len(column):
+        edges, column = [*edges, value], [x for x in column if x != value]
+    others = np.quantile(column, np.linspace(0, 1, n_edges - len(edges))) if column else ()
+    return sorted({*edges, *others})
+
+
 def piecewise_linear(X: np.ndarray, w: dict[str, np.ndarray], n_bins: int, rows: np.ndarray) -> np.ndarray:
     columns = []
     for j, x in enumerate(X.T.astype(np.float64)):
-        edges = np.unique(np.quantile(rows[:, j], np.linspace(0, 1, n_bins + 1)))
+        edges = expected_edges(rows[:, j].tolist(), n_bins + 1)
         y = x[:, None] * w["embedding.slope"][j] + w["embedding.bias"][j]
         for i, (a, b) in enumerate(pairwise(edges)):
             low, high = -np.inf if i == 0 else 0.0, np.inf if i == len(edges) - 2 else 1.0
@@ -112,6 +122,29 @@ def test_piecewise_linear_embedding_is_its_formula(rows):
     (found,) = run_proto(proto, {"X": beyond})
     expected = piecewise_linear(beyond, arrays(proto), 6, rows)
     assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (np.linspace(0, 8, 65), [0, 2, 4, 6, 8]),  # no value repeats: quantiles
+        ([0] * 90 + [10, 20, 30, 40], [0, 10, 20, 30, 40]),  # quantiles of all would be 0, 0, 0, 0, 40
+        ([0] * 60 + [5] * 30 + list(range(11, 22)), [0, 5, 11, 16, 21]),  # two values, and quantiles of the others
+        ([7] * 50 + [1, 2], [1, 2, 7]),  # fewer values than edges: all of them
+        ([3] * 9, [3]),
+    ],
+)
+def test_edges_of_bins_do_not_fall_together_on_frequent_values(column, expected):
+    (edges,) = quantile_edges(np.reshape(column, (-1, 1)), 4)
+    assert edges.tolist() == expected
+
+
+def test_a_rare_value_among_zeros_has_an_effect_of_its_own():
+    x = np.r_[np.zeros(1900), np.tile(np.arange(1.0, 21.0), 5)]
+    t, y = x[:, None], (x == 13.0) * 4.0
+    model = Embedded(PiecewiseLinearEmbedding(8, 24), Linear())
+    net = quietly(OrtGradientRegressor(model, optimizer="lbfgs", max_iter=200, random_state=0).fit, t, y)
+    assert net.score(t, y) > 0.99
 
 
 def test_columns_of_one_value_are_embedded_linearly():

@@ -43,7 +43,8 @@ Rows of a minibatch. Each epoch leaves out the rows at the end of its random ord
     "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
     "embedding": Parameter("str, Embedding or None", """
 Embedding of the numeric columns. "auto": that of the variant, "periodic" for "td" and none for "td-s";
-"piecewise_linear": better where the effect of a number has steps or edges, as that of a place has.""",
+"piecewise_linear": better where the effect of a number has steps or edges, as that of a place has, or is one of single
+values, as that of amounts that are mostly 0.""",
         RealMLP.valid["embedding"]),
     "learning_rate_init": Parameter('float or "auto"', """
 Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
