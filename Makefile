@@ -36,6 +36,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?=
 PYTEST_ARGS ?= -n 2 --dist worksteal
+UV ?=
 OLDEST ?=
 OP ?=
 AND ?=
@@ -158,7 +159,7 @@ docs-links: $(VENV)/.docs
 	$(SPHINX) build/links -b linkcheck
 
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable ".[docs]" || \
+	$(or $(UV),$(BIN)/uv) pip install --quiet --python $(BIN)/python --editable ".[docs]" || \
 	  $(BIN)/python -m pip install --quiet --editable ".[docs]"
 	touch $@
 
@@ -166,7 +167,8 @@ clean:
 	rm -rf $(VENV) build dist site docs/api/generated docs/gallery demo-output .mypy_cache .pytest_cache .ruff_cache
 
 # Debian's Python has venv but not ensurepip: there the machine's own pip fills the environment. uv installs in a tenth
-# of pip's time; pip does it where uv cannot, as it reads no settings of pip.
+# of pip's time; pip does it where uv cannot, as it reads no settings of pip. UV=... names a uv that is there already:
+# the environment then has no pip of its own.
 $(STAMP): pyproject.toml
 	@python=""; \
 	for candidate in $(CANDIDATES); do \
@@ -185,13 +187,18 @@ $(STAMP): pyproject.toml
 	    print("ort-training,test" if old else "portable,test")')"; \
 	fi; \
 	echo "Setting up $(VENV) with $$("$$python" --version) and the extras $$extras"; \
-	"$$python" -m venv "$(VENV)" 2>/dev/null || { \
-	  "$$python" -m venv --without-pip "$(VENV)"; \
-	  "$$python" -m pip --python "$(BIN)/python" install --quiet pip; }; \
-	"$(BIN)/python" -m pip install --quiet --upgrade pip; \
-	"$(BIN)/python" -m pip install --quiet uv || [ -z "$(OLDEST)" ]; \
-	"$(BIN)/uv" pip install --quiet --python "$(BIN)/python" $(if $(OLDEST),--resolution lowest-direct) \
+	uv="$(UV)"; \
+	if [ -n "$$uv" ]; then "$$python" -m venv --without-pip "$(VENV)"; \
+	else \
+	  "$$python" -m venv "$(VENV)" 2>/dev/null || { \
+	    "$$python" -m venv --without-pip "$(VENV)"; \
+	    "$$python" -m pip --python "$(BIN)/python" install --quiet pip; }; \
+	  "$(BIN)/python" -m pip install --quiet --upgrade pip uv || "$(BIN)/python" -m pip install --quiet --upgrade pip; \
+	  uv="$(BIN)/uv"; \
+	fi; \
+	"$$uv" pip install --quiet --python "$(BIN)/python" $(if $(OLDEST),--resolution lowest-direct) \
 	  --editable ".[$$extras]" || { \
+	  [ -z "$(UV)" ] || exec $(MAKE) "$(STAMP)" UV=; \
 	  [ -z "$(OLDEST)" ]; \
 	  PYTHONWARNINGS=ignore "$(BIN)/python" -m pip install --quiet --editable ".[$$extras]"; }; \
 	touch "$(STAMP)"
