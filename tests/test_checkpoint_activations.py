@@ -133,9 +133,9 @@ from onnxtrain_sklearn import MLP, SGD, OrtGradientRegressor
 def memory(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
 
-X = np.random.default_rng(0).normal(size=(4096, 16)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(16384, 16)).astype(np.float32)
 net = OrtGradientRegressor(
-    MLP([256] * 20), optimizer=SGD(), batch_size=4096, max_iter=1, tol=-1e9, random_state=0, engine="portable",
+    MLP([64] * 20), optimizer=SGD(), batch_size=16384, max_iter=1, tol=-1e9, random_state=0, engine="portable",
     checkpoint_activations=sys.argv[1] == "again",
 )
 before = memory("VmRSS")

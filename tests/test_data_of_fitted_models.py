@@ -62,7 +62,7 @@ class TestFeatures:
 
     @pytest.mark.slow
     @pytest.mark.thinned(by=lambda names: "names")
-    @pytest.mark.parametrize("names", [["c", "a"], ["c", "a", "b"], ["b"], [False, True, True]], ids=str)
+    @pytest.mark.parametrize("names", [["c", "a"], [False, True, True]], ids=str)
     def test_columns_by_name_within_others(self, names):
         frame = pd.DataFrame(X, columns=["a", "b", "c"])
         steps = [make_pipeline(make_column_transformer((StandardScaler(), names), (MinMaxScaler(), ["a", "b"])), last)

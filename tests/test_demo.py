@@ -15,20 +15,25 @@ from onnxtrain_sklearn._command_line import program
 pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning")
 
 DATA = ["breast_cancer", "diabetes"]
+EPOCHS = 5
+PROGRAM = f"""
+import sys
+from onnxtrain_sklearn._command_line import demo, program
+demo.DEMO_SETTINGS["max_iter"] = {EPOCHS}
+sys.exit(program.main(["demo", *sys.argv[1:]]))"""
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Run the demo in a process of its own, as a user does, with all warnings but deprecations as errors."""
+    """Run the demo in a process of its own, for some epochs, with all warnings but deprecations as errors."""
     folder = tmp_path_factory.mktemp("demo") / "made" / "by" / "it"
     arguments = [
         "-W",
         "error",
         "-W",
         "ignore::DeprecationWarning",
-        "-m",
-        "onnxtrain_sklearn",
-        "demo",
+        "-c",
+        PROGRAM,
         "--output",
         str(folder),
         "--data",
@@ -60,6 +65,7 @@ def test_demo_prints_the_table_and_the_comparison(demo):
 @pytest.mark.slow
 def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
     assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
     said = capsys.readouterr().out
     assert "needs matplotlib" in said
@@ -70,6 +76,7 @@ def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_demo_fails_where_a_file_predicts_otherwise(tmp_path, monkeypatch, capsys):
     run = command._run
+    monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
     monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)
     assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
     assert "DIFFERENT FROM" in capsys.readouterr().out

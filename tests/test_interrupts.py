@@ -117,30 +117,7 @@ def fresh_recipes(**settings):
 """
 
 
-@pytest.mark.slow
-def test_an_interrupt_keeps_the_training_of_recipes(tmp_path):
-    program = f"""{RECIPES}
-for n_ensembles, last, kept in ((1, 12, 1), (3, 12, 1)):
-    for estimator, target in fresh_recipes(n_ensembles=n_ensembles):
-        steps = 0
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert ends(lambda: estimator.fit(X, target)) == "returned"
-        assert "keeps the weights reached so far" in str(caught[-1].message)
-        assert len(estimator.loss_curves_) == kept
-        assert 0 < estimator.n_iter_ < 40
-        assert len(estimator.predict(X)) == len(X)
-        steps = 0
-        assert ends(lambda: make_pipeline(StandardScaler(), estimator).fit(X, target)) == "interrupted"
-        assert 0 < estimator.n_iter_ < 40
-        steps = 0
-        assert ends(lambda: GridSearchCV(estimator, {{"n_ensembles": [1, 2]}}, cv=2).fit(X, target)) == "interrupted"
-"""
-    run_program(program, tmp_path)
-
-
-def test_finished_members_stay_without_the_one_that_has_not_begun(tmp_path):
-    program = f"""{RECIPES}
+FINISHED_MEMBERS = """
 from onnxtrain_sklearn._recipes import members
 prepare, calls = members.fit_preprocessing, []
 
@@ -161,6 +138,28 @@ other = RealMLPRegressor(max_iter=2, random_state=0)
 assert ends(lambda: other.fit(X, y)) == "interrupted"
 assert not hasattr(other, "n_iter_") and not hasattr(other, "n_features_in_")
 """
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_the_training_of_recipes(tmp_path):
+    """And the members that are finished, without the one that has not begun; in one process, as it takes a second."""
+    program = f"""{RECIPES}
+for n_ensembles, last, kept in ((1, 12, 1), (3, 12, 1)):
+    for estimator, target in fresh_recipes(n_ensembles=n_ensembles):
+        steps = 0
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert ends(lambda: estimator.fit(X, target)) == "returned"
+        assert "keeps the weights reached so far" in str(caught[-1].message)
+        assert len(estimator.loss_curves_) == kept
+        assert 0 < estimator.n_iter_ < 40
+        assert len(estimator.predict(X)) == len(X)
+        steps = 0
+        assert ends(lambda: make_pipeline(StandardScaler(), estimator).fit(X, target)) == "interrupted"
+        assert 0 < estimator.n_iter_ < 40
+        steps = 0
+        assert ends(lambda: GridSearchCV(estimator, {{"n_ensembles": [1, 2]}}, cv=2).fit(X, target)) == "interrupted"
+{FINISHED_MEMBERS}"""
     run_program(program, tmp_path)
 
 

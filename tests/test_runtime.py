@@ -303,12 +303,12 @@ def test_binding_keeps_the_arrays_alive():
     references = weakref.ref(x), weakref.ref(y)
     binding = Binding(create_session(DOUBLED, resolve_device()), {"X": x}, {"Y": y})
     del x, y
-    gc.collect()
+    gc.collect(1)  # what is young
     assert all(reference() is not None for reference in references)
     binding.run()
     assert (references[1]() == 2).all()
     del binding
-    gc.collect()
+    gc.collect(1)
     assert all(reference() is None for reference in references)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from onnxtrain_sklearn._command_line.command import Command, Outcome
 from onnxtrain_sklearn._command_line.settings import parsed_settings
 from onnxtrain_sklearn._runtime.distributions import installed_distributions
 from tests.command_line.tables import program_json, write_iris
+from tests.helpers.processes import run_in_new_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,16 +156,14 @@ def test_every_command_explains_its_arguments(listed, capsys):
 
 
 def test_help_lists_the_commands_and_imports_none():
-    code = (
-        "import sys; from onnxtrain_sklearn._command_line import program\n"
-        "try: program.main(['--help'])\n"
-        "finally: print([name for name in sys.modules if name.endswith(('.train', '.demo', '.bench', '.doctor'))])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    *told, imported = done.stdout.splitlines()
-    assert imported == "[]"
-    assert all(listed.summary in " ".join(" ".join(told).split()) for listed in program.COMMANDS)
+    run_in_new_process("""
+import contextlib, io
+from onnxtrain_sklearn._command_line import program
+with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
+    program.main(["--help"])
+assert not [name for name in sys.modules if name.endswith((".train", ".demo", ".bench", ".doctor"))]
+assert all(listed.summary in " ".join(told.getvalue().split()) for listed in program.COMMANDS)
+""")
 
 
 def test_settings_are_literals_or_text():

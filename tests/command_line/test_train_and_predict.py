@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_from_a_shell(folder, tmp_path):
+def test_from_a_shell(folder, tmp_path, monkeypatch, capsys):
     command = [sys.executable, "-m", "onnxtrain_sklearn", "train", folder / "iris.csv", "--target", "species"]
     options = ["--output", tmp_path / "deep" / "iris.onnx", "--set", "max_iter=30", "learning_rate_init=0.01", "--json"]
     done = subprocess.run(
@@ -43,10 +44,13 @@ def test_from_a_shell(folder, tmp_path):
     assert "150 rows" in done.stderr
     assert "epoch 30 of at most 30" in done.stderr
     assert "warning: Training has not converged" in done.stderr
-    missing = subprocess.run([*command[:4], "no.csv", "--target", "y"], capture_output=True, text=True, check=False)
-    assert missing.returncode == 2
-    assert missing.stdout == ""
-    assert missing.stderr.splitlines()[0] == "error: There is no file 'no.csv'."
+    monkeypatch.setattr(sys, "argv", [sys.argv[0], "train", "no.csv", "--target", "y"])
+    with pytest.raises(SystemExit) as ended:  # as from a shell, but nothing is imported again
+        runpy.run_module("onnxtrain_sklearn", run_name="__main__", alter_sys=True)
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()[0] == "error: There is no file 'no.csv'."
 
 
 def test_classes_are_trained_reported_and_predicted(folder, tmp_path, capsys):

@@ -55,8 +55,10 @@ def mark_engines(items: Iterable[pytest.Item]) -> None:
     """Mark what only a training runtime can run: other cases are the same in every environment."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        named = re.search(r"classic/|ort_training", item.nodeid)
-        if named or any(isinstance(value, str) and value == "ort-training" for value in parameters):
+        engines = {value for value in parameters if isinstance(value, str) and value in ("portable", "ort-training")}
+        elsewhere = engines == {"portable"} and not item.get_closest_marker("skipif")
+        named = re.search(r"classic/|(?<![a-z])ort_training", item.nodeid) and not elsewhere
+        if named or "ort-training" in engines:
             item.add_marker(pytest.mark.training_runtime)
 
 
