@@ -48,8 +48,11 @@ SHORT_LINE = 16
 LONG_LINE = 16
 """Longer lines make the sums of Winograd's algorithm, products with matrices as long, slower than what they save."""
 
-FEW_TILES = 32
-"""With fewer tiles in all images, reading the sums of the kernel takes longer than their products."""
+FEW_TILES, FEW_PAIRS = 32, 8
+"""With fewer tiles in all images, or fewer images of 2x2, reading the sums of the kernel takes longer than products."""
+
+LARGE_KERNEL = 8192
+"""With more pairs of channels for each tile too."""
 
 
 def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
@@ -93,9 +96,12 @@ def _in_tiles(c: Layout) -> bool:
     axes, w = len(c.sizes), c.windows
     if c.groups > 1 or axes != 2 or w.kernel != [3] * axes or not c.dense or set(w.dilations) != {1}:
         return False
-    line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
-    enough = 2 * line * (c.inputs + c.outputs) <= c.inputs * c.outputs and tiles >= FEW_TILES
-    return enough and c.positions >= FEW_POSITIONS and line <= LONG_LINE
+    line, pairs = max(*c.sizes, *c.steps), all(winograd.is_pair(c, i) for i in range(axes))
+    tiles = c.images * math.prod(-(-n // 2) for n in c.steps)
+    if tiles < (FEW_PAIRS if pairs else FEW_TILES) or (c.positions < FEW_POSITIONS and not pairs):
+        return False
+    products = c.inputs * c.outputs
+    return line <= LONG_LINE and 2 * line * (c.inputs + c.outputs) <= products <= LARGE_KERNEL * tiles
 
 
 def _rows(w: Windows) -> int:

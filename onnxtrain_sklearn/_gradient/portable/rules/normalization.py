@@ -38,8 +38,15 @@ def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Val
 
 
 def _centered_back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
-    common = op.Add(_mean_over(op, h, axes), op.Mul(z, _mean_over(op, op.Mul(h, z), axes)))
-    return op.Mul(op.Sub(h, common), inverse)
+    means = _mean_over(op, h, axes), _mean_over(op, op.Mul(h, z), axes)
+    return _without_means(op, h, z, inverse, means)
+
+
+def _without_means(
+    op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, means: tuple[ir.Value, ir.Value]
+) -> ir.Value:
+    """Return ``(h - mean(h) - z mean(h z)) inverse``."""
+    return op.Mul(op.Sub(h, op.Add(means[0], op.Mul(z, means[1]))), inverse)
 
 
 def _count(r: Reverse, axes: list[int]) -> Operand:
@@ -142,9 +149,13 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
             r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
         return None if cotangent is None else op.Mul(cotangent, old)
 
+    def mean(value: ir.Value) -> ir.Value:
+        """Return the mean of each channel from the sum, which is the gradient of the scale or the bias."""
+        return _channels(r, op.Div(_channel_sums(r, value), _count(r, axes)))
+
     def of_value() -> ir.Value:
         factor = op.Mul(inverse, _channels(r, r.x(1)))  # last: the products of g and z serve the scale's gradient too
-        cotangents = [] if g is None else [_centered_back(op, g, z, factor, axes)]
+        cotangents = [] if g is None else [_without_means(op, g, z, factor, (mean(g), mean(op.Mul(g, z))))]
         if of_mean is not None:
             share = op.Div(op.Mul(of_mean, 1 - old), _count(r, axes))
             cotangents.append(op.Expand(_channels(r, share), shape_of(op, r.x())))

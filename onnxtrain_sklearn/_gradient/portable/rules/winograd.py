@@ -2,7 +2,8 @@
 
 Two neighboring outputs of three elements each read four pixels, a *tile*. They take six products, or four products of
 sums of the pixels with sums of the kernel: ``y = A'((G k) * (B' x))``. With two axes, 16 products stand for 36. The
-products of one number of all tiles, summed over the channels, are one matrix product.
+products of one number of all tiles, summed over the channels, are one matrix product. An axis of two pixels between
+zeros is a tile that takes three products.
 
 The sums are matrix products too, by constant matrices of 0, 1, -1 and 1/2, one for each axis. So a convolution and both
 of its gradients are: pixels and cotangents to sums (:func:`_to_tiles`), kernels to sums, three products for each of the
@@ -11,8 +12,10 @@ numbers, and the transposed sums (:func:`_from_tiles`). Equal nodes are emitted 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -20,14 +23,28 @@ import onnx_ir as ir
 from ...._graph.builder import GraphBuilder
 from .windows import Layout
 
-READ = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
-"""The sums of the four pixels of a tile."""
 
-KERNEL_SUMS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-"""The sums of the three elements of a kernel."""
+class Tile(NamedTuple):
+    """The sums of the pixels, the sums of the kernel, and what each product adds to the outputs."""
 
-WRITTEN = np.array([[1, 0], [1, 1], [1, -1], [0, -1]])
-"""What the four products add to the two outputs of a tile."""
+    read: np.ndarray
+    kernel: np.ndarray
+    written: np.ndarray
+
+
+FOUR = Tile(
+    np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
+    np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
+    np.array([[1, 0], [1, 1], [1, -1], [0, -1]]),
+)
+"""Two outputs of four pixels by four products."""
+
+PAIR = Tile(
+    np.array([[0, 1], [1, 1], [1, 0]]),
+    np.array([[0, -1, 1], [0, 1, 0], [1, -1, 0]]),
+    np.array([[1, 0], [1, 1], [0, 1]]),
+)
+"""Two outputs of two pixels between zeros by three products."""
 
 
 def convolution_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
@@ -44,8 +61,8 @@ def input_cotangent_by_tiles(op: GraphBuilder, c: Layout, kernel: ir.Value, g: i
 def kernel_cotangent_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
     cotangents = _matrices_transposed(op, _to_tiles(op, g, _written_numbers(op, c), c.outputs))
     products = op.MatMul(cotangents, _to_tiles(op, x, _read_numbers(op, c), c.inputs))
-    sums = op.Reshape(products, [4 ** len(c.sizes), -1])
-    return op.Reshape(op.Gemm(sums, _sums_of_kernels(op, c), transA=1), c.kernel_shape)
+    matrix = _sums_of_kernels(op, c)
+    return op.Reshape(op.Gemm(op.Reshape(products, [len(matrix), -1]), matrix, transA=1), c.kernel_shape)
 
 
 def _matrices_transposed(op: GraphBuilder, matrices: ir.Value) -> ir.Value:
@@ -61,27 +78,37 @@ def _kernel_sums(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 
 
 def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
-    return reduce(np.kron, [KERNEL_SUMS] * len(c.sizes)).astype(op.dtype.numpy())
+    return reduce(np.kron, [_tile(c, i).kernel for i in range(len(c.sizes))]).astype(op.dtype.numpy())
+
+
+def _tile(c: Layout, axis: int) -> Tile:
+    return PAIR if is_pair(c, axis) else FOUR
+
+
+def is_pair(c: Layout, axis: int) -> bool:
+    """Whether the axis has two pixels between one zero on either side."""
+    return (c.sizes[axis], c.windows.begin[axis], c.windows.end[axis]) == (2, 1, 1)
 
 
 def _read_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
     """Return, for each axis, the matrix from pixels to the numbers of all tiles, (numbers, tiles, pixels)."""
-    return [_repeated_tile(op, READ, c.steps[i], c.sizes[i], -c.windows.begin[i]) for i in range(len(c.sizes))]
+    starts = [0 if is_pair(c, i) else -c.windows.begin[i] for i in range(len(c.sizes))]
+    return [_repeated_tile(op, _tile(c, i).read, c.steps[i], c.sizes[i], start) for i, start in enumerate(starts)]
 
 
 def _written_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
     """Return the matrices from outputs to the numbers of all tiles; their transposes lead from products to outputs."""
-    return [_repeated_tile(op, WRITTEN, steps, steps, 0) for steps in c.steps]
+    return [_repeated_tile(op, _tile(c, i).written, steps, steps, 0) for i, steps in enumerate(c.steps)]
 
 
 def _repeated_tile(op: GraphBuilder, tile: np.ndarray, steps: int, size: int, start: int) -> np.ndarray:
     """Repeat the matrix of one tile every two outputs; what lies outside of the axis, in its padding, is zero."""
-    tiles, width = -(-steps // 2), tile.shape[1]
+    tiles, places = -(-steps // 2), np.arange(tile.shape[1])
     whole = np.zeros((len(tile), tiles, size), op.dtype.numpy())
     for t in range(tiles):
-        first = start + 2 * t
-        inside = slice(max(first, 0), max(min(first + width, size), 0))
-        whole[:, t, inside] = tile[:, inside.start - first : inside.stop - first]
+        reads = start + 2 * t + places
+        inside = (reads >= 0) & (reads < size)
+        whole[:, t, reads[inside]] = tile[:, inside]
     return whole
 
 
@@ -92,15 +119,15 @@ def _to_tiles(op: GraphBuilder, images: ir.Value, matrices: Sequence[np.ndarray]
         value = op.Gemm(one.reshape(-1, one.shape[2]), op.Reshape(value, [-1, one.shape[2]]), transB=1)
     apart = op.Reshape(value, [*(size for one in matrices for size in one.shape[:2]), -1])
     together = op.Transpose(apart, perm=[*range(0, 2 * n, 2), *range(1, 2 * n, 2), 2 * n])
-    return op.Reshape(together, [4**n, -1, channels])
+    return op.Reshape(together, [math.prod(len(one) for one in matrices), -1, channels])
 
 
 def _from_tiles(op: GraphBuilder, numbers: ir.Value, matrices: Sequence[np.ndarray], images: int) -> ir.Value:
     """Add up what each number of a tile stands for: the transpose of :func:`_to_tiles`."""
-    n, tiles = len(matrices), [one.shape[1] for one in matrices]
-    apart = op.Reshape(numbers, [*[4] * n, *tiles, -1])
+    n = len(matrices)
+    apart = op.Reshape(numbers, [*(one.shape[0] for one in matrices), *(one.shape[1] for one in matrices), -1])
     value = op.Transpose(apart, perm=[*(axis for i in range(n) for axis in (i, n + i)), 2 * n])
     for one in matrices:
-        rows = op.Reshape(value, [4 * one.shape[1], -1])
-        value = op.Gemm(rows, one.reshape(-1, one.shape[2]), transA=1)
+        matrix = one.reshape(-1, one.shape[2])
+        value = op.Gemm(op.Reshape(value, [len(matrix), -1]), matrix, transA=1)
     return op.Reshape(value, [images, -1, *(one.shape[2] for one in matrices)])
