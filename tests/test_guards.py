@@ -65,7 +65,7 @@ ROOMS = (
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
     "_graph.builder": {"defs"},  # operator schemas
-    "_graph.inferred_types": {"shape_inference"},
+    "_graph.inferred_types": {"ModelProto", "shape_inference"},
     "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.own_tensors": {"ModelProto"},
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border

@@ -102,8 +102,9 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
     """
     found = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
     nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
+    op = GraphBuilder(model.graph, prefix=prefix)
     for node in nodes:
-        _average_unbiased(GraphBuilder(model.graph, prefix=prefix), node)
+        _average_unbiased(op, node)
     if nodes:
         model.graph.sort()
 

@@ -1,18 +1,22 @@
-"""ONNX's shape inference over a whole model.
+"""ONNX's shape inference over the part of a model whose types or shapes are not known in full.
 
-The pass of ``onnx_ir`` does the same and reads the whole result back as a model, which takes most of its time. Here
-only the types and shapes in the result are read.
+The pass of ``onnx_ir`` writes and reads the whole model, which takes most of its time. Here the nodes whose outputs
+are known in full are left out, but for constants and integers that others read: sizes are computed from them. Of the
+result only the types and shapes are read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import onnx
 import onnx.shape_inference
 import onnx_ir as ir
+import onnx_ir.serde as serde
+
+from .queries import graphs_in, reads
 
 _LARGE = 1000
 """Bytes from which inference gets the type of an initializer and not its numbers."""
@@ -22,65 +26,102 @@ _log = logging.getLogger(__name__)
 
 def infer_types(model: ir.Model) -> None:
     """Fill in what ONNX infers with its known integers, in place; what fails as a whole leaves the model as it is."""
-    with _initializers_as_inputs(model.graph):
-        proto = ir.to_proto(model)
+    _order_initializers(model.graph)
+    nodes = _unknown_part(model.graph)
+    if not nodes:
+        return
+    proto = _proto_of(model, nodes)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=False, data_prop=True)
     except Exception as error:
         _log.warning("Shape inference failed: %s", error)
         return
-    _declare_values(model.graph, inferred.graph)
+    _declare_values(nodes, inferred.graph)
 
 
-@contextmanager
-def _initializers_as_inputs(graph: ir.Graph) -> Iterator[None]:
-    """Declare initializers as inputs temporarily, and leave out the numbers of the large ones."""
-    inputs, initializers = list(graph.inputs), list(graph.initializers.values())
-    held = {value: value.const_value for value in initializers}
-    for value in initializers:
-        _declare_initializer(graph, value)
-    try:
-        yield
-    finally:
-        for value in initializers:
-            value.const_value = held[value]
-            graph.initializers.add(value)
-        graph.inputs.clear()
-        graph.inputs.extend(inputs)
+def _order_initializers(graph: ir.Graph) -> None:
+    """Give initializers the types of their tensors, and move the large ones to the end, in place.
+
+    Parameters have the order of the initializers, and sums over all of them are to stay the same to the last bit.
+    """
+    values = list(graph.initializers.values())
+    for value in values:
+        tensor = value.const_value
+        if tensor is not None and (value.shape is None or value.type is None):
+            value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
+            value.dtype = tensor.dtype if value.dtype is None else value.dtype
+    ordered = sorted(values, key=_is_large)
+    if ordered != values:
+        graph.initializers.clear()
+        graph.initializers.update((value.name or "", value) for value in ordered)
 
 
-def _declare_initializer(graph: ir.Graph, value: ir.Value) -> None:
-    tensor = value.const_value
-    if tensor is not None:
-        value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
-        value.dtype = tensor.dtype if value.dtype is None else value.dtype
-    if not value.is_graph_input():
-        graph.inputs.append(value)
-    if tensor is None or tensor.nbytes > _LARGE:
-        value.const_value = None
-        graph.initializers.pop(str(value.name))
+def _is_large(value: ir.Value) -> bool:
+    return value.const_value is None or value.const_value.nbytes > _LARGE
 
 
-def _declare_values(graph: ir.Graph, inferred: Any) -> None:
-    """Give the values of a graph and its subgraphs the types that a GraphProto declares."""
+def _unknown_part(graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes with outputs that are not known, and those that compute constants and integers for them."""
+    part = {node for node in graph if not _is_inferred(node)}
+    for node in reversed(graph) if part else ():
+        if node in part:
+            part.update(p for x in reads(node) if (p := x.producer()) is not None and _may_tell_sizes(p, x))
+    return [node for node in graph if node in part] if part else []
+
+
+def _is_inferred(node: ir.Node) -> bool:
+    return not graphs_in(node) and all(not value.name or _is_static(value) for value in node.outputs)
+
+
+def _is_static(value: ir.Value) -> bool:
+    sizes = value.shape
+    return isinstance(value.type, ir.TensorType) and sizes is not None and all(type(size) is int for size in sizes)
+
+
+def _may_tell_sizes(producer: ir.Node, value: ir.Value) -> bool:
+    return producer.op_type == "Constant" or (value.dtype is not None and value.dtype.is_integer())
+
+
+def _proto_of(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
+    """Return a model of ``nodes`` of the graph alone; what they read of it are inputs, the small constants beside."""
+    graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
+    for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for value in _values_read(graph, nodes):
+        serde.serialize_value_into(proto.graph.input.add(), value)
+        if value.const_value is not None and not _is_large(value):
+            serde.serialize_tensor_into(proto.graph.initializer.add(), value.const_value)
+            proto.graph.initializer[-1].name = value.name or ""
+    for node in nodes:
+        serde.serialize_node_into(proto.graph.node.add(), node)
+        for value in node.outputs:
+            if value.name and value.type is not None:
+                serde.serialize_value_into(proto.graph.value_info.add(), value)
+    return proto
+
+
+def _values_read(graph: ir.Graph, nodes: Sequence[ir.Node]) -> Iterable[ir.Value]:
+    """Return the inputs of the graph, and the values of it that ``nodes`` read and do not compute."""
+    found, own = dict.fromkeys(graph.inputs), set(nodes)
+    for value in (value for node in nodes for value in reads(node)):
+        if value.graph is graph and value.producer() not in own:
+            found[value] = None
+    return found
+
+
+def _declare_values(nodes: Iterable[ir.Node], inferred: Any, others: Iterable[ir.Value] = ()) -> None:
+    """Give the outputs of ``nodes``, what their subgraphs hold, and ``others`` the types that a GraphProto declares."""
     types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
-    values = [*graph.inputs, *graph.initializers.values()]
-    for node, source in zip(graph, inferred.node, strict=True):
+    values = list(others)
+    for node, source in zip(nodes, inferred.node, strict=True):
         values.extend(node.outputs)
-        for name, attribute in node.attributes.items():
-            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-                _declare_subgraphs(attribute, next(a for a in source.attribute if a.name == name))
+        if inner := graphs_in(node):
+            protos = [graph for a in source.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+            for graph, proto in zip(inner, protos, strict=True):
+                _declare_values(graph, proto, [*graph.inputs, *graph.initializers.values()])
     for value in values:
         if value.name and value.name in types:
             _declare_value(value, _tensor_type(types[value.name]))
-
-
-def _declare_subgraphs(attribute: ir.Attr, source: Any) -> None:
-    if attribute.type == ir.AttributeType.GRAPH:
-        _declare_values(attribute.as_graph(), source.g)
-        return
-    for graph, inferred in zip(attribute.as_graphs(), source.graphs, strict=True):
-        _declare_values(graph, inferred)
 
 
 def _tensor_type(kind: Any) -> Any:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from .queries import graphs_in
+
 
 class Names(set[str]):
     """Names that are taken, with the last number of each, as there may be thousands of nodes of a kind."""
@@ -37,6 +39,9 @@ class Names(set[str]):
 
 def names_of(graph: ir.Graph) -> Names:
     """Return the names of all nodes and values of ``graph`` and its subgraphs."""
-    nodes, graphs = list(graph.all_nodes()), [graph, *graph.subgraphs()]
-    values = [v for g in graphs for v in (*g.inputs, *g.initializers.values())] + [v for n in nodes for v in n.outputs]
-    return Names({v.name for v in values if v.name} | {node.name for node in nodes if node.name})
+    found = Names(value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name)
+    for node in graph:
+        found.update(name for name in (node.name, *(value.name for value in node.outputs)) if name)
+        for inner in graphs_in(node):
+            found |= names_of(inner)
+    return found

@@ -86,12 +86,21 @@ def reaching(output: ir.Value) -> set[str]:
 def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values that ``node`` and its subgraphs read."""
     yield from (x for x in node.inputs if x is not None)
-    for attribute in node.attributes.values():
-        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
-        for graph in attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else graphs:
-            yield from graph.outputs
-            for inner in graph:
-                yield from reads(inner)
+    for graph in graphs_in(node):
+        yield from graph.outputs
+        for inner in graph:
+            yield from reads(inner)
+
+
+def graphs_in(node: ir.Node) -> list[ir.Graph]:
+    """Return the subgraphs that the attributes of ``node`` hold, without those inside them."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():  # the dict itself: most nodes are asked often and have none
+        if attribute.type is ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
 
 
 def mixes_positions(graph: ir.Graph) -> bool:
