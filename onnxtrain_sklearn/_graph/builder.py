@@ -8,8 +8,9 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -108,7 +109,7 @@ class GraphBuilder:
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
         else:
             values, attributes = self._fit_schema(op_type, list(inputs), keywords)
-        known = {} if domain else _output_types(_schema_of(op_type, self.opset), values, attributes)
+        known = {} if domain else _signature(op_type, self.opset).output_types(values, attributes)
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
         identity = (op_type, domain, outputs, tuple(map(id, values)), _hashable(attributes))
         if self._emitted is not None and identity in self._emitted:
@@ -189,17 +190,15 @@ class GraphBuilder:
     def _fit_schema(
         self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
     ) -> tuple[list[ir.Value | None], dict[str, Any]]:
-        schema = _schema_of(op_type, self.opset)
-        formal = [p.name for p in schema.inputs]
-        for key in [k for k in keywords if k in formal and k not in schema.attributes]:
-            position = formal.index(key)
+        signature = _signature(op_type, self.opset)
+        for key in [k for k in keywords if k in signature.inputs and k not in signature.attributes]:
+            position = signature.inputs.index(key)
             inputs += [None] * (position + 1 - len(inputs))
             inputs[position] = cast("Operand", keywords.pop(key))
-        unknown = [key for key in keywords if key not in schema.attributes]
+        unknown = [key for key in keywords if key not in signature.attributes]
         if unknown:
             raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
-        kinds = [p.type_str for p in schema.inputs]
-        kinds += kinds[-1:] * (len(inputs) - len(kinds))
+        kinds = signature.kinds_of(len(inputs))
         pairs = list(zip(kinds, inputs, strict=False))
         types = [self._shared_type(kind, pairs) if _is_integer(x) else None for kind, x in pairs]
         return [self.value(x, dtype) for (_, x), dtype in zip(pairs, types, strict=True)], keywords
@@ -212,39 +211,61 @@ class GraphBuilder:
         return (values[0].dtype or self.dtype) if values else None
 
 
-def _schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema:
+@dataclass(frozen=True)
+class _Signature:
+    """What a schema says of names and types; reading it from ONNX takes longer than the rest of an emission.
+
+    ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs whose
+    values may have different types, ``single`` the types of those that can only have one.
+    """
+
+    is_cast: bool
+    inputs: tuple[str, ...]
+    attributes: frozenset[str]
+    kinds: tuple[str, ...]
+    outputs: tuple[str, ...]
+    mixed: frozenset[str]
+    single: Mapping[str, ir.DataType]
+
+    def kinds_of(self, count: int) -> tuple[str, ...]:
+        """Return the type parameters of this many operands; those of a variadic input have that of the input."""
+        return self.kinds + self.kinds[-1:] * (count - len(self.kinds))
+
+    def output_types(
+        self, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
+    ) -> dict[int, ir.DataType]:
+        """Return the element types of the outputs, by position, that are determined without inference."""
+        if self.is_cast:
+            return {0: ir.DataType(cast("int", attributes["to"]))}
+        typed = ((kind, x.dtype) for kind, x in zip(self.kinds_of(len(inputs)), inputs, strict=False) if x is not None)
+        known = {kind: dtype for kind, dtype in typed if dtype is not None and kind not in self.mixed} | _SINGLE_TYPES
+        known = {**self.single, **known}
+        return {i: known[kind] for i, kind in enumerate(self.outputs) if kind in known}
+
+
+@cache
+def _signature(op_type: str, opset: int) -> _Signature:
     try:
-        return onnx.defs.get_schema(op_type, opset, "")
+        schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         raise ModelError(f"ONNX has no operator {op_type!r} in opset {opset}, that of this graph.") from None
-
-
-def _output_types(
-    schema: onnx.defs.OpSchema, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
-) -> dict[int, ir.DataType]:
-    """Return the element types of the outputs, by position, that the schema determines without inference."""
-    if schema.name == "Cast":
-        return {0: ir.DataType(cast("int", attributes["to"]))}
-    kinds = [p.type_str for p in schema.inputs]
-    kinds += kinds[-1:] * (len(inputs) - len(kinds))
-    known = {kind: x.dtype for kind, x in zip(kinds, inputs, strict=False) if x is not None and x.dtype is not None}
-    known = {kind: dtype for kind, dtype in known.items() if kind not in {p.type_str for p in _mixed(schema)}}
-    known |= _SINGLE_TYPES
     limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
-    for kind in [p.type_str for p in schema.outputs if p.type_str not in known]:
-        if len(limits.get(kind, ())) == 1 and limits[kind][0] in _SINGLE_TYPES:
-            known[kind] = _SINGLE_TYPES[limits[kind][0]]
-    return {i: known[p.type_str] for i, p in enumerate(schema.outputs) if p.type_str in known}
-
-
-def _mixed(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
-    """Yield the variadic inputs whose values may have different types."""
-    return (p for p in schema.inputs if not p.is_homogeneous)
+    return _Signature(
+        schema.name == "Cast",
+        tuple(p.name for p in schema.inputs),
+        frozenset(schema.attributes),
+        tuple(p.type_str for p in schema.inputs),
+        tuple(p.type_str for p in schema.outputs),
+        frozenset(p.type_str for p in schema.inputs if not p.is_homogeneous),
+        {kind: _SINGLE_TYPES[one[0]] for kind, one in limits.items() if len(one) == 1 and one[0] in _SINGLE_TYPES},
+    )
 
 
 def _is_integer(operand: Operand) -> bool:
     """Whether ``operand`` is an int, or a list of them."""
-    return not isinstance(operand, ir.Value | np.ndarray | np.generic) and np.asarray(operand).dtype.kind == "i"
+    if operand is None or isinstance(operand, ir.Value | np.ndarray | np.generic):
+        return False
+    return np.asarray(operand).dtype.kind == "i"
 
 
 def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
