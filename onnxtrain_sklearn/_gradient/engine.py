@@ -22,7 +22,7 @@ from .._graph.folding import fold
 from .._graph.limits import require_values_within_limits
 from .._graph.own_tensors import from_proto
 from .._graph.protobuf import checked
-from .._graph.queries import dims, is_float, reads
+from .._graph.queries import dims, every_node, graphs_in, is_float, reads
 from .._graph.shapes import infer_declared
 from .._graph.survival import require_loadable, require_result_loads
 from .._graph.unrolling import unroll
@@ -71,8 +71,12 @@ def choose_engine(engine: str) -> str:
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is unchanged."""
-    source = multiply_by_columns(fold(lower(model.clone())))
-    return _differentiate_by(source, wrt, of, engine)
+    return differentiate_own(model.clone(), wrt, of, engine)
+
+
+def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+    """As :func:`differentiate`, of a model that the caller needs no more: it is simplified in place."""
+    return _differentiate_by(multiply_by_columns(fold(lower(model))), wrt, of, engine)
 
 
 def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
@@ -198,8 +202,10 @@ def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
 
 def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
     """Raise if a value already has the name of a gradient: the name would be ambiguous."""
-    values = {v.name for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
-    values |= {v.name for node in graph.all_nodes() for v in node.outputs}
+    nodes = every_node(graph)
+    graphs = [graph, *(inner for node in nodes for inner in graphs_in(node))]
+    values = {v.name for inner in graphs for v in (*inner.inputs, *inner.initializers.values())}
+    values |= {v.name for node in nodes for v in node.outputs}
     for name in names:
         if f"{name}_grad" in values:
             raise ModelError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from .._graph.queries import every_node
+
 SELECTED, MISSING = "selected by a condition", "selected by IsNaN"
 """Keys of a node's ``meta``."""
 
@@ -31,7 +33,7 @@ _PASSED = (
 def mark_selected(graph: ir.Graph) -> bool:
     """Note in the ``meta`` of nodes that a condition selects their results; return whether one of them is steep."""
     steep = False
-    for node in graph.all_nodes():
+    for node in every_node(graph):
         if node.op_type == "Where" and not node.domain:
             kind = MISSING if _tests_for_nan(node.inputs[0]) else SELECTED
             steep |= _mark(node, kind)

@@ -11,7 +11,7 @@ from .builder import GraphBuilder
 from .edits import copy_initializer, copy_type
 from .keras_normalization import NODES as OF_KERAS
 from .names import names_of
-from .queries import dims, int_attribute
+from .queries import dims, every_node, int_attribute
 from .torch_program import TorchProgram, is_from_torch
 
 
@@ -32,7 +32,7 @@ def separate_running_statistics(graph: ir.Graph) -> None:
 
     In a fresh network of PyTorch the running mean is the bias, and the running variance is the scale.
     """
-    nodes = [n for n in graph.all_nodes() if normalizes_by_batch(n)]
+    nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
     program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
     for node in nodes:
         assert program is not None
@@ -46,7 +46,7 @@ def separate_stored_statistics(graph: ir.Graph) -> None:
 
     A fresh network of PyTorch has zeros for the mean and for biases, ones for the variance and for scales.
     """
-    nodes = [n for n in graph.all_nodes() if n.op_type == "BatchNormalization" and not n.domain]
+    nodes = [n for n in every_node(graph) if n.op_type == "BatchNormalization" and not n.domain]
     stored = [(n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4)]
     merged = [(n, i, x) for n, i in stored if (x := n.inputs[i]) is not None and _is_operand_too(graph, x)]
     program = TorchProgram(graph) if merged else None

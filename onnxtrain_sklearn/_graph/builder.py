@@ -215,8 +215,8 @@ class GraphBuilder:
 class _Signature:
     """What a schema says of names and types; reading it from ONNX takes longer than the rest of an emission.
 
-    ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs whose
-    values may have different types, ``single`` the types of those that can only have one.
+    ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs
+    whose values may have different types, ``single`` the types of those that can only have one.
     """
 
     is_cast: bool

@@ -16,7 +16,7 @@ from .dynamic_quantization import is_dynamic
 from .edits import bypass, replace_by_initializer
 from .fake_quantization import is_part_of_fakes
 from .names import Names
-from .queries import describe, reaching, reads
+from .queries import describe, every_node, reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
 
@@ -40,11 +40,11 @@ def dequantized(model: ir.Model) -> ir.Model:
 
     The standard defines these numbers; some releases of onnxruntime compute with integers instead.
     """
-    if not any(_dequantizes(node) for node in model.graph.all_nodes()):
+    if not any(_dequantizes(node) for node in every_node(model.graph)):
         return model
     clone = model.clone()
     clone.meta.update(model.meta)
-    for node in [n for n in clone.graph.all_nodes() if _dequantizes(n)]:
+    for node in [n for n in every_node(clone.graph) if _dequantizes(n)]:
         _replace_by_floats(clone.graph, node)
     return clone
 
@@ -114,7 +114,7 @@ def rounded(value: ir.Value) -> bool:
 
 def _constant_values(graph: ir.Graph) -> list[ir.Value]:
     """Return the outputs of the Constant nodes with dense tensors of numbers; onnx_ir reads no others."""
-    nodes = [n for n in graph.all_nodes() if n.op_type == "Constant" and not n.domain]
+    nodes = [n for n in every_node(graph) if n.op_type == "Constant" and not n.domain]
     return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
 
 
@@ -145,7 +145,7 @@ def _remove_producer(node: ir.Node | None) -> None:
 
 def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
     found = [graph]
-    for node in graph.all_nodes():
+    for node in every_node(graph):
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
                 found.append(attribute.as_graph())
@@ -164,7 +164,7 @@ def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str
 def _other_names(graph: ir.Graph, but: ir.Value) -> Names:
     """Return the names of all other values, including those in bodies."""
     own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
-    made = (v for node in graph.all_nodes() for v in node.outputs)
+    made = (v for node in every_node(graph) for v in node.outputs)
     return Names(v.name for v in (*own, *made) if v is not but and v.name)
 
 

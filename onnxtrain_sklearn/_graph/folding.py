@@ -14,6 +14,7 @@ from .builder import GraphBuilder
 from .edits import remove_unread, replace_by_constant
 from .integers import WHOLE_TYPES, Integers, evaluate, is_complete, note_constant
 from .node_shapes import infer_node
+from .queries import every_node
 from .shapes import infer_shapes
 
 
@@ -66,7 +67,7 @@ def _is_known_value(value: ir.Value) -> bool:
 
 def _name_types_of_casts(graph: ir.Graph) -> None:
     """Make CastLike a Cast, in place, also in subgraphs, where the type is known."""
-    for node in graph.all_nodes():
+    for node in every_node(graph):
         like = node.inputs[1] if node.op_type == "CastLike" and not node.domain else None
         if like is not None and like.dtype is not None:
             node.op_type = "Cast"

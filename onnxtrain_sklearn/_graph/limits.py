@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from ..exceptions import ModelError, nearest
+from .queries import every_node
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def bytes_per_element(kind: int) -> float:
 
 def require_values_within_limits(model: ir.Model) -> None:
     """Raise ModelError if the graph computes values of too many bytes or axes, or has a Loop of too many iterations."""
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         for value in (v for v in node.outputs if v.shape is not None):
             _require_small(node, value)
         _require_few_iterations(node, current_limits().iterations)

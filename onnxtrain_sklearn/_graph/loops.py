@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .queries import dims
+from .queries import dims, every_node, graphs_in
 from .shapes import infer_shapes
 
 
 def infer_loops(model: ir.Model) -> None:
     """Set the opsets of bodies, and the shapes of Loop states that keep their initial shape; in place."""
-    for graph in model.graph.subgraphs():
+    nodes = every_node(model.graph)
+    for graph in (graph for node in nodes for graph in graphs_in(node)):
         graph.opset_imports.update(model.graph.opset_imports)
-    loops = [node for node in model.graph.all_nodes() if node.op_type == "Loop" and not node.domain]
+    loops = [node for node in nodes if node.op_type == "Loop" and not node.domain]
     assumed = [state for loop in loops for state in _assume_initial_shapes(loop)]
     while assumed:
         for value in [v for loop in loops for node in _body_nodes(loop) for v in node.outputs]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from .queries import every_node
+
 
 def from_proto(proto: onnx.ModelProto) -> ir.Model:
     """Return the model of ``proto``, which later changes of the model leave as it is; the numbers are not copied."""
@@ -16,7 +18,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     for graph in model.graphs():
         for value in graph.initializers.values():
             value.const_value = None if value.const_value is None else _own(value.const_value)
-    for nodes in (model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values())):
+    for nodes in (every_node(model.graph), *(function.all_nodes() for function in model.functions.values())):
         for node in nodes:
             _own_attributes(node)
     return model

@@ -25,7 +25,7 @@ from .files import read, source
 from .folding import complete_shapes
 from .limits import require_values_within_limits
 from .own_tensors import from_proto
-from .queries import all_values
+from .queries import all_values, every_node
 from .reductions import apply_to_elements, over_no_axes
 from .shapes import infer_declared
 from .survival import nodes_of, require_loadable, require_survivable
@@ -67,7 +67,7 @@ def from_bytes(content: bytes) -> ir.Model:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
-    nodes = list(model.graph.all_nodes())
+    nodes = list(every_node(model.graph))
     used = {node.domain for node in nodes} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
@@ -212,7 +212,7 @@ def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _free_negative_sizes(graph: ir.Graph) -> None:
     """Make sizes that are declared as -1 dynamic, as onnxruntime does: older files of PaddlePaddle have them."""
-    for value in (*graph.inputs, *(v for node in graph.all_nodes() for v in node.outputs)):
+    for value in (*graph.inputs, *(v for node in every_node(graph) for v in node.outputs)):
         sizes = list(value.shape or ())
         if any(isinstance(size, int) and size < 0 for size in sizes):
             value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])

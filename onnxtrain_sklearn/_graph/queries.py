@@ -103,9 +103,19 @@ def graphs_in(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
+def every_node(graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes of a graph and of the subgraphs in it, each before those inside it."""
+    found: list[ir.Node] = []
+    for node in graph:
+        found.append(node)
+        for inner in graphs_in(node):
+            found += every_node(inner)
+    return found
+
+
 def mixes_positions(graph: ir.Graph) -> bool:
     """Whether the graph has convolutions, or attention: a product of two values that are both computed from data."""
-    for node in graph.all_nodes():
+    for node in every_node(graph):
         factors = node.inputs[:2] if node.op_type == "MatMul" else ()
         if node.op_type in ("Conv", "ConvTranspose", "Attention") or (factors and not any(map(_is_fixed, factors))):
             return True

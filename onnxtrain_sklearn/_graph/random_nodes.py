@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..exceptions import UnsupportedOperatorError
 from .builder import GraphBuilder
 from .edits import replace_node
-from .queries import attribute, describe, is_read, operand
+from .queries import attribute, describe, every_node, is_read, operand
 
 UNIFORM, NORMAL = frozenset({"RandomUniform", "RandomUniformLike"}), frozenset({"RandomNormal", "RandomNormalLike"})
 DRAWING = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
@@ -29,7 +29,7 @@ def is_random(node: ir.Node) -> bool:
 
 def replace_random(graph: ir.Graph) -> None:
     """Replace random numbers by their means, in place; raise UnsupportedOperatorError where a mean is not defined."""
-    nodes = [node for node in graph.all_nodes() if is_random(node)]
+    nodes = [node for node in every_node(graph) if is_random(node)]
     for node in nodes:
         if node.graph is not graph:
             raise _refused(node, "it is in a subgraph")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..exceptions import ModelError
 from .inferred_types import infer_types
-from .queries import constant, int_attribute
+from .queries import constant, every_node, int_attribute
 
 _NO_TENSORS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
@@ -26,7 +26,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
     with _without_nodes_of_trees(model.graph):
         infer_types(model)
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         if node.op_type in _NO_TENSORS and not node.domain:
             for value in node.outputs:  # the pass declares them as tensors
                 value.type = value.shape = None
@@ -96,7 +96,7 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
 
 def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
     """Remove the shapes of all computed values, in place, also in subgraphs; return the shapes."""
-    declared = {v: v.shape for node in graph.all_nodes() for v in node.outputs if v.shape is not None}
+    declared = {v: v.shape for node in every_node(graph) for v in node.outputs if v.shape is not None}
     for value in declared:
         value.shape = None
     return declared

@@ -19,6 +19,7 @@ from .._support.refusal import reason
 from ..exceptions import ModelError
 from .limits import current_limits
 from .operands import operand_error
+from .queries import every_node
 
 
 def require_survivable(proto: onnx.ModelProto) -> None:
@@ -33,7 +34,7 @@ def require_survivable(proto: onnx.ModelProto) -> None:
 
 def require_loadable(model: ir.Model) -> None:
     """Raise ModelError if onnxruntime crashes when it loads a graph; the graph must have passed the rules."""
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         if wrong := _weights_unlike_hidden_size(node) or _split_without_sizes(node) or operand_error(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)

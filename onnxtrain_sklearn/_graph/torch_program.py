@@ -15,7 +15,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from .queries import reads
+from .queries import every_node, reads
 
 CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -146,7 +146,7 @@ def _copies_parameters(graph: ir.Graph, kinds: Mapping[str, str]) -> bool:
     """
     if "CONSTANT_TENSOR" not in kinds.values() or "PARAMETER" not in kinds.values():
         return False
-    calls = (call_of(node) for node in graph.all_nodes())
+    calls = (call_of(node) for node in every_node(graph))
     read = {name for call in calls if call is not None for name in call.names}
     return not any(kind == "PARAMETER" and name in read for name, kind in kinds.items())
 
@@ -186,14 +186,14 @@ class TorchProgram:
     @cached_property
     def _computed(self) -> set[str]:
         """The results of calls that have nodes in the graph."""
-        calls = (call_of(node) for node in self._graph.all_nodes())
+        calls = (call_of(node) for node in every_node(self._graph))
         return {call.name for call in calls if call is not None}
 
     @cached_property
     def _read(self) -> dict[str, set[str]]:
         """The names of the values that the nodes of each call read."""
         found: dict[str, set[str]] = {}
-        for node in self._graph.all_nodes():
+        for node in every_node(self._graph):
             call = call_of(node)
             if call is not None:
                 found.setdefault(call.name, set()).update(x.name or "" for x in reads(node))
@@ -202,7 +202,7 @@ class TorchProgram:
     @cached_property
     def unseen(self) -> list[str]:
         """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
-        calls = (call_of(node) for node in self._graph.all_nodes())
+        calls = (call_of(node) for node in every_node(self._graph))
         seen = {name for call in calls if call is not None for name in call.names}
         return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .constants import tensor_of
-from .queries import operand
+from .queries import every_node, operand
 
 
 def drop_zero_biases(graph: ir.Graph) -> None:
     """Remove the computed zeros that convolutions add, in place; their nodes stay for the removal of unused ones."""
-    for node in graph.all_nodes():
+    for node in every_node(graph):
         bias = operand(node, 2) if node.op_type == "Conv" and not node.domain else None
         if bias is not None and _expands_zero(bias.producer()):
             node.resize_inputs(2)

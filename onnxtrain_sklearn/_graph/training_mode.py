@@ -15,7 +15,7 @@ from .constants import tensor_of
 from .edits import replace_by_initializer
 from .keras_layers import TF2ONNX
 from .names import names_of
-from .queries import constant, describe, operand
+from .queries import constant, describe, every_node, operand
 from .torch_program import PRODUCER, call_of, scope_of
 from .versions import RENEWED_OPSET, in_opset
 
@@ -32,8 +32,8 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     """
     folded = folded_normalizations(model)
     result = _in_opset_of_training(model)
-    nodes = [node for node in result.graph.all_nodes() if _evaluates(node)]
-    if not nodes and not any(_trains(node) for node in result.graph.all_nodes()):
+    nodes = [node for node in every_node(result.graph) if _evaluates(node)]
+    if not nodes and not any(_trains(node) for node in every_node(result.graph)):
         raise ModelError(
             f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
             f"{_told(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
@@ -80,7 +80,7 @@ def _told(folded: list[str]) -> str:
 def folded_normalizations(model: ir.Model) -> list[str]:
     """Return the names of the nodes, or of PyTorch's modules, whose BatchNormalization became a part of a product."""
     found = []
-    for node in (n for n in model.graph.all_nodes() if n.op_type in _FOLDING and not n.domain):
+    for node in (n for n in every_node(model.graph) if n.op_type in _FOLDING and not n.domain):
         call = call_of(node)
         if call is not None and "batch_norm" in call.function:
             found.append(scope_of(node) or node.name or "")
@@ -101,7 +101,7 @@ def _has_made_up_weights(model: ir.Model, node: ir.Node) -> bool:
 def _in_opset_of_training(model: ir.Model) -> ir.Model:
     """Return a clone, in a newer opset where the operators have no training mode yet."""
     opset = model.graph.opset_imports[""]
-    kinds = {node.op_type for node in model.graph.all_nodes() if not node.domain}
+    kinds = {node.op_type for node in every_node(model.graph) if not node.domain}
     if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
         result = model.clone()
     else:

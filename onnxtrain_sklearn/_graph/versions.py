@@ -16,7 +16,7 @@ from .._support.refusal import reason
 from ..exceptions import ModelError
 from .names import Names
 from .own_tensors import from_proto
-from .queries import all_values
+from .queries import all_values, every_node
 from .shapes import infer_shapes
 
 MIN_OPSET, MAX_OPSET = 11, 26
@@ -112,7 +112,7 @@ def _opset(proto: onnx.ModelProto) -> int:
 def _refuse_newer_ml(model: ir.Model, limits: Limits) -> None:
     """Refuse a newer version of ai.onnx.ml, for which ONNX has no converter."""
     version = model.opset_imports.get("ai.onnx.ml", 0)
-    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in model.graph.all_nodes()):
+    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in every_node(model.graph)):
         raise ModelError(
             f"The graph is of opset {version} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
             f"Export the model again with one of these, or use a newer onnxruntime."
@@ -137,5 +137,5 @@ def _restamp(model: ir.Model, limits: Limits) -> None:
 
 def _name_nodes(graph: ir.Graph) -> None:
     names = Names()
-    for node in graph.all_nodes():
+    for node in every_node(graph):
         node.name = names.free(node.name, 0) if node.name else names.numbered(node.op_type, 0)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_node
-from .._graph.queries import constant, describe, dims, fixed, operand
+from .._graph.queries import constant, describe, dims, every_node, fixed, operand
 from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, UnsupportedOperatorError
 
@@ -83,7 +83,7 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
     """
     if model.graph.opset_imports[""] < 12:  # there it has no training mode
         return []
-    dropouts = [node for node in model.graph.all_nodes() if _drops(node)]
+    dropouts = [node for node in every_node(model.graph) if _drops(node)]
     op = GraphBuilder(model.graph, prefix="onnxtrain/dropout")
     factors = [ir.val(FACTOR, ir.DataType.FLOAT, ())] if scheduled and dropouts else []
     inputs = [_expose(op, node, f"{STEM}_{i}", *factors) for i, node in enumerate(dropouts)]

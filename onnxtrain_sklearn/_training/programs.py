@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from .._gradient.engine import differentiate
+from .._gradient.engine import differentiate_own
 from .._gradient.recomputation import recompute_activations
 from .._graph.edits import initializers_to_inputs
 from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.limits import bytes_per_element
 from .._graph.lookups import LARGE, Lookup, put_back_lookups, take_lookups
 from .._graph.protobuf import to_proto
-from .._graph.queries import dims
+from .._graph.queries import dims, every_node
 from .._graph.structure import structure, values_digest
 from .._graph.torch_program import is_from_torch
 from .._graph.trainable import TrainableModel
@@ -174,7 +174,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     taken = {*outside, *(lookup.weight for lookup in emitted.lookups)}
     wrt = [name for name in names if name not in taken] + [outside[name] for name in names if name in outside]
     wrt += [lookup.rows for lookup in emitted.lookups]
-    gradient = differentiate(emitted.graph, wrt, LOSS, source.settings.engine)
+    gradient = differentiate_own(emitted.graph, wrt, LOSS, source.settings.engine)
     model = gradient.model
     put_back_lookups(model, emitted.lookups)
     again = 0
@@ -189,7 +189,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         forward_work,
         memory_of(model.graph),
         tuple(map(_alone, emitted.random)),
-        all(node.op_type not in _RANDOM for node in model.graph.all_nodes()),
+        all(node.op_type not in _RANDOM for node in every_node(model.graph)),
         emitted.products,
         emitted.lookups,
         again,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_node
-from .._graph.queries import attribute, describe, dims, fixed
+from .._graph.queries import attribute, describe, dims, every_node, fixed
 from .._graph.random_nodes import NORMAL, UNIFORM, is_random
 from .._graph.shapes import infer_shapes
 from ..exceptions import UnsupportedOperatorError
@@ -25,7 +25,7 @@ NewInput = Callable[[], ir.Value]
 
 def expose_random(model: ir.Model) -> list[ir.Value]:
     """Compute the numbers of random nodes from uniform ones, in place; return the new inputs that hold these."""
-    nodes = [n for n in model.graph.all_nodes() if is_random(n) and n.op_type != "Multinomial"]
+    nodes = [n for n in every_node(model.graph) if is_random(n) and n.op_type != "Multinomial"]
     inputs: list[ir.Value] = []
     op = GraphBuilder(model.graph, prefix="onnxtrain/random")
     for node in nodes:

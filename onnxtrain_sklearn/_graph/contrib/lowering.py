@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..builder import GraphBuilder
 from ..edits import remove_unread, replace_node
 from ..folding import IntegerTracker
-from ..queries import is_float
+from ..queries import every_node, is_float
 from . import activations, attention, normalization, products
 from .context import Fused, FusionRule, Refused
 
@@ -52,10 +52,10 @@ def is_fused(domain: str, op_type: str, opset: int) -> bool:
 def lower(model: ir.Model) -> ir.Model:
     """Replace the nodes that have a rule, in place, also in subgraphs; shapes are inferred along the way."""
     opset = model.graph.opset_imports.get("", 0)
-    if any(is_fused(node.domain, node.op_type, opset) for node in model.graph.all_nodes()):
+    if any(is_fused(node.domain, node.op_type, opset) for node in every_node(model.graph)):
         builder = GraphBuilder(model.graph, prefix=_PREFIX, constant_nodes=True)
         _lower_graph(builder, IntegerTracker(model), opset)
-        if not any(node.domain == "com.microsoft" for node in model.graph.all_nodes()):
+        if not any(node.domain == "com.microsoft" for node in every_node(model.graph)):
             model.graph.opset_imports.pop("com.microsoft", None)
     return model
 
