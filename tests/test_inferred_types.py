@@ -56,3 +56,54 @@ def test_what_cannot_be_inferred_leaves_the_model_as_it_is(caplog):
     model = inferred("g (float[N, 3] X, int64[2] i) => (Y) { Y = Cast <to = 1> (X, i) }")
     assert "Shape inference failed" in caplog.text
     assert model.graph.outputs[0].shape is None
+
+
+def test_sizes_that_are_declared_as_unknown_are_inferred():
+    model = ir.from_proto(
+        onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] X) => (Y) { Y = Relu(X) }')
+    )
+    (node,) = model.graph
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([None, 3])
+    infer_types(model)
+    assert told(model.graph)["Y"] == "FLOAT [N,3]"
+
+
+SIZES = """
+    g (float[2, 3] X) => (Z) {
+        all = Shape(X)  first = Constant <value = int64[1] {0}> ()
+        rows = Gather(all, first)  flat = Constant <value = int64[1] {-1}> ()
+        wanted = Concat <axis = 0> (rows, flat)  Y = Relu(X)  Z = Reshape(Y, wanted) }"""
+
+
+def test_only_unknown_values_are_inferred_with_the_integers_that_they_depend_on(monkeypatch):
+    model, sent = inferred(SIZES), []
+    infer = onnx.shape_inference.infer_shapes
+    monkeypatch.setattr(
+        onnx.shape_inference, "infer_shapes", lambda proto, **k: sent.append(proto) or infer(proto, **k)
+    )
+    infer_types(model)
+    assert not sent  # nothing is left to infer
+    model.graph.outputs[0].shape = None
+    infer_types(model)
+    assert told(model.graph)["Z"] == "FLOAT [2,3]"
+    assert [node.op_type for node in sent[0].graph.node] == [
+        "Shape",
+        "Constant",
+        "Gather",
+        "Constant",
+        "Concat",
+        "Reshape",
+    ]
+
+
+def test_large_initializers_come_last():
+    model = inferred("g (float[N, 2] X, float[2, 400] W, float[400] b) => (Z) { Y = MatMul(X, W)  Z = Add(Y, b) }")
+    for name, shape in {"W": (2, 400), "c": (1,), "b": (400,), "d": (2,)}.items():
+        value = next((v for v in model.graph.inputs if v.name == name), ir.Value(name=name))
+        if value in model.graph.inputs:
+            model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(np.ones(shape, np.float32), name=name)
+        model.graph.initializers.add(value)
+    infer_types(model)
+    assert list(model.graph.initializers) == ["c", "d", "W", "b"]
+    assert f"{model.graph.initializers['c'].dtype} {model.graph.initializers['c'].shape}" == "FLOAT [1]"

@@ -114,8 +114,10 @@ def _write_value(proto: Any, value: ir.Value) -> None:
         for size in value.shape:
             if isinstance(size, int):
                 tensor.shape.dim.add(dim_value=size)
+            elif size.value is None:  # an empty name would count as one
+                tensor.shape.dim.add()
             else:
-                tensor.shape.dim.add(dim_param=size.value or "")
+                tensor.shape.dim.add(dim_param=size.value)
 
 
 def _values_read(graph: ir.Graph, nodes: Sequence[ir.Node]) -> Iterable[ir.Value]:
