@@ -109,7 +109,7 @@ class GraphBuilder:
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
         else:
             values, attributes = self._fit_schema(op_type, list(inputs), keywords)
-        known = {} if domain else _signature(op_type, self.opset).output_types(values, attributes)
+        known = {} if domain else _signature_of(op_type, self.opset).output_types(values, attributes)
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
         identity = (op_type, domain, outputs, tuple(map(id, values)), _hashable(attributes))
         if self._emitted is not None and identity in self._emitted:
@@ -190,7 +190,7 @@ class GraphBuilder:
     def _fit_schema(
         self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
     ) -> tuple[list[ir.Value | None], dict[str, Any]]:
-        signature = _signature(op_type, self.opset)
+        signature = _signature_of(op_type, self.opset)
         for key in [k for k in keywords if k in signature.inputs and k not in signature.attributes]:
             position = signature.inputs.index(key)
             inputs += [None] * (position + 1 - len(inputs))
@@ -212,7 +212,7 @@ class GraphBuilder:
 
 
 @dataclass(frozen=True)
-class _Signature:
+class _OperatorSignature:
     """What a schema says of names and types; reading it from ONNX takes longer than the rest of an emission.
 
     ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs
@@ -244,13 +244,13 @@ class _Signature:
 
 
 @cache
-def _signature(op_type: str, opset: int) -> _Signature:
+def _signature_of(op_type: str, opset: int) -> _OperatorSignature:
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         raise ModelError(f"ONNX has no operator {op_type!r} in opset {opset}, that of this graph.") from None
     limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
-    return _Signature(
+    return _OperatorSignature(
         schema.name == "Cast",
         tuple(p.name for p in schema.inputs),
         frozenset(schema.attributes),

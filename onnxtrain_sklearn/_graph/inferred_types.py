@@ -50,13 +50,13 @@ def _order_initializers(graph: ir.Graph) -> None:
         if tensor is not None and (value.shape is None or value.type is None):
             value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
             value.dtype = tensor.dtype if value.dtype is None else value.dtype
-    ordered = sorted(values, key=_is_large)
+    ordered = sorted(values, key=_is_large_initializer)
     if ordered != values:
         graph.initializers.clear()
         graph.initializers.update((value.name or "", value) for value in ordered)
 
 
-def _is_large(value: ir.Value) -> bool:
+def _is_large_initializer(value: ir.Value) -> bool:
     return value.const_value is None or value.const_value.nbytes > _LARGE
 
 
@@ -89,7 +89,7 @@ def _proto_of(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
         proto.opset_import.add(domain=domain, version=version)
     for value in _values_read(graph, nodes):
         _write_value(proto.graph.input.add(), value)
-        if value.const_value is not None and not _is_large(value):
+        if value.const_value is not None and not _is_large_initializer(value):
             serde.serialize_tensor_into(proto.graph.initializer.add(), value.const_value)
             proto.graph.initializer[-1].name = value.name or ""
     for node in nodes:
