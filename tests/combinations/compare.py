@@ -66,13 +66,15 @@ def check_minibatches(draw: Draw, estimator: Any, call: RecordedCall, kind: str)
     assert set(rows) <= set(weighted.tolist())
     assert len(held) == (np.ceil(parameters["validation_fraction"] * len(weighted)) if splits else 0)
     size = 200 if parameters["batch_size"] == "auto" else parameters["batch_size"]
+    size = min(size, len(rows))
     for minibatches in call.passes:
-        assert np.array_equal(np.sort(np.concatenate(minibatches)), rows)
-        sizes = [len(one) for one in minibatches]
-        assert all(n == min(size, len(rows)) for n in sizes[:-1])
-        assert sizes[-1] <= min(size, len(rows))
+        sizes, seen = [len(one) for one in minibatches], np.concatenate(minibatches)
+        assert sum(sizes) == len(set(seen.tolist())) == len(rows) - (len(rows) % size if parameters["drop_last"] else 0)
+        assert set(seen.tolist()) <= set(rows.tolist())
+        assert all(n == size for n in sizes[:-1])
+        assert sizes[-1] <= size
         if not parameters["shuffle"] and not splits and len(minibatches) > 1:
-            assert np.array_equal(np.concatenate(minibatches), rows)
+            assert np.array_equal(seen, rows[: len(seen)])
 
 
 class _Weighing:

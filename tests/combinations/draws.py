@@ -205,6 +205,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
     elif draw.task != "multilabel":
         options |= {"class_weight": lambda: drawn_class_weight(dice, draw)}
     found |= {name: option() for name, option in options.items() if dice.chance(0.35)}
+    found |= {"drop_last": True} if draw.number % 3 == 1 else {}
     if found.get("early_stopping") and draw.validation is None:
         found["validation_fraction"] = 0.4
         if len(draw.X) < 13:

@@ -18,6 +18,7 @@ OTHERS: dict[str, Any] = {
     "batch_size": 3,
     "max_iter": 6,
     "shuffle": False,
+    "drop_last": True,
     "alpha": 2.0,
     "l1_ratio": 0.6,
     "max_grad_norm": 1e-3,
@@ -67,6 +68,7 @@ def may_be_inert(draw: WideDraw, name: str) -> bool:
         "dropout_schedule": second or draw.kind not in ("dropout", "tabm") or not draw.rows_meet,
         "accumulate": second or full or given.get("accumulate", 1) > 1,
         "shuffle": second or full or given.get("accumulate", 1) > 1,
+        "drop_last": second or full or draw.has("early_stopping") or draw.weights is not None or len(draw.y) % 4 == 0,
         "random_state": not built or (draw.kind == "linear" and second),
         "clip_predictions": True,  # predictions may be within the range
         "max_grad_norm": isinstance(optimizer, Lion),  # which takes the signs alone

@@ -20,22 +20,19 @@ from tests.combinations.draws import Draw
 class RecordedCall:
     """What a call trained.
 
-    ``rows`` are those that it trained on, ``passes`` the rows of each minibatch of each epoch, ``statistics`` the
-    running statistics that moved, ``watched`` what early stopping watches, higher is better.
+    ``rows`` are those to train on, ``passes`` the rows of each minibatch of each epoch, which may leave some out,
+    ``statistics`` the running statistics that moved, ``watched`` what early stopping watches, higher is better.
     """
 
     initial: dict[str, np.ndarray] = field(default_factory=dict)
     trained: list[str] = field(default_factory=list)
     statistics: list[str] = field(default_factory=list)
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     passes: list[list[np.ndarray]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     scores: list[float | None] = field(default_factory=list)
     watched: list[float | None] = field(default_factory=list)
     watched_before: float = -np.inf
-
-    @property
-    def rows(self) -> np.ndarray:
-        return np.sort(np.concatenate(self.passes[0]))
 
 
 @contextmanager
@@ -44,7 +41,7 @@ def recording(call: RecordedCall) -> Iterator[None]:
     minibatches, fit, one_pass, begin = Batches.minibatches, Trainer.fit, Trainer.one_pass, Trainer._begin
 
     def recorded(batches: Batches) -> list[np.ndarray]:
-        found = minibatches(batches)
+        found, call.rows = minibatches(batches), np.sort(batches._rows)
         call.passes.append([rows.copy() for rows in found])
         return found
 

@@ -109,7 +109,7 @@ class ReferenceLoop:
             assert not self.ended, f"the run ended after {number} epochs of {len(passes)}"
             loss = self._epoch(minibatches, group)
             self.progress.epoch += 1
-            self.progress.samples += len(call.rows)
+            self.progress.samples += sum(map(len, minibatches))
             self.losses.append(loss)
             reported, score = call.losses[number], call.watched[number]
             self.scores.append(self._validation_scores())
