@@ -51,7 +51,8 @@ def run_once(table: str, split: int, model: str) -> dict:
     done = time.process_time()
     right = np.mean(predicted == y[test]) if data.classifies else np.sqrt(np.mean((predicted - y[test]) ** 2))
     seconds = {"fit_seconds": round(fitted - started, 3), "predict_seconds": round(done - fitted, 3)}
-    return {"table": table, "split": split, "model": model, "score": round(float(right), 6), **seconds}
+    found = {"table": table, "split": split, "model": model, "score": round(float(right), 6), **seconds}
+    return {**found, "date": time.strftime("%Y-%m-%d")}
 
 
 def run_apart(python: str, table: str, split: int, models: list[str]) -> Iterator[dict]:

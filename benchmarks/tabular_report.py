@@ -72,7 +72,10 @@ def ranks(found: Scores, models: list[str]) -> dict[str, float]:
 
 
 def paired(found: Scores, model: str, original: str) -> tuple[int, float, float, float] | None:
-    """Return tables, mean relative gain over the original, its standard error, and the ratio of CPU seconds."""
+    """Return tables, mean relative gain over the original, its standard error, and the ratio of CPU seconds.
+
+    The ratio is of fits of one day: a processor does not give the same on all of them.
+    """
     gains, ratios = [], []
     for table, by_model in found.items():
         both = set(by_model.get(model, ())) & set(by_model.get(original, ()))
@@ -81,10 +84,13 @@ def paired(found: Scores, model: str, original: str) -> tuple[int, float, float,
         ours, theirs = ([by_model[name][split] for split in sorted(both)] for name in (model, original))
         a, b = (np.mean([run["score"] for run in runs]) for runs in (ours, theirs))
         gains.append(100 * ((b - a) / b if is_error(table) else a - b))
-        ratios.append(sum(run["fit_seconds"] for run in theirs) / sum(run["fit_seconds"] for run in ours))
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.get("date") == b.get("date")]
+        if pairs:
+            ratios.append(sum(b["fit_seconds"] for _, b in pairs) / sum(a["fit_seconds"] for a, _ in pairs))
     if len(gains) < 2:
         return None
-    return len(gains), float(np.mean(gains)), float(np.std(gains, ddof=1) / len(gains) ** 0.5), float(np.median(ratios))
+    ratio = float(np.median(ratios)) if ratios else float("nan")
+    return len(gains), float(np.mean(gains)), float(np.std(gains, ddof=1) / len(gains) ** 0.5), ratio
 
 
 def table_of_scores(found: Scores, models: list[str]) -> list[str]:
@@ -146,7 +152,8 @@ def table_of_originals(found: Scores) -> list[str]:
     for original in ORIGINALS:
         result = paired(found, original.removesuffix(" (pytabkit)"), original)
         if result is not None:
-            lines.append(f"| {original} | {result[0]} | {result[1]:+.2f} ± {result[2]:.2f} | {result[3]:.1f} |")
+            ratio = "–" if np.isnan(result[3]) else f"{result[3]:.1f}"
+            lines.append(f"| {original} | {result[0]} | {result[1]:+.2f} ± {result[2]:.2f} | {ratio} |")
     return lines if len(lines) > 2 else []
 
 

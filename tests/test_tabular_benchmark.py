@@ -58,6 +58,15 @@ def test_gains_over_an_original_are_points_of_accuracy_or_percent_of_an_error(re
     assert ratio == pytest.approx(3.5)
 
 
+def test_seconds_are_compared_of_fits_of_one_day(report):
+    later = [{**one, "date": "2026-11-23"} if one["table"] == "vehicle" else one for one in RUNS]
+    later[5] = {**later[5], "date": "2026-11-23"}  # the original on wage, not ours
+    *_, ratio = report.paired(report.gathered(later), "RealMLP", "RealMLP (pytabkit)")
+    assert ratio == pytest.approx(3.0)
+    apart = [{**one, "date": f"2026-11-{i + 10}"} for i, one in enumerate(RUNS)]
+    assert report.table_of_originals(report.gathered(apart))[2].endswith(" | – |")
+
+
 def test_results_of_ones_own_have_a_page_of_their_own(report, tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in report.DOCS.glob("tabular.*")}
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, RUNS)), encoding="utf-8")
