@@ -29,8 +29,8 @@ class HookValues:
     def functions(self) -> Mapping[str, Callable[[], Any]]:
         """Return the functions that compute them, by name."""
         return {
-            "X": lambda: self._trained.X,
-            "y": lambda: self._trained.y,
+            "X": lambda: self._trained.data[0],
+            "y": lambda: self._trained.data[1],
             "metadata": self._metadata,
             "fitted_estimator": self._fitted_estimator,
         }

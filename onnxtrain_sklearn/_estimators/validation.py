@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ class ScoredRows:
 
     Attributes
     ----------
-    X, y : data
-        The rows as the user gave them.
+    given : callable () -> tuple of data
+        Returns X and y of these rows as the user gave them. Of data mapped from a file that is a copy in memory, which
+        is made where a scorer or a callback reads them.
     targets : Targets
     weights : ndarray or None
     live : mapping of str to Column
@@ -39,12 +41,16 @@ class ScoredRows:
         The rows among them.
     """
 
-    X: Any
-    y: Any
+    given: Callable[[], tuple[Any, Any]]
     targets: Targets
     weights: np.ndarray | None
     live: Columns
     rows: np.ndarray
+
+    @cached_property
+    def data(self) -> tuple[Any, Any]:
+        """X and y of these rows as the user gave them."""
+        return self.given()
 
 
 def validation_rows(
@@ -58,22 +64,25 @@ def validation_rows(
         trained, examples = examples, validation_examples(estimator, run, *given)
         require_same_places(trained.targets, examples.targets)
     require_scorable(examples.targets, examples.weights)
-    return rows_to_score(run, examples, np.arange(len(examples)), given[:2])
+    return rows_to_score(run, examples, np.arange(len(examples)), lambda: given[:2])
 
 
 def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
     """Return some rows of the training data of the call."""
-    every = len(rows) == len(examples)
-    data = (call.X, call.y) if every else (rows_of(call.X, rows), rows_of(call.y, rows))
-    return rows_to_score(run, examples, rows, data)
+    X, y = call.X, call.y
+    if len(rows) == len(examples):
+        return rows_to_score(run, examples, rows, lambda: (X, y))
+    return rows_to_score(run, examples, rows, lambda: (rows_of(X, rows), rows_of(y, rows)))
 
 
-def rows_to_score(run: Run, examples: Examples, rows: np.ndarray, data: tuple[Any, Any]) -> ScoredRows:
-    """Return some rows of the examples; ``data`` are X and y of these rows as the user gave them."""
+def rows_to_score(
+    run: Run, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]
+) -> ScoredRows:
+    """Return some rows of the examples; ``given`` returns X and y of these rows as the user gave them."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
-    return ScoredRows(*data, targets, weights, live, rows)
+    return ScoredRows(given, targets, weights, live, rows)
 
 
 def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: Call) -> Callable[[], float] | None:
@@ -123,16 +132,14 @@ def _is_own_score(estimator: Parameters, run: Run) -> bool:
 
 def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
     """Return the function that scores the current parameters by a scorer of scikit-learn."""
-    weights, targets = scored.weights, scored.targets
+    weights, targets, (X, y) = scored.weights, scored.targets, scored.data
     if run.head.parts:
         _require_function(scoring)
-        several = LiveOutputs(run, scored.X, scored.live, scored.rows)
-        return scorer_of(estimator, scoring, run, (scored.X, scored.y, None), several)
+        return scorer_of(estimator, scoring, run, (X, y, None), LiveOutputs(run, X, scored.live, scored.rows))
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
     weights = given_weights(targets, weights) if targets.has_positions and weights is not None else weights
-    predictions = LivePredictions(run, scored.X, scored.live, scored.rows)
-    return scorer_of(estimator, scoring, run, (scored.X, scored.y, weights), predictions)
+    return scorer_of(estimator, scoring, run, (X, y, weights), LivePredictions(run, X, scored.live, scored.rows))
 
 
 def _require_function(scoring: Scoring) -> None:
