@@ -244,8 +244,8 @@ def test_products_and_gradients(shape, in_place, monkeypatch):
     product = sparse_rows.product(SPARSE, matrix, transposed=transposed)
     assert_allclose(product, DENSE @ (matrix.T if transposed else matrix), rtol=0, atol=1e-5)
     found = np.full(shape, 7, np.float32)
-    sparse_rows.write_gradient(SPARSE, slope, found, transposed=transposed)
-    expected = DENSE.T @ slope
+    sparse_rows.add_gradient(SPARSE, slope, found, transposed=transposed)
+    expected = DENSE.T @ slope + 7
     assert_allclose(found, expected.T if transposed else expected, rtol=0, atol=1e-5)
 
 

@@ -59,6 +59,11 @@ class Column:
         return self._dtype
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether the data are a sparse matrix."""
+        return self._sparse and len(self.shape) == 2
+
+    @property
     def stays_sparse(self) -> bool:
         """Whether rows are to be multiplied without making them dense."""
         return stays_sparse(self._data)

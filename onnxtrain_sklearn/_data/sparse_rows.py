@@ -84,26 +84,31 @@ def _product(rows: Any, matrix: np.ndarray) -> np.ndarray:
     return result
 
 
-def write_gradient(rows: Any, slope: np.ndarray, out: np.ndarray, *, transposed: bool) -> None:
-    """Write the gradient of a matrix into ``out``; ``slope`` is that of the product of ``rows`` with the matrix."""
+def add_gradient(rows: Any, slope: np.ndarray, out: np.ndarray, *, transposed: bool) -> None:
+    """Add the gradient of a matrix to ``out``; ``slope`` is that of the product of ``rows`` with the matrix."""
     if transposed:
         for i in range(len(out)):
-            _write_product_of_transpose(rows, np.ascontiguousarray(slope[:, i : i + 1]), out[i, :, np.newaxis])
+            _add_product_of_transpose(rows, np.ascontiguousarray(slope[:, i : i + 1]), out[i, :, np.newaxis])
     else:
-        _write_product_of_transpose(rows, slope, out)
+        _add_product_of_transpose(rows, slope, out)
 
 
-def _write_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) -> None:
+def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) -> None:
     if csc_matvecs is None:
-        out[...] = rows.T @ matrix
+        out += rows.T @ matrix
         return
-    out.fill(0)
     n_rows, n_columns = rows.shape  # rows are the columns of the transpose
     parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), out.ravel())
     if matrix.shape[1] == 1:
         csc_matvec(n_columns, n_rows, *parts)
     else:
         csc_matvecs(n_columns, n_rows, matrix.shape[1], *parts)
+
+
+def occurring_columns(rows: Any) -> np.ndarray:
+    """Return the columns of all numbers that are stored and not zero, in their order; they may repeat."""
+    stored: np.ndarray = rows.indices
+    return stored if rows.data.all() else stored[rows.data != 0]
 
 
 def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:

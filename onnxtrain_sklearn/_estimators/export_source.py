@@ -53,7 +53,7 @@ def export_source(
         "progress": dict(vars(run.history.progress)),
         "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
     }
-    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows)
+    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows, run.sparse)
     ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
     weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
     table = None if run.fitted is None else run.fitted.parts

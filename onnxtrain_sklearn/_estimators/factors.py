@@ -80,7 +80,7 @@ def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
 
 
 def sparse_updates_of(estimator: Parameters, device: Device) -> str:
-    """Return what happens to the rows of embeddings that do not occur; devices update all of them."""
+    """Return what happens to the rows of matrices that do not occur; devices update all of them."""
     if estimator.sparse_updates == LAZY and device.memory is not None:
         raise ValueError(
             f"sparse_updates={LAZY!r} updates single rows in the host's memory, but training runs on {device.name!r}. "

@@ -138,13 +138,15 @@ Whether the backward pass computes activations again instead of keeping those of
 memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. The portable
 engine does so. It pays for deep graphs and large minibatches."""),
     "sparse_updates": Parameter('{"exact", "lazy"}', """
-What a step does with the rows of an embedding that no index of its minibatch names: the rows of a trained matrix that
-only Gather reads, along its first axis. "exact": the optimizer updates them as all other parameters; they are skipped
-where that leaves them as they are, as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and
-``alpha``. "lazy": they stay as they are, and so does the state of the optimizer for them, as with
-``torch.optim.SparseAdam``: weight decay, ``alpha`` and momentum act on the rows that occur alone. That takes less time
-where the matrix is large, and it is another optimizer where rows are rare. A matrix that is read otherwise too, such as
-one that is the output layer as well, has a gradient in all rows, and is updated as usual. On the CPU alone.""",
+What a step does with weights that its minibatch does not read: the rows of an embedding that no index names (of a
+trained matrix that only Gather reads, along its first axis), and, where ``X`` is a sparse matrix, the rows of the
+matrix that it is multiplied by whose column of ``X`` is zero throughout the minibatch. "exact": the optimizer updates
+them as all other parameters; they are skipped where that leaves them as they are, as with
+:class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and ``alpha``. "lazy": they stay as they are, and so does
+the state of the optimizer for them, as with ``torch.optim.SparseAdam``: weight decay, ``alpha`` and momentum act on the
+rows that occur alone. That takes less time where the matrix is large, and it is another optimizer where rows are rare.
+A matrix that is read otherwise too, such as one that is the output layer as well, has a gradient in all rows, and is
+updated as usual, and so is one that dense data are multiplied by. On the CPU alone.""",
         (OneOf((EXACT, LAZY)),)),
     "tol": Parameter("float", """
 Least improvement of the loss, or of what ``early_stopping`` watches, that counts as one.""",

@@ -69,6 +69,8 @@ class Run:
         The weight of each class that ``class_weight="balanced"`` came to in the last fit.
     rows : int or None
         Rows of a full minibatch in the last step, to which a later call pads. None: not known, as in earlier pickles.
+    sparse : tuple of str
+        The inputs that were sparse matrices in the last call.
     """
 
     source: TrainableModel
@@ -93,6 +95,7 @@ class Run:
     snapshots: tuple[np.ndarray, ...] = ()
     balanced: tuple[float, ...] | None = None
     rows: int | None = None
+    sparse: tuple[str, ...] = ()
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,9 +215,9 @@ class Run:
         return Predictor(graph, self.device, self.session_options, live=self.parameters, sparse=sparse)
 
 
-def sparse_inputs(columns: Columns) -> tuple[str, ...]:
-    """Return the names of the inputs whose rows are to be multiplied without making them dense."""
-    return tuple(name for name, column in columns.items() if column.stays_sparse)
+def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
+    """Return the inputs whose rows are to be multiplied without making them dense; with ``every`` all sparse ones."""
+    return tuple(name for name, one in columns.items() if one.stays_sparse or (every and one.is_sparse))
 
 
 def trained_form(

@@ -13,7 +13,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._optimizers.lbfgs import LBFGS
 from .._training.host_step import in_trainable_type
-from .._training.loss_graph import StepSettings
+from .._training.loss_graph import LAZY, StepSettings
 from .._training.parameters import FlatParameters, Trainable
 from .._training.selection import selected
 from .._training.step import OptimizerState
@@ -24,7 +24,7 @@ from .factors import factors_of, require_schedulable, require_steps, sparse_upda
 from .fine_tuning import tuned_names
 from .head_choice import HeadChoice
 from .plan import Plan
-from .run import Columns, Run, trained_form
+from .run import Columns, Run, sparse_inputs, trained_form
 from .start import Start
 
 
@@ -68,7 +68,8 @@ def _new_run(
     """Return a new run from the weights of ``source``, the form of ``given`` with the loss placed."""
     source, names = selected(replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
-    model = in_trainable_type(trained_form(source, shapes, names), settings, names)
+    sparse = sparse_inputs(columns, every=settings.sparse_updates == LAZY)
+    model = in_trainable_type(trained_form(source, shapes, names), settings, names, sparse)
     run = Run(
         source=source,
         activation=given.activation,

@@ -9,7 +9,7 @@ import numpy as np
 from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
 from .._training.loop import Trainer
-from .._training.loss_graph import StepSettings
+from .._training.loss_graph import LAZY, StepSettings
 from .active_training import ActiveTraining
 from .callback_watcher import CallbackWatcher, hooks_of
 from .examples import Examples, batches_for
@@ -45,7 +45,9 @@ def trainer_for(
     else:
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
-        step = prepare_step(run, settings, room, most, sparse_inputs(examples.columns))
+        run.sparse = sparse_inputs(examples.columns, every=True)
+        sparse = run.sparse if settings.sparse_updates == LAZY else sparse_inputs(examples.columns)
+        step = prepare_step(run, settings, room, most, sparse)
         trainer = new_trainer(plan.loop, step, batches, run.history, validate)
     if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, run, call):
         trainer.validation_loss = loss_of_rows(run, settings, scored, validate.predictor)

@@ -75,9 +75,7 @@ def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> S
     return rows_to_score(run, examples, rows, lambda: (rows_of(X, rows), rows_of(y, rows)))
 
 
-def rows_to_score(
-    run: Run, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]
-) -> ScoredRows:
+def rows_to_score(run: Run, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]) -> ScoredRows:
     """Return some rows of the examples; ``given`` returns X and y of these rows as the user gave them."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]

@@ -1,18 +1,20 @@
 """Gradients of matrices that a pass reads by rows, and which of their rows occur, as operators of the training graph.
 
 A pass that leaves the sums to the host returns the indices and the gradient of each row that it reads. Here the graph
-adds them up itself, in a matrix with one more row: what is read as padding goes there, and is cut off.
+adds them up itself, in a matrix with one more row: what is read as padding goes there, and is cut off. What occurs is
+returned with the axes of the matrix, in one column, or in one row where it is stored transposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_output
+from .._graph.first_products import FirstProduct
 from .._graph.lookups import Lookup
 from ..exceptions import UnsupportedOperatorError
 
@@ -35,9 +37,29 @@ def return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.Da
         gradient, found = _added_rows(op, own, outputs)
         append_output(graph, gradient, f"{name}_grad", ir.val("like", kind, own[0].shape))
         occurs[name] = f"{OCCURS}/{name}"
-        append_output(graph, found, occurs[name], ir.val("like", ir.DataType.BOOL, own[0].shape[:1]))
+        column = (own[0].shape[0], 1)
+        append_output(graph, op.Reshape(found, column), occurs[name], ir.val("like", ir.DataType.BOOL, column))
     taken = {outputs[name] for lookup in lookups for name in (lookup.indices, f"{lookup.rows}_grad")}
     graph.outputs[:] = [value for value in graph.outputs if value not in taken]
+    return occurs
+
+
+def return_occurring_columns(
+    model: ir.Model, products: Sequence[FirstProduct], trained: Collection[str], kind: ir.DataType
+) -> dict[str, str]:
+    """Let the pass say which columns of its inputs are not zero in all rows; return the outputs by trained matrix."""
+    graph, op, occurs = model.graph, GraphBuilder(model.graph, dtype=kind, prefix="columns"), dict[str, str]()
+    inputs = {value.name or "": value for value in graph.inputs}
+    for product in products:
+        if product.weight in trained:
+            value, name = inputs[product.input], product.weight
+            rows, columns = (int(str(size)) for size in value.shape or ())
+            stored = op.Cast(op.Not(op.Equal(value, 0.0)), to=kind)
+            shape = (1, columns) if product.transposed else (columns, 1)
+            counts = op.MatMul(np.ones((1, rows), kind.numpy()), stored)
+            found = op.Reshape(op.Greater(counts, 0.0), shape)
+            occurs[name] = f"{OCCURS}/{name}"
+            append_output(graph, found, occurs[name], ir.val("like", ir.DataType.BOOL, shape))
     return occurs
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from .._graph.first_products import take_first_products
 from .._graph.protobuf import from_bytes
 from .._training.dropout import FACTOR
-from .._training.loss_graph import LAZY, TARGET, WEIGHT, ir_type
+from .._training.loss_graph import LAZY, TARGET, WEIGHT, ir_type, training_graph
 from .._training.programs import PassSource, pass_program
-from .looked_up_rows import return_rows_added_up
+from .looked_up_rows import return_occurring_columns, return_rows_added_up
 from .minibatch_groups import PassRoles, pass_of_group
 from .source import ExportSource
 
@@ -45,7 +46,12 @@ def step_pass(source: ExportSource) -> StepPass:
     program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
     inputs = [value.name or "" for value in program.random]
     random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)
-    occurs = return_rows_added_up(model, program.lookups, ir_type(parts.parameters.vector.dtype))
+    occurs, kind = dict[str, str](), ir_type(parts.parameters.vector.dtype)
+    if lazy:
+        graph = training_graph(parts.model, settings, parts.frozen, rows)
+        products = take_first_products(graph, parts.sparse)
+        occurs |= return_occurring_columns(model, products, parts.parameters.names, kind)
+    occurs |= return_rows_added_up(model, program.lookups, kind)
     if source.minibatches > 1:
         model = pass_of_group(model, _roles_in_pass(source, random, occurs), source.minibatches)
     return StepPass(model, random, FACTOR in inputs, occurs)

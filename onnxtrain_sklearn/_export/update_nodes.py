@@ -70,7 +70,7 @@ def emit_update(
 ) -> dict[str, ir.Value]:
     """Emit the new vectors, of the parameters and the optimizer's state, by the names of ``vectors``.
 
-    ``occurs`` says of matrices, by name, which of their rows change.
+    ``occurs`` says of matrices, by name, which of their rows or columns change.
     """
     optimizer = settings.optimizer
     assert isinstance(optimizer, Optimizer)
@@ -93,10 +93,9 @@ def _changed_elements(op: GraphBuilder, layout: FlatParameters, occurs: Vectors)
     """Emit which elements of the vector of the parameters a step changes."""
     found = []
     for name in layout.names:
-        rows, size = layout.view(name).shape[:1], layout.view(name).size
+        rows, size = len(layout.view(name)), layout.view(name).size
         if name in occurs:
-            column = op.Reshape(occurs[name], [*rows, 1])
-            found.append(op.Reshape(op.Expand(column, [*rows, size // rows[0]]), [-1]))
+            found.append(op.Reshape(op.Expand(occurs[name], [rows, size // rows]), [-1]))
         else:
             found.append(op.ConstantOfShape([size], value=ir.tensor(np.ones(1, bool))))
     return op.Concat(*found, axis=0) if len(found) > 1 else found[0]

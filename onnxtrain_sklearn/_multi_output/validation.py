@@ -25,8 +25,8 @@ def validation_rows_of_outputs(plan: Plan, run: Run, singles: Singles, examples:
     """Return the validation data of the call, else the rows that are held out; None without any."""
     estimator, call, held_out = plan.estimator, plan.call, plan.rows.split(examples)[1]
     if call.validation is not None:
-        given = _given_examples(estimator, singles, run, examples, call)
-        found = rows_to_score(run, given, np.arange(len(given)), call.validation[:2])
+        given, data = _given_examples(estimator, singles, run, examples, call), call.validation[:2]
+        found = rows_to_score(run, given, np.arange(len(given)), lambda: data)
     elif held_out is None:
         return None
     else:

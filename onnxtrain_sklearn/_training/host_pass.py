@@ -52,13 +52,14 @@ class HostPass:
 def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     """Return the pass, bound to buffers of its own and to views into the vectors.
 
-    ``tables`` are the gradients of the matrices that the graph reads by rows.
+    ``tables`` are the gradients of the matrices that the graph reads by rows, and of those that sparse rows are
+    multiplied by where only the columns that occur are updated.
     """
     source, buffers, uniform = graph.source, graph.buffers, graph.uniform
     parameters, loss = source.parameters, np.zeros((), source.parameters.vector.dtype)
     moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
     threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
-    products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen)
+    products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen, tables)
     inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: buffers.sample_weight}
     inputs |= {product.first.name: product.product for product in products}
     lookups = host_lookups(graph.program.lookups, tables)

@@ -8,13 +8,14 @@ below has not used yet. Everything is bound once, so a step neither allocates no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
 from .._graph.trainable import TrainableModel
+from .._optimizers.update_graph import moves_without_gradient
 from .._runtime import errors
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
@@ -22,7 +23,8 @@ from .host_pass import HostPass, host_pass
 from .host_update import HostAccumulation, HostAverage, HostPenalty, HostUpdate, host_updates
 from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters
-from .row_gradients import RowGradients, row_gradients
+from .programs import PassProgram
+from .row_gradients import RowGradients, product_gradients, row_gradients
 from .row_update import RowChoice
 from .step import OptimizerState, Rates
 
@@ -62,11 +64,21 @@ class HostStep(BaseStep):
             self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # one remainder
             graph = self._pass_graph(size)
             if self._tables is None:
-                rewritten = self._penalizes or self.settings.max_grad_norm is not None or self.settings.accumulate > 1
-                self._tables = row_gradients(self.parameters, graph.program.lookups, rewritten=rewritten)
+                self._tables = self._row_gradients(graph.program)
             self._passes[size] = host_pass(graph, self._tables)
         self._current = self._passes[size]
         return self._current.buffers
+
+    def _row_gradients(self, program: PassProgram) -> dict[str, RowGradients]:
+        """Return the gradients of the matrices of which a minibatch reads some rows."""
+        settings, parameters = self.settings, self.parameters
+        rewritten = self._penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
+        found = row_gradients(parameters, program.lookups, rewritten=rewritten)
+        lazy, optimizer = settings.sparse_updates == LAZY, settings.optimizer
+        rests = isinstance(optimizer, Optimizer) and not (self._penalizes or moves_without_gradient(optimizer))
+        if lazy or rests:
+            found |= product_gradients(parameters, program.products, rewritten=rewritten, lazy=lazy)
+        return found
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
@@ -135,8 +147,13 @@ class HostStep(BaseStep):
         """Do nothing, for the same reason."""
 
 
-def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequence[str]) -> TrainableModel:
-    """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients."""
+def in_trainable_type(
+    model: TrainableModel, settings: StepSettings, names: Sequence[str], sparse: Collection[str] = ()
+) -> TrainableModel:
+    """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients.
+
+    Inputs named in ``sparse`` come sparse.
+    """
     if model.dtype == np.float32:
         return model
     weights, plain = model.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
@@ -144,7 +161,7 @@ def in_trainable_type(model: TrainableModel, settings: StepSettings, names: Sequ
         {n: weights[n] for n in names}, model.dtype, {n: weights[n] for n in model.running_statistics}
     )
     try:
-        HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2))
+        HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
     except Exception as error:
         if not errors.not_implemented(error):
             raise

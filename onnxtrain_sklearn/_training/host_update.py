@@ -97,7 +97,8 @@ def host_updates(
             if table is None:
                 update.bindings.extend(_bound(part, vectors, parameters.gradient, update.scalars))
             else:
-                update.bindings.append(row_update(part, table, vectors, update.scalars))
+                whole = () if table.most is None else _bound(part, vectors, parameters.gradient, update.scalars)
+                update.bindings.append(row_update(part, table, vectors, update.scalars, whole))
     return list(updates.values())
 
 

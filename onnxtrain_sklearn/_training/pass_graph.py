@@ -77,8 +77,12 @@ def pass_graph(source: PassSource) -> PassGraph:
     program = pass_program(source)
     if settings.checkpoint_activations and not program.segments:
         warn("checkpoint_activations=True has no effect: the graph has too few activations to compute any again.")
-    if settings.sparse_updates == LAZY and not program.lookups:
-        warn("sparse_updates='lazy' has no effect: the graph has no trained matrix whose rows only Gather reads.")
+    trained = source.parameters.names
+    if settings.sparse_updates == LAZY and not (program.lookups or any(p.weight in trained for p in program.products)):
+        warn(
+            "sparse_updates='lazy' has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
+            "one that sparse data are multiplied by."
+        )
     sparse = {product.input: SparseRows() for product in program.products}
     dense = [spec for spec in source.model.inputs if spec.name not in sparse]
     columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}

@@ -6,7 +6,7 @@ of the optimizer, and copied back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,8 @@ from .row_gradients import RowGradients
 from .segments import Segment, require_rows_apart
 from .vector_bindings import SegmentUpdate, bind_update
 
+GRADIENTS = "gradients"
+
 
 @dataclass(frozen=True, eq=False)
 class RowUpdate:
@@ -27,55 +29,78 @@ class RowUpdate:
     Attributes
     ----------
     table : RowGradients
-    matrices : mapping of str to ndarray of shape (n_rows, n_columns)
-        The parameters and the optimizer's vectors, views.
-    blocks : mapping of str to ndarray of shape (n_block, n_columns)
-        Arrays of the same names, and the gradients.
+    matrices : mapping of str to sequence of ndarray
+        The parameters, the optimizer's vectors and the gradients, views of shape (n_rows, n_columns); of a matrix that
+        is stored transposed, its rows.
+    blocks : mapping of str to sequence of ndarray
+        Arrays of the same names, of so many rows as are updated together.
     update : Binding or NumpyUpdate
         The update of the blocks in place.
+    whole : sequence of Binding or NumpyUpdate
+        The update of all rows, for steps in which all are taken to occur.
     """
 
     table: RowGradients
-    matrices: Mapping[str, np.ndarray]
-    blocks: Mapping[str, np.ndarray]
+    matrices: Mapping[str, Sequence[np.ndarray]]
+    blocks: Mapping[str, Sequence[np.ndarray]]
     update: Binding | NumpyUpdate
+    whole: Sequence[Binding | NumpyUpdate] = ()
 
     def run(self) -> None:
         """Update the rows in place."""
-        rows, size = np.flatnonzero(self.table.occurs), len(self.blocks["gradients"])
+        if self.table.everywhere:
+            for update in self.whole:
+                update.run()
+            return
+        rows, size = self.table.rows(), len(self.blocks["gradients"][0])
         for start in range(0, len(rows), size):
             self._update(rows[start : start + size])
 
     def _update(self, rows: np.ndarray) -> None:
-        for name, matrix in (*self.matrices.items(), ("gradients", self.table.gradient)):
-            block = self.blocks[name]
-            np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
-            block[len(rows) :] = 0
+        for name, matrices in self.matrices.items():
+            for matrix, block in zip(matrices, self.blocks[name], strict=True):
+                np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
+                block[len(rows) :] = 0
         self.update.run()
-        for name, matrix in self.matrices.items():
-            matrix[rows] = self.blocks[name][: len(rows)]
+        for name in self.matrices.keys() - {GRADIENTS}:
+            for matrix, block in zip(self.matrices[name], self.blocks[name], strict=True):
+                matrix[rows] = block[: len(rows)]
 
 
 def row_update(
-    one: SegmentUpdate, table: RowGradients, vectors: Mapping[str, np.ndarray], scalars: Mapping[str, np.ndarray]
+    one: SegmentUpdate,
+    table: RowGradients,
+    vectors: Mapping[str, np.ndarray],
+    scalars: Mapping[str, np.ndarray],
+    whole: Sequence[Binding | NumpyUpdate] = (),
 ) -> RowUpdate:
     """Return the update of the rows of the matrix that the segment holds."""
-    n_rows, width = table.gradient.shape
-    matrices = {name: vector[one.segment.part].reshape(n_rows, width) for name, vector in vectors.items()}
+    shape, axis, part = table.gradient.shape, table.axis, one.segment.part
+    matrices = {name: _by_row(vector[part].reshape(shape), axis) for name, vector in vectors.items()}
+    matrices[GRADIENTS] = _by_row(table.gradient, axis)
+    n_rows, width = shape[axis], shape[1 - axis]
     size = min(n_rows, max(1, BLOCK // (2 * width)))
-    blocks = {name: np.zeros((size, width), table.gradient.dtype) for name in (*vectors, "gradients")}
-    flat = {name: block.ravel() for name, block in blocks.items()}
-    gradients, formula = flat.pop("gradients"), one.program.formula
+    arrays = {name: np.zeros((size, width)[:: 1 - 2 * axis], table.gradient.dtype) for name in matrices}
+    blocks = {name: _by_row(array, axis) for name, array in arrays.items()}
+    flat = {name: array.ravel() for name, array in arrays.items()}
+    gradients, formula = flat.pop(GRADIENTS), one.program.formula
     if formula is None:
-        return RowUpdate(table, matrices, blocks, bind_update(one.session, flat, gradients, scalars))
-    return RowUpdate(table, matrices, blocks, numpy_update(formula, flat, gradients, scalars))
+        return RowUpdate(table, matrices, blocks, bind_update(one.session, flat, gradients, scalars), whole)
+    return RowUpdate(table, matrices, blocks, numpy_update(formula, flat, gradients, scalars), whole)
+
+
+def _by_row(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
+    """Return views whose first axis is that of the rows."""
+    if matrix.shape[1 - axis] == 1:
+        return [matrix.ravel()]  # numbers are copied faster than rows of one number
+    return [matrix] if axis == 0 else list(matrix)
 
 
 @dataclass(frozen=True, eq=False)
 class RowChoice:
     """The choice of what is updated by rows.
 
-    ``lazy``: all matrices that are read by rows, else those whose other rows stay as they are and are more than half.
+    ``lazy``: all matrices that are read by rows, else those whose other rows stay as they are and are most of them.
     ``penalized``: the penalty moves all rows.
     """
 
@@ -106,7 +131,7 @@ class RowChoice:
             require_rows_apart(self.optimizer, elementwise=one.program.elementwise)
             return True
         rests = one.program.elementwise and not (one.program.moves_without_gradient or self.penalized)
-        return rests and 2 * table.count <= len(table.gradient)
+        return rests and 2 * table.count <= table.n_rows
 
 
 def _of(one: SegmentUpdate, part: slice) -> SegmentUpdate:

@@ -14,13 +14,15 @@ from .._graph.first_products import FirstProduct
 from .._graph.trainable import TrainableModel
 from .._graph.weights import array_of
 from .parameters import FlatParameters
+from .row_gradients import RowGradients
 
 
 @dataclass(frozen=True, eq=False)
 class HostProduct:
     """A product of sparse rows with a matrix, and the arrays that the session reads and writes in its place.
 
-    ``gradient`` is the array for the gradient of the matrix; None if it is not trained.
+    ``gradient`` is the array for the gradient of the matrix; None if it is not trained. ``table`` is the same gradient
+    where only the columns of the data that occur are updated.
     """
 
     first: FirstProduct
@@ -29,6 +31,7 @@ class HostProduct:
     product: np.ndarray
     slope: np.ndarray
     gradient: np.ndarray | None
+    table: RowGradients | None = None
 
     def forward(self) -> None:
         """Compute the product, which the session reads."""
@@ -36,8 +39,14 @@ class HostProduct:
 
     def backward(self) -> None:
         """Compute the gradient of the matrix from that of the product, which the session wrote."""
-        if self.gradient is not None:
-            sparse_rows.write_gradient(self.rows.rows, self.slope, self.gradient, transposed=self.first.transposed)
+        if self.gradient is None:
+            return
+        if self.table is None:
+            self.gradient.fill(0)
+        else:
+            self.table.clear()
+            self.table.note(sparse_rows.occurring_columns(self.rows.rows))
+        sparse_rows.add_gradient(self.rows.rows, self.slope, self.gradient, transposed=self.first.transposed)
 
 
 def host_products(
@@ -46,8 +55,9 @@ def host_products(
     parameters: FlatParameters,
     model: TrainableModel,
     frozen: Mapping[str, np.ndarray],
+    tables: Mapping[str, RowGradients],
 ) -> list[HostProduct]:
-    """Return the products of a pass, with arrays of their own."""
+    """Return the products of a pass, with arrays of their own; ``tables`` are gradients of matrices by name."""
     found, initializers = [], model.model.graph.initializers
     for first in products:
         name, trained = first.weight, first.weight in parameters.names
@@ -57,5 +67,6 @@ def host_products(
             matrix = np.ascontiguousarray(frozen[name] if name in frozen else array_of(initializers[name]))
         product, slope = (np.zeros((len(buffers.sample_weight), first.n_outputs), matrix.dtype) for _ in range(2))
         gradient = parameters.gradient_view(first.weight) if trained else None
-        found.append(HostProduct(first, buffers.sparse[first.input], matrix, product, slope, gradient))
+        rows, table = buffers.sparse[first.input], tables.get(name)
+        found.append(HostProduct(first, rows, matrix, product, slope, gradient, table))
     return found
