@@ -24,10 +24,10 @@ from tests.helpers.source_code import (
     imports_package,
     lines_of_code,
     modules,
+    nodes_of,
     own_imports,
     room,
     sources,
-    syntax_tree,
     used_names,
     uses_of_onnx,
 )
@@ -296,7 +296,7 @@ def test_few_parameters_are_of_any_type():
 
 
 def test_values_are_replaced_by_the_functions_of_edits():
-    calls = {m: {n.attr for n in ast.walk(syntax_tree(m)) if isinstance(n, ast.Attribute)} for m in modules()}
+    calls = {m: {n.attr for n in nodes_of(m) if isinstance(n, ast.Attribute)} for m in modules()}
     assert [m for m, names in calls.items() if "replace_all_uses_with" in names] == ["_graph.edits"]
 
 

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from onnxtrain_sklearn import OrtGradientClassifier
 from onnxtrain_sklearn._fitted import skl2onnx_bridge, sklearn_private
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.source_code import FOLDER, tree_of_file
+from tests.helpers.source_code import FOLDER, nodes_of_file
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
@@ -35,7 +35,7 @@ def test_installed_version_of_skl2onnx_has(key):
 
 def private_imports(file):
     """Yield what a file imports from scikit-learn and skl2onnx by a private name."""
-    for node in ast.walk(tree_of_file(file)):
+    for node in nodes_of_file(file):
         names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
         names = [f"{names[0]}.{alias.name}" for alias in node.names] if names else names
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -13,7 +13,7 @@ from skl2onnx.common._container import ModelComponentContainer
 from skl2onnx.common._topology import Operator, Scope, Variable
 
 from onnxtrain_sklearn._support import typing as _typing
-from tests.helpers.source_code import FOLDER, tree_of_file
+from tests.helpers.source_code import FOLDER, nodes_of_file
 
 STUBS = Path(__file__).parents[1] / "typings"
 MOST = 0.02
@@ -22,7 +22,7 @@ MOST = 0.02
 
 def typed_parameters(path):
     """Yield the annotation of each parameter in a module, but for self and cls."""
-    for function in ast.walk(tree_of_file(path)):
+    for function in nodes_of_file(path):
         if isinstance(function, ast.FunctionDef):
             given = function.args
             named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]

@@ -263,21 +263,13 @@ def test_text_in_reports_is_escaped(tmp_path, capsys):
     frame = pd.DataFrame({"<b>x</b>": [1.0, 2.0, 3.0, 4.0] * 5, "a|b": ["<i>", "&"] * 10})
     frame.to_csv(tmp_path / "t.csv", index=False)
     for name in ("r.html", "r.md"):
-        options = [
-            "--target",
-            "a|b",
-            "--output",
-            tmp_path / "m.onnx",
-            "--report",
-            tmp_path / name,
-            "--set",
-            "max_iter=1",
-        ]
+        files = ["--output", tmp_path / "m.onnx", "--report", tmp_path / name]
+        options = ["--target", "a|b", "--model", "linear", *files, "--set", "max_iter=1"]
         assert program_json(capsys, "train", tmp_path / "t.csv", *options)[0] == 0
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<b>" not in page
     assert "<i>" not in page
-    assert "a\\|b by realmlp" in (tmp_path / "r.md").read_text(encoding="utf-8")
+    assert "a\\|b by linear" in (tmp_path / "r.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -25,8 +25,21 @@ def tree_of_file(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of_file(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of_file(path)))
+
+
+def file_of(module: str) -> Path:
+    return FOLDER / f"{module.replace('.', '/')}.py"
+
+
 def syntax_tree(module: str) -> ast.Module:
-    return tree_of_file(FOLDER / f"{module.replace('.', '/')}.py")
+    return tree_of_file(file_of(module))
+
+
+def nodes_of(module: str) -> list[ast.AST]:
+    return nodes_of_file(file_of(module))
 
 
 @cache
@@ -37,7 +50,7 @@ def imports(module: str) -> list[str]:
 def _imports(module: str) -> Iterator[str]:
     """Yield the full names of what ``module`` imports, wherever in it: ``from a import b`` gives ``a.b``."""
     parent = [PACKAGE, *module.split(".")[:-1]]
-    for node in ast.walk(syntax_tree(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -58,7 +71,7 @@ def imports_package(module: str, package: str) -> bool:
 
 def uses_of_onnx(module: str) -> set[str]:
     """Return what ``module`` takes from the package ``onnx``, by ``onnx.load`` or by an import."""
-    attributes = (node for node in ast.walk(syntax_tree(module)) if isinstance(node, ast.Attribute))
+    attributes = (node for node in nodes_of(module) if isinstance(node, ast.Attribute))
     used = {a.attr for a in attributes if isinstance(a.value, ast.Name) and a.value.id == "onnx"}
     return used | {name.split(".")[1] for name in imports(module) if name.startswith("onnx.")}
 
@@ -79,7 +92,7 @@ def defined_names(module: str) -> set[str]:
 
 
 def functions(module: str) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(syntax_tree(module)) if isinstance(node, ast.FunctionDef))
+    return (node for node in nodes_of(module) if isinstance(node, ast.FunctionDef))
 
 
 def lines_of_code(function: ast.FunctionDef) -> int:
@@ -89,14 +102,14 @@ def lines_of_code(function: ast.FunctionDef) -> int:
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    return ((m, node) for m in modules() for node in ast.walk(syntax_tree(m)) if isinstance(node, ast.ClassDef))
+    return ((m, node) for m in modules() for node in nodes_of(m) if isinstance(node, ast.ClassDef))
 
 
 @cache
 def sources(module: str) -> dict[str, str]:
     """Return the modules of the package from which ``module`` imports names, by the names in its code."""
     found = {}
-    for node in ast.walk(syntax_tree(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.ImportFrom) and node.level:
             parent = module.split(".")[: -node.level]
             base = ".".join([*parent, *filter(None, [node.module])])
