@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from unittest import SkipTest
 
 import pytest
@@ -19,17 +20,35 @@ BY_CHANCE = {
 }
 
 
+WHOLE = [
+    RealMLPClassifier(hidden_layer_sizes=32, max_iter=20),
+    TabMRegressor(4, hidden_layer_sizes=32),
+]
+"""Both recipes and both tasks: these take all checks."""
+
+OTHERS = [
+    RealMLPRegressor("td-s", hidden_layer_sizes=32, max_iter=20),
+    TabMClassifier(4, hidden_layer_sizes=32),
+]
+"""These share the rest of their code with the others, and take the checks of their task alone."""
+
+
+def checks():
+    """Return the decorator that makes the cases."""
+    every = parametrize_with_checks(WHOLE + OTHERS, expected_failed_checks=lambda estimator: BY_CHANCE)
+    names, cases = every.mark.args
+    kept = [case for case in cases if is_wanted(*getattr(case, "values", case))]
+    return pytest.mark.parametrize(names, kept, **every.mark.kwargs)
+
+
+def is_wanted(estimator, check):
+    whole = any(isinstance(estimator, type(one)) for one in WHOLE)
+    return whole or re.search("classif|class_weight|regress|supervised|proba", function_of_check(estimator, check))
+
+
 @pytest.mark.slow
 @pytest.mark.thinned(by=function_of_check)
-@parametrize_with_checks(
-    [
-        RealMLPClassifier(hidden_layer_sizes=32, max_iter=20),
-        RealMLPRegressor("td-s", hidden_layer_sizes=32, max_iter=20),
-        TabMClassifier(4, hidden_layer_sizes=32),
-        TabMRegressor(4, hidden_layer_sizes=32),
-    ],
-    expected_failed_checks=lambda estimator: BY_CHANCE,
-)
+@checks()
 def test_scikit_learn_check(estimator, check):
     try:
         check(estimator)

@@ -58,8 +58,13 @@ OURS_ALONE = ("alone", "hinge", "search")
 """Compositions that compute nothing beside our graph, and so are held to the bit."""
 
 
-@pytest.mark.parametrize("target", ["binary", "multiclass", "strings"])
-@pytest.mark.parametrize("name", CLASSIFIERS)
+TARGETS_OF_CLASSIFIERS = [
+    (name, target) for i, name in enumerate(CLASSIFIERS) for target in ("multiclass", ("binary", "strings")[i % 2])
+]
+"""Each with several classes, and every other one with two, or with texts."""
+
+
+@pytest.mark.parametrize(("name", "target"), TARGETS_OF_CLASSIFIERS)
 def test_classifiers(name, target):
     estimator = fitted("classifier", name, target)
     for dtype in (np.float32, np.float64):
