@@ -6,7 +6,7 @@ product with as few columns as the kernel has elements. The forms here take all 
 
 - *patches*: the elements that windows read, (channels * taps, images * positions), beside the positions of the output.
 - *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
-- *tiles*: Winograd's algorithm for kernels of 3x3, in ``winograd.py``.
+- *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in ``winograd.py``.
 - *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
   holds the kernel's last axis; the windows' other axes are laid side by side.
 
@@ -48,11 +48,11 @@ SHORT_LINE = 16
 LONG_LINE = 16
 """Longer lines make the sums of Winograd's algorithm, products with matrices as long, slower than what they save."""
 
-FEW_TILES, FEW_PAIRS = 32, 8
+FEW_TILES, FEW_SMALL_IMAGES = 32, 8
 """With fewer tiles in all images, or fewer images of 2x2, reading the sums of the kernel takes longer than products."""
 
 LARGE_KERNEL = 8192
-"""With more pairs of channels for each tile too."""
+"""With more pairs of channels for each tile too, unless the sums are few beside the elements of the kernel."""
 
 
 def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
@@ -94,14 +94,16 @@ def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Valu
 def _in_tiles(c: Layout) -> bool:
     """Whether Winograd's algorithm is faster: its sums take the less time, the more channels there are to a line."""
     axes, w = len(c.sizes), c.windows
-    if c.groups > 1 or axes != 2 or w.kernel != [3] * axes or not c.dense or set(w.dilations) != {1}:
+    if c.groups > 1 or axes < 2 or w.kernel != [3] * axes or not c.dense or set(w.dilations) != {1}:
         return False
-    line, pairs = max(*c.sizes, *c.steps), all(winograd.is_pair(c, i) for i in range(axes))
-    tiles = c.images * math.prod(-(-n // 2) for n in c.steps)
-    if tiles < (FEW_PAIRS if pairs else FEW_TILES) or (c.positions < FEW_POSITIONS and not pairs):
+    line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
+    channels, numbers = c.inputs * c.outputs, winograd.count_numbers(c)
+    if line > LONG_LINE or 2 * line * (c.inputs + c.outputs) > channels:
         return False
-    products = c.inputs * c.outputs
-    return line <= LONG_LINE and 2 * line * (c.inputs + c.outputs) <= products <= LARGE_KERNEL * tiles
+    if 3 * numbers <= c.taps:
+        return c.images > 1
+    large = tiles >= FEW_SMALL_IMAGES if numbers <= c.taps else tiles >= FEW_TILES and c.positions >= FEW_POSITIONS
+    return large and channels <= LARGE_KERNEL * tiles
 
 
 def _rows(w: Windows) -> int:

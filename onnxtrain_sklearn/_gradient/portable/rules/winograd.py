@@ -3,7 +3,7 @@
 Two neighboring outputs of three elements each read four pixels, a *tile*. They take six products, or four products of
 sums of the pixels with sums of the kernel: ``y = A'((G k) * (B' x))``. With two axes, 16 products stand for 36. The
 products of one number of all tiles, summed over the channels, are one matrix product. An axis of two pixels between
-zeros is a tile that takes three products.
+zeros is a tile that takes three products, one of a single pixel takes one.
 
 The sums are matrix products too, by constant matrices of 0, 1, -1 and 1/2, one for each axis. So a convolution and both
 of its gradients are: pixels and cotangents to sums (:func:`_to_tiles`), kernels to sums, three products for each of the
@@ -46,6 +46,9 @@ PAIR = Tile(
 )
 """Two outputs of two pixels between zeros by three products."""
 
+SINGLE = Tile(np.array([[1]]), np.array([[0, 1, 0]]), np.array([[1]]))
+"""The output of one pixel between zeros, of which one element of the kernel is read."""
+
 
 def convolution_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
     sums = _matrices_transposed(op, _kernel_sums(op, c, kernel))
@@ -82,18 +85,21 @@ def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
 
 
 def _tile(c: Layout, axis: int) -> Tile:
-    return PAIR if is_pair(c, axis) else FOUR
+    """Return the tiles of an axis; with one pixel or two between one zero on either side it is one tile."""
+    alone = (c.windows.begin[axis], c.windows.end[axis]) == (1, 1)
+    return {1: SINGLE, 2: PAIR}.get(c.sizes[axis], FOUR) if alone else FOUR
 
 
-def is_pair(c: Layout, axis: int) -> bool:
-    """Whether the axis has two pixels between one zero on either side."""
-    return (c.sizes[axis], c.windows.begin[axis], c.windows.end[axis]) == (2, 1, 1)
+def count_numbers(c: Layout) -> int:
+    """Return the numbers of a tile, which are the products that stand for those of its outputs."""
+    return math.prod(len(_tile(c, i).kernel) for i in range(len(c.sizes)))
 
 
 def _read_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
     """Return, for each axis, the matrix from pixels to the numbers of all tiles, (numbers, tiles, pixels)."""
-    starts = [0 if is_pair(c, i) else -c.windows.begin[i] for i in range(len(c.sizes))]
-    return [_repeated_tile(op, _tile(c, i).read, c.steps[i], c.sizes[i], start) for i, start in enumerate(starts)]
+    tiles = [_tile(c, i) for i in range(len(c.sizes))]
+    starts = [-begin if tile is FOUR else 0 for tile, begin in zip(tiles, c.windows.begin, strict=True)]
+    return [_repeated_tile(op, t.read, c.steps[i], c.sizes[i], starts[i]) for i, t in enumerate(tiles)]
 
 
 def _written_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
