@@ -95,7 +95,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 def graphs_in(node: ir.Node) -> list[ir.Graph]:
     """Return the subgraphs that the attributes of ``node`` hold, without those inside them."""
     found: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():  # the dict itself: most nodes are asked often and have none
+    for attribute in node.attributes.data.values():  # the dict itself: every node is asked often, and few have any
         if attribute.type is ir.AttributeType.GRAPH:
             found.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS:

@@ -6,6 +6,7 @@ the graph before it is differentiated, so that no number of theirs can become pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
@@ -212,4 +213,4 @@ def _nbytes(value: ir.Value) -> float:
     sizes: Any = dims(value)
     if sizes is None or value.dtype is None or not all(isinstance(d, int) for d in sizes):
         return 0.0
-    return float(np.prod(sizes, dtype=np.float64)) * bytes_per_element(value.dtype)
+    return float(math.prod(sizes)) * bytes_per_element(value.dtype)
