@@ -1,6 +1,7 @@
 """CPU time of an epoch over wide sparse rows, beside scikit-learn's SGDClassifier.
 
-The rows are like those of a TF-IDF: 20,000 rows, 50,000 columns, 100 entries a row, of which some columns are frequent.
+The rows are like those of a TF-IDF: 20,000 rows, 50,000 columns (``--columns``), 100 entries a row, of which some
+columns are frequent.
 An epoch is a fifth of the difference of fits of six epochs and one; runs alternate, and the least of the repetitions
 counts.
 """
@@ -18,22 +19,23 @@ from sklearn.linear_model import SGDClassifier
 
 from onnxtrain_sklearn import SGD, AdamW, Linear, OrtGradientClassifier
 
-ROWS, COLUMNS, ENTRIES = 20_000, 50_000, 100
+ROWS, ENTRIES = 20_000, 100
 EPOCHS = 1, 6
 OURS = {
     "Linear, SGD": (Linear(), {"optimizer": SGD()}),
     "Linear, SGD with momentum": (Linear(), {"optimizer": SGD(momentum=0.9)}),
     "Linear, AdamW": (Linear(), {"optimizer": AdamW()}),
+    "Linear, AdamW, lazy": (Linear(), {"optimizer": AdamW(), "sparse_updates": "lazy"}),
 }
 
 
-def data(classes: int) -> tuple[sp.csr_matrix, np.ndarray]:
+def data(classes: int, width: int) -> tuple[sp.csr_matrix, np.ndarray]:
     rng = np.random.default_rng(0)
-    places = (COLUMNS * rng.random((ROWS, ENTRIES)) ** 2).astype(np.int32)
+    places = (width * rng.random((ROWS, ENTRIES)) ** 2).astype(np.int32)
     numbers, ends = rng.random(ROWS * ENTRIES).astype(np.float32), np.arange(0, ROWS * ENTRIES + 1, ENTRIES)
-    X = sp.csr_matrix((numbers, places.ravel(), ends), shape=(ROWS, COLUMNS))
+    X = sp.csr_matrix((numbers, places.ravel(), ends), shape=(ROWS, width))
     X.sum_duplicates()
-    return X, np.argmax(X @ rng.normal(size=(COLUMNS, classes)), axis=1)
+    return X, np.argmax(X @ rng.normal(size=(width, classes)), axis=1)
 
 
 def seconds(estimator: object, X: sp.csr_matrix, y: np.ndarray) -> float:
@@ -62,10 +64,12 @@ def epoch_seconds(X: sp.csr_matrix, y: np.ndarray, repeat: int) -> dict[str, flo
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="CPU time of an epoch over wide sparse rows, beside SGDClassifier.")
     parser.add_argument("--repeat", type=int, default=3, help="alternating repetitions (default: %(default)s)")
+    parser.add_argument("--columns", type=int, default=50_000, help="columns of the data (default: %(default)s)")
+    parser.add_argument("--classes", type=int, nargs="+", default=[2, 20], help="classes (default: 2 20)")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    for classes in (2, 20):
-        X, y = data(classes)
+    for classes in options.classes:
+        X, y = data(classes, options.columns)
         best = epoch_seconds(X, y, options.repeat)
         for name, own in best.items():
             print(
