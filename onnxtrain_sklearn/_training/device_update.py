@@ -57,7 +57,7 @@ class DeviceUpdate:
         start, shape = part.start, (part.stop - part.start,)
         arrays = {"parameters": vectors.buffer.part(start, shape)}
         arrays |= {name: vectors.slots[name].part(start, shape) for name in one.program.slots}
-        binding = bind_update(one.session, arrays, vectors.gradient.part(start, shape), {})
+        binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
         return binding, {name: _scalar_name(one, name) for name in one.coefficients(Rates(0.001), 1)}
 
     def scalars(self, weights: np.ndarray, rates: Sequence[Rates], state: OptimizerState) -> dict[str, DeviceArray]:

@@ -110,12 +110,12 @@ def _scalars(one: SegmentUpdate, dtype: DType) -> dict[str, np.ndarray]:
 def _bound(
     one: SegmentUpdate, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> list[Binding | NumpyUpdate]:
-    """Return the updates of a segment: of a long one by NumPy, if it can, else by the session in pieces."""
+    """Return the updates of a segment: by NumPy if it can and that pays, else by the session in pieces."""
     formula, whole = one.program.formula, one.segment.part
     if formula is not None and whole.stop - whole.start > LEAST_ELEMENTS:
         return [numpy_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
     bound = [({n: v[cut] for n, v in vectors.items()}, gradients[cut]) for cut in _piece_slices(one)]
-    return [bind_update(one.session, parts, own, scalars) for parts, own in bound]
+    return [bind_update(one.open_session(), parts, own, scalars) for parts, own in bound]
 
 
 def _piece_slices(one: SegmentUpdate) -> list[slice]:

@@ -85,7 +85,7 @@ def row_update(
     flat = {name: array.ravel() for name, array in arrays.items()}
     gradients, formula = flat.pop(GRADIENTS), one.program.formula
     if formula is None:
-        return RowUpdate(table, matrices, blocks, bind_update(one.session, flat, gradients, scalars), whole)
+        return RowUpdate(table, matrices, blocks, bind_update(one.open_session(), flat, gradients, scalars), whole)
     return RowUpdate(table, matrices, blocks, numpy_update(formula, flat, gradients, scalars), whole)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -27,11 +28,11 @@ ToMemory = Callable[[np.ndarray], Array]
 
 @dataclass(frozen=True, eq=False)
 class SegmentUpdate:
-    """The update of a segment of the vectors: its graph and the session that runs it."""
+    """The update of a segment of the vectors: its graph, and what opens the session that runs it."""
 
     segment: Segment
     program: UpdateProgram
-    session: InferenceSession
+    open_session: Callable[[], InferenceSession]
 
     @property
     def factors(self) -> Factors:
@@ -116,8 +117,8 @@ class VectorBindings:
             programs[decay] = update_program(own, self._kind, fused=fused, scheduled=scheduled)
         if len(found) > 1:
             require_elementwise(optimizer, elementwise=all(one.elementwise for one in programs.values()))
-        opened = {decay: self._session(program.graph) for decay, program in programs.items()}
-        return [SegmentUpdate(one, programs[one.factors.decay], opened[one.factors.decay]) for one in found]
+        sessions = {decay: cache(partial(self._session, program.graph)) for decay, program in programs.items()}
+        return [SegmentUpdate(one, programs[one.factors.decay], sessions[one.factors.decay]) for one in found]
 
     def _session(self, graph: bytes) -> InferenceSession:
         """Return a session with one thread: a second spinning pool would compete with the gradient session's."""
