@@ -160,9 +160,10 @@ class Batches:
         ``buffers`` returns the buffers for so many rows. A batch shorter than its buffers is padded with copies of its
         first row at weight zero: they add nothing to a weighted mean, and are finite where the batch is.
         """
+        changes = not self._is_whole
         for rows in self.minibatches():
             target = buffers(len(rows))
-            if not self._is_whole or self._loaded is not target:
+            if changes or self._loaded is not target:
                 self.gather(rows, target)
                 self._loaded = target
             yield self.weight_of(rows)
@@ -180,5 +181,9 @@ class Batches:
                 buffers.sparse[name].rows = column.compressed_rows(padded)
             else:
                 column.take(padded, buffers.columns[name])
-        buffers.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]
-        buffers.sample_weight[count:] = 0.0
+        if self._weights is None:
+            buffers.sample_weight.fill(1.0)
+        else:
+            buffers.sample_weight[:count] = self._weights[rows]
+        if count < capacity:
+            buffers.sample_weight[count:] = 0.0

@@ -17,6 +17,13 @@ from .builder import GraphBuilder, Operand
 from .links import Link, Task, row_sum, split_columns
 
 
+SHARES = "shares"
+"""Key in the ``meta`` of weights that are divided by their sum."""
+
+LEAST_TOTAL = float(np.finfo(np.float32).tiny)
+"""Bound of the sum of the weights, by which they are divided."""
+
+
 class RowLoss(Protocol):
     """A loss of rows; :class:`onnxtrain_sklearn.losses.Loss` documents it."""
 
@@ -106,9 +113,27 @@ def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
     """Emit the weighted mean over rows of the plain mean over their columns."""
-    total = op.Max(op.ReduceSum(sample_weight, keepdims=False), float(np.finfo(np.float32).tiny))
-    share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
-    return op.ReduceSum(op.Mul(op.Unsqueeze(share, axes=[1]), rows), keepdims=False)
+    share = _known_shares(sample_weight)
+    if share is None:
+        total = op.Max(op.ReduceSum(sample_weight, keepdims=False), LEAST_TOTAL)
+        share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
+        share = op.Unsqueeze(share, axes=[1])
+    elif columns != 1:
+        share = op.Mul(share, 1.0 / columns)
+    return op.ReduceSum(op.Mul(share, rows), keepdims=False)
+
+
+def weights_of_shares(op: GraphBuilder, shares: ir.Value, batch: int) -> ir.Value:
+    """Return the weights (N,) of rows whose ``shares`` (N, 1) in the sum of all weights are known."""
+    weights = op.Reshape(shares, [batch])
+    weights.meta[SHARES] = True
+    return weights
+
+
+def _known_shares(weights: ir.Value) -> ir.Value | None:
+    """Return the column of the weights divided by their sum, if they are."""
+    made = weights.producer()
+    return made.inputs[0] if made is not None and SHARES in weights.meta else None
 
 
 def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:

@@ -6,8 +6,9 @@ copy nor allocate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -77,26 +78,28 @@ class Binding:
         self._binds_each_run = session.get_providers()[0] in OWN_MEMORY
         self._copies: dict[str, np.ndarray] = {}
         self._binding = session.io_binding()
+        self._run = _runner(session, self._binding)
         for name in self._arrays:
             self._bind(name)
 
     def run(self, **changed: Array) -> None:
         """Run the session once, with other arrays for the inputs and outputs named; the GIL is released."""
-        self._arrays.update(changed)
-        for name in changed.keys() | self._inputs if self._binds_each_run else changed:
-            self._bind(name)
+        if changed or self._binds_each_run:
+            self._arrays.update(changed)
+            for name in changed.keys() | self._inputs if self._binds_each_run else changed:
+                self._bind(name)
         try:
             if self._copies:
                 self._run_on_copies()
             else:
-                self._session.run_with_iobinding(self._binding)
+                self._run()
         except Exception as error:  # each release has another class for it
             raise not_run(error) from error
 
     def _run_on_copies(self) -> None:
         for name in self._copies.keys() & self._inputs:
             self._copies[name][...] = self._arrays[name]
-        self._session.run_with_iobinding(self._binding)
+        self._run()
         for name in self._copies.keys() - self._inputs:
             self._arrays[name][...] = self._copies[name]  # type: ignore[index]
 
@@ -112,3 +115,11 @@ class Binding:
         if not array.flags.carray:
             array = self._copies[name] = np.array(array, order="C", subok=False)
         bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+
+def _runner(session: onnxruntime.InferenceSession, binding: Any) -> Callable[[], object]:
+    """Return what runs the session once; on a CPU without what its class looks up each time, for captured graphs."""
+    own, bound = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
+    if session.get_providers() != ["CPUExecutionProvider"] or own is None or bound is None:
+        return partial(session.run_with_iobinding, binding)
+    return partial(own.run_with_iobinding, bound, None)

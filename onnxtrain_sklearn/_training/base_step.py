@@ -66,6 +66,9 @@ class BaseStep:
     adds_rows: ClassVar[bool] = False
     """Whether the step adds up the gradients of the rows that the graph reads of large matrices."""
 
+    gives_shares: ClassVar[bool] = False
+    """Whether the step gives the graph the weights of the rows divided by their sum."""
+
     updates_after_loss: ClassVar[bool] = False
 
     def __init__(self, parts: StepParts, place: ToMemory) -> None:
@@ -84,7 +87,7 @@ class BaseStep:
         """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
         parts = self._parts
         source = PassSource(parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse)
-        graph = pass_graph(replace(source, adds_rows=self.adds_rows))
+        graph = pass_graph(replace(source, adds_rows=self.adds_rows, gives_shares=self.gives_shares))
         self.engine = graph.program.engine
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._data.batches import BatchBuffers
+from .._graph.loss_terms import LEAST_TOTAL
 from .._runtime import devices
 from .._runtime.binding import Binding
 from .dropout import UniformNumbers
@@ -18,6 +19,21 @@ from .sparse_products import HostProduct, host_products
 from .step import OptimizerState
 
 
+class RowShares:
+    """The weights of the rows of a minibatch divided by their sum, as a column; those of most minibatches are equal."""
+
+    def __init__(self, weights: np.ndarray) -> None:
+        self._weights, self._known = weights, b""
+        self.column = np.zeros((len(weights), 1), weights.dtype)
+
+    def update(self) -> None:
+        """Compute the shares if the weights have changed."""
+        content = self._weights.tobytes()
+        if content != self._known:
+            np.divide(self._weights[:, None], max(self._weights.sum(), LEAST_TOTAL), self.column)
+            self._known = content
+
+
 @dataclass(frozen=True, eq=False)
 class HostPass:
     """One forward and backward pass over a fixed number of rows, and the arrays that it reads and writes.
@@ -26,6 +42,7 @@ class HostPass:
     """
 
     buffers: BatchBuffers
+    shares: RowShares
     gradient: Binding
     loss: np.ndarray
     uniform: UniformNumbers
@@ -40,6 +57,7 @@ class HostPass:
             state.draws += 1
         for product in self.products:
             product.forward()
+        self.shares.update()
         self.gradient.run()
         for product in self.products:
             product.backward()
@@ -60,7 +78,8 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
     threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
     products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen, tables)
-    inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: buffers.sample_weight}
+    shares = RowShares(buffers.sample_weight)
+    inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: shares.column}
     inputs |= {product.first.name: product.product for product in products}
     lookups = host_lookups(graph.program.lookups, tables)
     outside = {product.first.weight for product in products}.union(tables)
@@ -70,4 +89,4 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     outputs = {LOSS: loss, **{read.lookup.indices: read.indices for read in lookups.reads}}
     binding = graph.bind(inputs, outputs, gradients, moved, threads)
     statistics = [(parameters.view(name), moved[name]) for name in moved]
-    return HostPass(buffers, binding, loss, uniform, statistics, products, lookups)
+    return HostPass(buffers, shares, binding, loss, uniform, statistics, products, lookups)

@@ -33,6 +33,7 @@ class HostStep(BaseStep):
     """Train on one minibatch after the other."""
 
     adds_rows = True
+    gives_shares = True
     updates_after_loss = True
 
     def __init__(self, parts: StepParts) -> None:

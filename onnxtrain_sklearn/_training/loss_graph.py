@@ -19,9 +19,10 @@ from .._graph.batch_statistics import follow_torch
 from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
-from .._graph.loss_terms import RowLoss, append_loss, append_pairwise_loss, weighted_penalty
+from .._graph.loss_terms import RowLoss, append_loss, append_pairwise_loss, weighted_penalty, weights_of_shares
 from .._graph.members import repeated_rows, rows_of_members
 from .._graph.positions import Positions, position_weights
+from .._graph.one_hot import mark_one_hot
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch
@@ -90,10 +91,16 @@ class StepSettings:
 
 
 def training_graph(
-    model: TrainableModel, settings: StepSettings, frozen: Mapping[str, np.ndarray], batch: int
+    model: TrainableModel,
+    settings: StepSettings,
+    frozen: Mapping[str, np.ndarray],
+    batch: int,
+    *,
+    takes_shares: bool = False,
 ) -> ir.Model:
     """Return the forward graph for ``batch`` rows with target and weights as inputs.
 
+    With ``takes_shares`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
     graph_model = with_batch(model.model, batch)
@@ -103,8 +110,9 @@ def training_graph(
     op = GraphBuilder(graph, dtype=ir_type(model.dtype), prefix="onnxtrain")
     shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
-    sample_weight = ir.val(WEIGHT, ir_type(model.dtype), (batch,))
-    graph.inputs.extend([y, sample_weight])
+    weights = ir.val(WEIGHT, ir_type(model.dtype), (batch, 1) if takes_shares else (batch,))
+    graph.inputs.extend([y, weights])
+    sample_weight = weights_of_shares(op, weights, batch) if takes_shares else weights
     if isinstance(settings.loss, TotalLoss):
         every = {v.name: v for v in graph.outputs}
         outputs = [every[form.scores] for form in model.forms]
@@ -260,7 +268,7 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
     """Return the one-hot encoding of the class indices ``y`` (N,)."""
     classes = np.arange(n_classes, dtype=np.int64)
-    return op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype)
+    return mark_one_hot(op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype))
 
 
 def work(graph: ir.Graph) -> float:

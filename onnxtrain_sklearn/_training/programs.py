@@ -75,6 +75,7 @@ class PassSource:
 
     ``resident``: the graph gathers the minibatch from all data by itself. Inputs named in ``sparse`` come sparse.
     ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
+    ``gives_shares``: whoever runs the pass gives it the weights of the rows divided by their sum, as a column.
     """
 
     model: TrainableModel
@@ -85,6 +86,7 @@ class PassSource:
     resident: bool = False
     sparse: Collection[str] = ()
     adds_rows: bool = False
+    gives_shares: bool = False
 
     @property
     def least_lookup(self) -> int:
@@ -143,7 +145,7 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
         names,
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        (source.resident, source.adds_rows, source.least_lookup),
+        (source.resident, source.adds_rows, source.least_lookup, source.gives_shares),
         tuple(source.sparse),
     )
 
@@ -159,7 +161,8 @@ class _Emitted(NamedTuple):
 
 def _emitted(source: PassSource) -> _Emitted:
     """Return the forward graph with the loss, whose parameters are inputs."""
-    graph = training_graph(source.model, source.settings, source.frozen, source.batch)
+    shares = source.gives_shares
+    graph = training_graph(source.model, source.settings, source.frozen, source.batch, takes_shares=shares)
     random = [*expose_random(graph), *expose_dropout(graph, scheduled=source.settings.scheduled.dropout)]
     products = take_first_products(graph, source.sparse)
     lookups = take_lookups(graph, source.parameters.names, source.least_lookup) if source.adds_rows else []

@@ -52,6 +52,7 @@ from .rules import (
     resize,
     shapes,
 )
+from .row_factors import factor_out_columns
 from .simplify import tidy
 
 RULES: dict[str, GradientRule] = {
@@ -113,6 +114,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
         _append_gradient(apart, sources[name], cotangent)
     infer_shapes(result)
     tidy(graph, [node for node in graph if node not in forward], wanted)
+    factor_out_columns(graph, [node for node in graph if node not in forward])
     remove_unread_initializers(graph, kept=model.graph.initializers)
     return result
 

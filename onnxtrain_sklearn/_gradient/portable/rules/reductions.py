@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder, Operand
+from ...._graph.one_hot import is_one_hot
 from ...._graph.queries import attribute, constant, dims, fixed, operand
 from ...._graph.supported import Supported
 from ...selection import OTHERS
@@ -117,8 +118,9 @@ def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, _softmax_axes(r)
-    picked = _picked(r, axes)
-    total = op.ReduceSum(r.g if picked is None else picked[1], axes=axes, keepdims=True)
+    picked, total = _picked(r, axes), _total_of_one_hot(r, axes)
+    if total is None:
+        total = op.ReduceSum(r.g if picked is None else picked[1], axes=axes, keepdims=True)
 
     def gradient() -> ir.Value:
         share = r.keep_zeros(op.Mul(op.Exp(r.y), total), total)
@@ -127,6 +129,19 @@ def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
         return op.ScatterElements(op.Neg(share), *picked, axis=axes[0], reduction="add")
 
     return [gradient]
+
+
+def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
+    """Return the sum over the classes of a cotangent that is a product of a column with one-hot rows: the column."""
+    node, shape = r.g.producer(), dims(r.y)
+    if node is None or node.op_type != "Mul" or not shape or axes not in ([-1], [len(shape) - 1]):
+        return None
+    for column, rows in (node.inputs, node.inputs[::-1]):
+        made = None if column is None else column.producer()
+        narrow = made.inputs[0] if made is not None and made.op_type == "Expand" else column
+        if is_one_hot(rows) and dims(rows) == shape and dims(narrow) == [*shape[:-1], 1]:
+            return narrow
+    return None
 
 
 def _picked(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Value] | None:
