@@ -16,7 +16,7 @@ from onnxtrain_sklearn._runtime import capabilities, devices, errors, sessions
 from onnxtrain_sklearn._runtime.binding import Binding
 from onnxtrain_sklearn._runtime.devices import Device, resolve_device
 from onnxtrain_sklearn._runtime.sessions import create_session
-from onnxtrain_sklearn._training import host_pass
+from onnxtrain_sklearn._training import host_pass, host_update
 from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning
 
 CPU = "CPUExecutionProvider"
@@ -196,6 +196,7 @@ def test_thousands_of_threads_are_cut_to_the_cores(name, monkeypatch):
 
 def test_options_reach_every_session(monkeypatch):
     seen = spy(monkeypatch)
+    monkeypatch.setattr(host_update, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
     options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
     regressor = OrtGradientRegressor(alpha=0.1, max_grad_norm=1.0, max_iter=1, session_options=options)
     fitted_with_runtime(regressor, rows=8).predict(np.eye(4))

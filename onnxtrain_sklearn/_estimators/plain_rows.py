@@ -44,5 +44,7 @@ def _single_input(inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 def _suits(X: np.ndarray, spec: TensorSpec, estimator: Any) -> bool:
     """Whether there are rows, and all have the shape of the graph's input and the number of features."""
     shape, wanted = X.shape, spec.shape
-    suits = len(shape) == len(wanted) and all(w is None or w == n for w, n in zip(wanted[1:], shape[1:], strict=True))
+    suits = len(shape) == len(wanted) and (
+        shape[1:] == wanted[1:] or all(w is None or w == n for w, n in zip(wanted[1:], shape[1:], strict=True))
+    )
     return suits and X.size > 0 and math.prod(shape[1:]) == estimator.n_features_in_

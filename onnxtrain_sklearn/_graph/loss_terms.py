@@ -16,7 +16,6 @@ from ..exceptions import ModelError
 from .builder import GraphBuilder, Operand
 from .links import Link, Task, row_sum, split_columns
 
-
 SHARES = "shares"
 """Key in the ``meta`` of weights that are divided by their sum."""
 

@@ -101,6 +101,7 @@ class Predictor:
         self._inner, self.outputs = graph.widest, graph.outputs
         threads = devices.available_threads() if graph.is_large else 1
         self._session = sessions.create_session(graph.content, device, threads=threads, options=session_options)
+        self._run_session = sessions.session_runner(self._session)
 
     def _with_inputs(self, model: ir.Model, sparse: Collection[str]) -> PredictionGraph:
         """Return the graph with inputs for the live parameters and for products with sparse rows."""
@@ -153,7 +154,7 @@ class Predictor:
         self, columns: Mapping[str, Column], rows: np.ndarray | slice, outputs: Sequence[int]
     ) -> list[np.ndarray]:
         feeds, names = {**self._feeds(columns, rows), **self._live}, [self.outputs[i] for i in outputs]
-        return [_as_rows(one, _number_of_rows(rows)) for one in sessions.run_session(self._session, names, feeds)]
+        return [_as_rows(one, _number_of_rows(rows)) for one in self._run_session(names, feeds)]
 
     def _feeds(self, columns: Mapping[str, Column], rows: np.ndarray | slice) -> dict[str, np.ndarray]:
         feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
@@ -164,7 +165,7 @@ class Predictor:
 
     def _computed(self, feeds: Mapping[str, np.ndarray], n_rows: int, output: int) -> np.ndarray:
         feeds = {**feeds, **self._live} if self._live else feeds
-        found = sessions.run_session(self._session, [self.outputs[output]], feeds)[0]
+        found = self._run_session([self.outputs[output]], feeds)[0]
         return _as_rows(found, n_rows)
 
 

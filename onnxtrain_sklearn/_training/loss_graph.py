@@ -21,8 +21,8 @@ from .._graph.edits import swap_initializers
 from .._graph.links import Link, Task
 from .._graph.loss_terms import RowLoss, append_loss, append_pairwise_loss, weighted_penalty, weights_of_shares
 from .._graph.members import repeated_rows, rows_of_members
-from .._graph.positions import Positions, position_weights
 from .._graph.one_hot import mark_one_hot
+from .._graph.positions import Positions, position_weights
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.shapes import with_batch

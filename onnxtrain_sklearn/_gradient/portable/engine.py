@@ -38,6 +38,7 @@ from .context import (
     zeros_like,
 )
 from .lowering.registry import expand
+from .row_factors import factor_out_columns
 from .rules import (
     convolution,
     cross_entropy,
@@ -52,7 +53,6 @@ from .rules import (
     resize,
     shapes,
 )
-from .row_factors import factor_out_columns
 from .simplify import tidy
 
 RULES: dict[str, GradientRule] = {
