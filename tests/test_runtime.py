@@ -250,6 +250,7 @@ def test_small_graphs_get_one_thread(monkeypatch):
 def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
+    monkeypatch.setattr(host_update, "LEAST_ELEMENTS", 10**6)
     monkeypatch.setattr(host_pass, "PARALLEL_WORK", 200 * (4 * 60 + 60))
     fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     updates = [threads for session, threads in seen if "gradients" in {v.name for v in session.get_inputs()}]
