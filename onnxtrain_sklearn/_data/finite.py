@@ -11,11 +11,11 @@ from .._support.typing import DType
 
 def finite_rows(rows: np.ndarray, dtype: DType) -> np.ndarray | None:
     """Return ``rows`` contiguous and in ``dtype``; None if one of the numbers is not finite, or too large for it."""
-    found = np.ascontiguousarray(rows) if rows.dtype == dtype else _converted(rows, dtype)
+    found = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
     squares = np.vdot(found, found)  # is finite only if all are, and takes less time than to look at each
     return found if math.isfinite(squares) or np.isfinite(found).all() else None
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _converted(rows: np.ndarray, dtype: DType) -> np.ndarray:
+def _in_graph_type(rows: np.ndarray, dtype: DType) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype)
