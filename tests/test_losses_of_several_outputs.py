@@ -151,6 +151,18 @@ def test_rows_of_weight_zero_are_as_if_left_out(engine):
         assert_allclose(left.weights_[name], array, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("loss", ["gamma", "tweedie", "poisson"])
+def test_rows_without_a_target_do_not_count_for_losses_of_positive_targets(loss):
+    known = np.arange(len(X)) % 4 > 0
+    y = {"class": Y["class"], "number": np.where(known, np.abs(Y["number"]) + 0.1, np.nan)}
+    losses = {"class": "log_loss", "number": loss}
+    estimator = net(("class", "number")).set_params(loss=losses).fit(X, y, {"number": known})
+    assert np.isfinite(estimator.loss_curve_).all()
+    other = {**y, "number": np.where(known, y["number"], -5.0)}
+    again = net(("class", "number")).set_params(loss=losses).fit(X, other, {"number": known})
+    assert again.loss_curve_ == estimator.loss_curve_
+
+
 @each_engine
 def test_weights_of_the_classes_of_one_output(engine):
     names, balanced = ("class", "number"), {"class": {"a": 3.0, "b": 1.0, "c": 0.5}}

@@ -86,6 +86,24 @@ def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, t
     np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [40, 36, 33])
+def test_accumulated_minibatches_have_masks_of_their_own(rows, tmp_path):
+    """The last step may have fewer minibatches, for which nothing is drawn."""
+    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9), "accumulate": 2}
+    X, y = columns(rows)
+    model = quietly(OrtGradientClassifier(MLP((8, 8), dropout=0.3), **settings).fit, X, y)
+    model.export_training(tmp_path / "folder")
+    model.export_training(tmp_path / "odd", batch_size=9)  # whose minibatches are not the estimator's
+    training = load_training(tmp_path / "folder", shuffle=False)
+    assert (training.manifest["random"]["minibatches"], training.manifest["padding"]) == (2, True)
+    for _ in range(2):
+        training.partial_fit(X, y)
+        model.partial_fit(X, y)
+    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[-2:], rtol=1e-6)
+    assert "minibatches" not in load_training(tmp_path / "odd").partial_fit(X, y).manifest["random"]
+
+
 def test_accumulated_statistics_need_whole_minibatches(tmp_path):
     X, y = np.random.default_rng(0).normal(size=(48, 1, 8, 8)).astype(np.float32), np.arange(48) % 10
     settings = SETTINGS | {"batch_size": 8, "accumulate": 3, "optimizer": SGD()}

@@ -90,8 +90,12 @@ def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
 
 
 def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count: int) -> tuple[Targets, np.ndarray]:
-    """Return the targets of ``rows`` as those of ``count`` rows, of which the others have weight zero."""
-    values = np.full((count, *targets.values.shape[1:]), IGNORED if targets.has_positions else 0, targets.values.dtype)
+    """Return the targets of ``rows`` as those of ``count`` rows, of which the others have weight zero.
+
+    These have a target of any loss: a positive number, the first class.
+    """
+    filler = IGNORED if targets.has_positions else int(targets.task == "regression")
+    values = np.full((count, *targets.values.shape[1:]), filler, targets.values.dtype)
     values[rows] = targets.values
     every = np.zeros(count)
     every[rows] = 1.0 if weights is None else weights

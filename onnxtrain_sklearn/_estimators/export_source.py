@@ -15,6 +15,7 @@ from .._fitted.table_graph import encoding_graph
 from .._inference.head import Head
 from .._support.typing import MatrixLike
 from .._training.base_step import StepParts
+from .._training.dropout import draws_numbers
 from .._training.loop import TrainerSettings
 from .._training.loss_graph import StepSettings, TrainedPositions
 from .._training.total_loss import TotalLoss
@@ -44,8 +45,7 @@ def export_source(
         parameters = parameters.with_averages(settings.ema_decay is not None)
     rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
     rows = rows if batch_size is None else _checked_batch(batch_size)
-    minibatches = loop.accumulate if parameters.running_statistics else 1
-    _require_whole_minibatches(rows, minibatches)
+    minibatches = _separate_minibatches(run, rows, loop.accumulate)
     facts = {
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
@@ -94,12 +94,19 @@ def _checked_batch(batch_size: object) -> int:
     return int(batch_size)
 
 
-def _require_whole_minibatches(rows: int, minibatches: int) -> None:
-    if rows % minibatches:
-        raise ValueError(
-            f"batch_size must be a multiple of {minibatches}, got {rows}: a step takes the rows of all accumulate="
-            f"{minibatches} minibatches, and rows meet within each of them (batch normalization)."
-        )
+def _separate_minibatches(run: Run, rows: int, accumulate: int) -> int:
+    """Return how many minibatches are passes of their own: those with statistics or with random numbers of their own.
+
+    Minibatches that are not those of the estimator have no masks in common with its own.
+    """
+    if run.parameters.running_statistics:
+        if rows % accumulate:
+            raise ValueError(
+                f"batch_size must be a multiple of {accumulate}, got {rows}: a step takes the rows of all accumulate="
+                f"{accumulate} minibatches, and rows meet within each of them (batch normalization)."
+            )
+        return accumulate
+    return accumulate if draws_numbers(run.model.model) and not rows % accumulate else 1
 
 
 def exported_class_weights(estimator: Any, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:

@@ -134,20 +134,23 @@ class Training:
         feeds |= {name: np.array(value, kinds[name]) for name, value in rates.items()}
         outputs = {one["output"]: one["name"] for one in self.manifest["state"]["tensors"]}
         names = [self.manifest["loss_output"], *outputs]
-        results = sessions.run_session(session, names, feeds | self._random(session) | self.state)
+        results = sessions.run_session(session, names, feeds | self._random(session, len(rows)) | self.state)
         self.state = dict(zip(outputs.values(), results[1:], strict=True))
         return float(results[0])
 
-    def _random(self, session: sessions.InferenceSession) -> dict[str, np.ndarray]:
-        """Return the random numbers of the next step, those that the estimator would draw."""
+    def _random(self, session: sessions.InferenceSession, rows: int) -> dict[str, np.ndarray]:
+        """Return the random numbers of the next step, those that the estimator would draw for so many rows."""
         known = self.manifest["random"]
         if not known["inputs"]:
             return {}
         shapes, minibatches = {value.name: value.shape for value in session.get_inputs()}, known.get("minibatches")
         if minibatches is None:
             return self._draw(shapes)
-        drawn = [self._draw({name: shape[1:] for name, shape in shapes.items()}) for _ in range(minibatches)]
-        return {name: np.stack([one[name] for one in drawn]) for name in known["inputs"]}
+        found = {name: np.zeros(shapes[name], np.float32) for name in known["inputs"]}
+        for i in range(-(-rows * minibatches // int(self.manifest["batch_size"]))):  # no draw where there is no row
+            for name, numbers in self._draw({name: shape[1:] for name, shape in shapes.items()}).items():
+                found[name][i] = numbers
+        return found
 
     def _draw(self, shapes: Mapping[str, list[Any]]) -> dict[str, np.ndarray]:
         """Return the numbers of one pass of the estimator, by input."""

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_node
 from .._graph.queries import constant, describe, dims, every_node, fixed, operand
+from .._graph.random_nodes import is_random
 from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, UnsupportedOperatorError
 
@@ -93,6 +94,11 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
         model.graph.sort()
         infer_shapes(model)
     return inputs
+
+
+def draws_numbers(model: ir.Model) -> bool:
+    """Whether the training of a graph reads random numbers: it has Dropout in training mode, or random nodes."""
+    return any(is_random(node) or _drops(node) for node in model.graph.all_nodes())
 
 
 def _drops(node: ir.Node) -> bool:
