@@ -4,8 +4,9 @@ Two other outcomes leave the estimator fitted: training diverges, which raises a
 raises if the interrupt is meant for a caller. An interrupt may come between any two lines: the fitted attributes
 change atomically, and objects that a run shares with the last one are published with it.
 
-After an error of a callback in a call that goes on from an earlier one, the weights are those before its epoch. The
-history, the optimizer's state and the random state, which both runs share, are not taken back.
+A call that goes on from an earlier one shares weights, optimizer state, history and random state with it. They are
+copied before, and taken back after an error. Only where they are large and no code of the user runs in the call, there
+is no copy: then the weights alone go back, to those before the epoch.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import numpy as np
 
 from .._training.loop import Trainer
 from ..exceptions import DivergenceError
+from .callback_support import set_callbacks_of
 from .callback_watcher import train_watched
 from .examples import Call
 from .interrupts import raise_or_warn
 from .record import TrainingRecord
 from .run import Run
+from .training_state import LARGE, StateBefore, size_of_state
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +36,8 @@ class Attempt(TrainingRecord):
     """An estimator that prepares a run and trains it."""
 
     random_state: Any
+    callbacks: Any
+    scoring: Any
     n_outputs_: int
     classes_: np.ndarray | list[np.ndarray]
 
@@ -42,7 +47,8 @@ class Attempt(TrainingRecord):
 
     def _train(self, call: Call) -> Self:
         before, run, trainer = dict(vars(self)), None, None
-        old: Run | None = before.get("_run")
+        old: Run | None = before.get("_run") if call.resume else None
+        state = StateBefore(old) if old is not None and self._is_taken_back(old) else None
         try:
             with self._unchanged_on_error():
                 run, trainer = self._prepare(call)
@@ -55,13 +61,18 @@ class Attempt(TrainingRecord):
             self._publish(run)
             raise_or_warn(interrupt, self)
         except BaseException as error:
-            shared = run is not None and old is not None and old.history is run.history
-            if run is not None and (isinstance(error, DivergenceError) or shared):
+            if run is not None and (isinstance(error, DivergenceError) or (old is not None and state is None)):
                 self._publish(run)
             else:
+                if run is not None and state is not None:
+                    state.restore()
                 self._restore(before)
             raise
         return self
+
+    def _is_taken_back(self, old: Run) -> bool:
+        """Whether an error leaves the estimator with the state of the call before."""
+        return bool(self.callbacks or set_callbacks_of(self)) or callable(self.scoring) or size_of_state(old) < LARGE
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,6 +55,42 @@ def restore_state(run: Run, state: State) -> None:
         fine_tuning=copy.deepcopy(state.get("fine_tuning")),
         **state["history"],
     )
+
+
+LARGE = 2**18
+"""Bytes of weights and optimizer state from which on a copy, which takes time and memory, is made for callbacks alone."""
+
+
+class StateBefore:
+    """All that a call changes of the run that it goes on from, to take the call back.
+
+    Curves and rows of the history are immutable. Nothing else that a run has is changed: a call has a run of its own.
+    """
+
+    def __init__(self, run: Run) -> None:
+        state, history = run.state, run.history
+        self._run, self._buffer, self._random = run, run.parameters.buffer.copy(), run.rng.get_state(legacy=False)
+        self._state = {**vars(state), "slots": {name: slot.copy() for name, slot in state.slots.items()}}
+        self._history = {
+            **vars(history),
+            "progress": replace(history.progress),
+            "memories": copy.deepcopy(history.memories),
+            "last_finite": None,
+        }
+
+    def restore(self) -> None:
+        """Go back to it; the step, which may be bound to other arrays or has its own on a device, is made anew."""
+        run = self._run
+        run.step = run.step_key = None
+        run.parameters.buffer[...] = self._buffer
+        vars(run.state).update(self._state)
+        run.history.change(**self._history)
+        run.rng.set_state(self._random)
+
+
+def size_of_state(run: Run) -> int:
+    """Return the bytes of weights and optimizer state."""
+    return run.parameters.buffer.nbytes + sum(slot.nbytes for slot in run.state.slots.values())
 
 
 def _copied(array: np.ndarray | None) -> np.ndarray | None:

@@ -1,0 +1,182 @@
+"""An error in a call that goes on leaves the estimator as it was: a second call comes to the bits of one alone."""
+
+from __future__ import annotations
+
+import pickle
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from onnxtrain_sklearn._estimators import attempt
+from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn.callbacks import Callback
+from onnxtrain_sklearn.schedules import Cosine
+from tests.combinations.several_draws import split
+from tests.helpers.data import blobs
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+X, Y = blobs()
+SETTINGS = {"batch_size": 16, "max_iter": 3, "tol": -np.inf, "random_state": 0, "warm_start": True}
+CASES = {
+    "adamw": {},
+    "momentum": {"optimizer": SGD(0.9), "ema_decay": 0.9},
+    "schedule": {"learning_rate": Cosine(total_steps=60), "accumulate": 2},
+    "early stopping": {"early_stopping": True, "validation_fraction": 0.3},
+    "dropout": {"model": MLP((8,), dropout=0.3), "dropout_schedule": "linear"},
+    "statistics": {"model": MLP((8,), normalization="batch")},
+    "lbfgs": {"optimizer": "lbfgs", "batch_size": "auto"},
+}
+
+
+class Failing(Callback):
+    """Raises in a hook of one of the calls, after ``epochs`` tasks of it."""
+
+    def __init__(self, hook="on_fit_task_end", epochs=2):
+        self.hook, self.epochs, self.armed = hook, epochs, False
+
+    def count(self, hook, estimator):
+        if self.armed and hook == self.hook:
+            self.epochs -= 1
+            if self.epochs <= 0:
+                self.armed = False
+                raise RuntimeError("no disk")
+
+    def setup(self, estimator, context):
+        self.count("setup", estimator)
+
+    def on_fit_task_begin(self, estimator, context):
+        self.count("on_fit_task_begin", estimator)
+
+    def on_fit_task_end(self, estimator, context):
+        self.count("on_fit_task_end", estimator)
+
+    def teardown(self, estimator, context):
+        self.count("teardown", estimator)
+
+
+class Counting(Callback):
+    def after_epoch(self, training):
+        memory = training.memory(self)
+        memory["epochs"] = [*memory.get("epochs", []), len(training.row)]
+
+
+def fails_once(hook="on_fit_task_end", epochs=2, **settings):
+    """Return an estimator after a call, and its callback, which fails in the next one."""
+    failing = Failing(hook, epochs)
+    given = {"model": MLP((8,)), **SETTINGS, **settings}
+    estimator = OrtGradientClassifier(callbacks=[failing, Counting()], **given).fit(X, Y)
+    failing.armed = True
+    return estimator, failing
+
+
+def seen(estimator):
+    """Return all that the estimator goes on from, and shows."""
+    run, rows = estimator._run, [{k: v for k, v in row.items() if k != "seconds"} for row in estimator.history_]
+    state = {"buffer": run.parameters.buffer, **run.state.slots}
+    arrays = {name: array.tobytes() for name, array in {**state, **estimator.weights_}.items()}
+    counts = {name: value for name, value in vars(run.state).items() if name != "slots"}
+    return arrays, counts, dict(vars(run.history.progress)), rows, estimator.loss_curve_, repr(estimator.callbacks_)
+
+
+def attempted(estimator, call="fit", error=RuntimeError):
+    with pytest.raises(error):
+        getattr(estimator, call)(X[::-1], Y[::-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_that_failed_has_changed_nothing(name):
+    estimator, _ = fails_once(**CASES[name])
+    before, twin = seen(estimator), pickle.loads(pickle.dumps(estimator))
+    attempted(estimator)
+    assert seen(estimator) == before
+    twin.callbacks[0].armed = False
+    for one in (estimator, twin):
+        one.fit(X, Y)
+    assert seen(estimator) == seen(twin) != before
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_fit_task_begin", "on_fit_task_end", "teardown"])
+def test_a_pass_that_failed_has_changed_nothing(hook):
+    estimator, failing = fails_once(hook, 1)
+    before = seen(estimator)
+    attempted(estimator, "partial_fit")
+    assert seen(estimator) == before
+    assert not failing.armed
+    assert estimator.partial_fit(X, Y).n_iter_ == 4
+
+
+def test_settings_of_a_call_that_failed_do_not_count():
+    """Another optimizer has other state, other parameters are another vector."""
+    for changes in ({"optimizer": "rmsprop"}, {"ema_decay": 0.5}, {"trainable": "*bias"}):
+        estimator, _ = fails_once()
+        before, given = seen(estimator), {name: estimator.get_params()[name] for name in changes}
+        attempted(estimator.set_params(**changes))
+        assert seen(estimator) == before
+        twin = pickle.loads(pickle.dumps(estimator.set_params(**given)))
+        for one in (estimator, twin):
+            one.partial_fit(X, Y)
+        assert seen(estimator) == seen(twin)
+
+
+def test_functions_scores_and_errors_of_the_runtime_count_alike():
+    def fails(*arguments):
+        raise RuntimeError("no disk")
+
+    estimator = OrtGradientClassifier(MLP((8,)), **SETTINGS).fit(X, Y)
+    before = seen(estimator)
+    attempted(estimator.set_params(callbacks=[fails]))
+    attempted(estimator.set_params(callbacks=None, scoring=fails, early_stopping=True))
+    estimator.set_params(scoring=None, early_stopping=False)
+    steps, plain = [], HostStep.gradients
+
+    def fails_later(step, *arguments):
+        steps.append(1)
+        return fails() if len(steps) == 9 else plain(step, *arguments)
+
+    with mock.patch.object(HostStep, "gradients", fails_later):
+        attempted(estimator)
+    assert len(steps) == 9
+    assert seen(estimator) == before
+
+
+def test_a_large_state_is_copied_only_for_code_of_the_user():
+    estimator, copies = OrtGradientRegressor(Linear(), **SETTINGS).fit(X, Y), []
+    plain = attempt.StateBefore
+
+    def counted(run):
+        copies.append(1)
+        return plain(run)
+
+    with mock.patch.object(attempt, "LARGE", 1), mock.patch.object(attempt, "StateBefore", counted):
+        estimator.fit(X, Y)
+        assert not copies
+        estimator.set_params(callbacks=[lambda epoch: None]).fit(X, Y)
+        assert len(copies) == 1
+
+
+def test_on_a_device():
+    with mock.patch.dict(devices.OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
+        estimator, _ = fails_once()
+        before, twin = seen(estimator), pickle.loads(pickle.dumps(estimator))
+        attempted(estimator)
+        assert seen(estimator) == before
+        twin.callbacks[0].armed = False
+        for one in (estimator, twin):
+            one.fit(X, Y)
+        assert seen(estimator) == seen(twin)
+
+
+def test_several_outputs():
+    graph = split(MLP((8,)).build(X.shape[1], 2, 0), {"first": 1, "second": 1})
+    failing = Failing()
+    estimator = OrtGradientMultiOutput(graph, loss={"first": "log_loss", "second": "huber"}, callbacks=[failing])
+    y = {"first": Y, "second": X[:, 0]}
+    estimator.set_params(**SETTINGS).fit(X, y)
+    failing.armed, before = True, seen(estimator)
+    with pytest.raises(RuntimeError, match="no disk"):
+        estimator.fit(X, y)
+    assert seen(estimator) == before
