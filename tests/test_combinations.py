@@ -12,7 +12,7 @@ import pytest
 from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.combinations import compare, inert, paths, relations
 from tests.combinations.draws import drawn
-from tests.combinations.run_case import outcome_of, relation_holds
+from tests.combinations.run_case import FAMILIES, outcome_of, relation_holds
 from tests.combinations.wide_draws import wide_drawn
 
 engines = pytest.mark.parametrize("engine", available_engines())
@@ -42,6 +42,15 @@ def test_relation_holds(name, number):
     engine = available_engines()[0]
     cases = range(100 * number, 100 * number + 100)
     assert any(relation_holds(wide_drawn(case, engine), name) for case in cases) or name == "engines_train_alike"
+
+
+@pytest.mark.thinned(by=lambda family, name: family)
+@pytest.mark.parametrize(("family", "name"), [(f, name) for f in (*FAMILIES,)[1:] for name in FAMILIES[f][1]])
+def test_relation_of_several_outputs_or_of_fine_tuning_holds(family, name):
+    draw_case, known = FAMILIES[family]
+    cases = (draw_case(number, available_engines()[0]) for number in range(60))
+    held = islice((draw for draw in cases if relation_holds(draw, name, known)), 2)
+    assert len(list(held)) == 2 or name == "engines_train_alike"
 
 
 @pytest.mark.slow

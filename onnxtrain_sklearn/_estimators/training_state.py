@@ -58,7 +58,7 @@ def restore_state(run: Run, state: State) -> None:
 
 
 LARGE = 2**18
-"""Bytes of weights and optimizer state from which on a copy, which takes time and memory, is made for callbacks alone."""
+"""Bytes of weights and optimizer state from which on a copy, which takes time, is made for callbacks alone."""
 
 
 class StateBefore:

@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="this one case alone")
     parser.add_argument("--engine", choices=available_engines(), help="differentiate with this engine")
-    parser.add_argument("--relations", type=int, default=2, help="how many relations are tried for each case")
+    parser.add_argument("--relations", type=int, default=2, help="how many relations are tried for each case and kind")
     given = parser.parse_args()
     numbers = range(given.first, given.first + given.cases) if given.case is None else [given.case]
     engines = [given.engine] if given.engine else available_engines()

@@ -17,7 +17,9 @@ def outcome(estimator: Any, X: Any) -> dict[str, np.ndarray]:
     found["scores"] = np.array(estimator.validation_scores_ or [])
     for method in ("predict", "predict_proba", "decision_function"):
         if hasattr(estimator, method):
-            found[method] = np.asarray(getattr(estimator, method)(X))
+            result = getattr(estimator, method)(X)
+            results = {f"{method} {name}": one for name, one in result.items()} if isinstance(result, dict) else {}
+            found |= {name: np.asarray(array) for name, array in (results or {method: result}).items()}
     return found
 
 

@@ -20,6 +20,7 @@ import onnxruntime
 import pandas as pd
 import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.metrics import check_scoring
 from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import load_training
@@ -37,7 +38,7 @@ def keeps_labels(draw: WideDraw, kept: np.ndarray) -> bool:
     """Whether the rows that are kept have all labels, and labels that are held out have rows enough."""
     if draw.has("early_stopping") and draw.validation is None and draw.task != "regression":
         return False
-    return draw.task == "regression" or len(np.unique(draw.y[kept])) == len(np.unique(draw.y))
+    return draw.task in ("regression", "several") or len(np.unique(draw.y[kept])) == len(np.unique(draw.y))
 
 
 # --- the relations ---
@@ -140,9 +141,8 @@ def forms_of_data_are_alike(draw: WideDraw) -> None:
 def callbacks_only_watch(draw: WideDraw) -> None:
     seen: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        scorer = "r2" if draw.task == "regression" else "accuracy"
         callbacks: list[Any] = [lambda epoch: seen.append(epoch.number)]
-        callbacks += [EpochScoring(scorer)] if draw.validation or draw.has("early_stopping") else []
+        callbacks += [EpochScoring(draw.scorer)] if draw.validation or draw.has("early_stopping") else []
         if draw.takes_minibatches:
             callbacks += [GradientStatistics(), Checkpoint(folder)]
         first, watched = draw.fit(), draw.fit(draw.estimator(callbacks=callbacks, verbose=0))
@@ -175,10 +175,10 @@ def checkpoints_resume(draw: WideDraw) -> None:
 
 
 def training_graphs_go_on(draw: WideDraw) -> None:
-    applies(draw.takes_minibatches and not draw.has("early_stopping", "class_weight", "accumulate"))
+    applies(draw.takes_minibatches and not draw.has("early_stopping", "class_weight"))
     applies(draw.weights is None or bool((draw.weights > 0).all()))
     applies(draw.parameters["batch_size"] != "auto" and draw.parameters["batch_size"] < len(draw.y))
-    fitted = draw.fit(draw.estimator(shuffle=False, sparse_updates="exact"))
+    fitted = draw.fit(draw.estimator(shuffle=False))
     with tempfile.TemporaryDirectory() as folder:
         quiet(fitted.export_training, Path(folder) / "graphs")
         training = load_training(Path(folder) / "graphs", shuffle=False)
@@ -249,7 +249,8 @@ def groups_are_minibatches(draw: WideDraw) -> None:
 
 
 def scores_are_those_of_score(draw: WideDraw) -> None:
-    applies(draw.validation is not None)
+    applies(draw.validation is not None and not (draw.has("class_weight") and draw.task == "several"))
+    applies(not (draw.has("class_weight") and "scoring" in draw.parameters))
     assert draw.validation is not None
     last: list[float] = []
     fitted = draw.fit(draw.estimator(callbacks=[lambda epoch: last.append(epoch.validation_score)]))
@@ -262,7 +263,9 @@ def scores_are_those_of_score(draw: WideDraw) -> None:
     weights = {}
     if draw.has("class_weight"):
         weights = {"sample_weight": compute_sample_weight(draw.parameters["class_weight"], draw.validation[1])}
-    assert np.isclose(fitted.score(*draw.validation, **weights), expected, rtol=1e-6, atol=1e-6)
+    scoring = draw.parameters.get("scoring")
+    score = check_scoring(fitted, scoring) if scoring is not None else type(fitted).score
+    assert np.isclose(score(fitted, *draw.validation, **weights), expected, rtol=1e-6, atol=1e-6)
     assert fitted.best_validation_score_ == (expected if draw.has("early_stopping") else max(last))
 
 

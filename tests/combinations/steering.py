@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 from sklearn.metrics import accuracy_score, r2_score
 
-from onnxtrain_sklearn import MLP
 from onnxtrain_sklearn.callbacks import EarlyStopping, EpochScoring, LearningRateFinder, WeightAveraging
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, SGD
 from tests.combinations.outcomes import applies, difference, near, outcome, same
@@ -92,7 +91,7 @@ def parts_of_any_size_go_on(draw: WideDraw) -> None:
 
 def averaged_weights_are_the_mean(draw: WideDraw) -> None:
     applies(in_epochs(draw) and not draw.has("ema_decay") and draw.kind != "lora")
-    applies(not isinstance(draw.model, MLP) or draw.model.normalization != "batch")
+    applies(draw.kind != "batch")
     each = epochs(draw, 4)
     fitted = draw.fit(
         draw.estimator(max_iter=4, early_stopping=False, tol=-np.inf, callbacks=[WeightAveraging(start=0.5)])

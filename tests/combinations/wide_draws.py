@@ -98,6 +98,11 @@ class WideDraw:
         quiet(estimator.partial_fit, take(self.X, rows), self.y[rows], sample_weight=weights, **self.classes())
 
     @property
+    def scorer(self) -> Any:
+        """A score that callbacks compute."""
+        return "r2" if self.task == "regression" else "accuracy"
+
+    @property
     def takes_minibatches(self) -> bool:
         return not isinstance(self.parameters["optimizer"], LBFGS)
 
@@ -160,7 +165,23 @@ def wide_drawn(number: int, engine: str = "portable") -> WideDraw:
             del parameters["early_stopping"]
     draw = WideDraw(number, kind, task, n_outputs, model, parameters, X, y, weights, validation)
     draw.changed = {n: v for n, v in dice.one(*draws.CHANGES).items() if n != "trainable"}
+    if dice.chance(0.4) and (validation is not None or parameters.get("early_stopping")):
+        parameters["scoring"] = dice.one(*SCORINGS[task])
     return draw
+
+
+def mean_distance(estimator: Any, X: Any, y: np.ndarray) -> float:
+    """Return a score by a function of the user's own."""
+    return -float(np.mean(np.asarray(estimator.predict(X)) != np.asarray(y)))
+
+
+SCORINGS: dict[str, tuple[Any, ...]] = {
+    "regression": ("r2", "neg_mean_absolute_error", mean_distance),
+    "binary": ("balanced_accuracy", "f1_macro", mean_distance),
+    "multiclass": ("balanced_accuracy", "f1_macro", mean_distance),
+    "multilabel": ("f1_macro", "accuracy", mean_distance),
+}
+"""What early stopping may watch, by task."""
 
 
 def inputs(kind: str, rng: np.random.Generator, n: int) -> Any:
