@@ -53,7 +53,8 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
     -----
     A row of weight zero in an output has no label there, and what ``y`` holds for it is not read: rows with some of the
     labels are trained by ``sample_weight={"size": size_is_known}``. With different weights of the outputs, the factor
-    of each is fixed for all rows of a call, so that minibatches estimate the sum of the means without bias.
+    of each is fixed for all rows of a call, so that minibatches estimate the sum of the means without bias; the penalty
+    is divided by the number of rows with any label.
 
     ``predict`` returns a dict, so scikit-learn's meta-estimators that read predictions do not apply. Searches and
     cross-validation do, with ``y`` as :class:`Inputs` or as a data frame: they call :meth:`score`.

@@ -224,6 +224,7 @@ def weight_zero_is_absent(draw: WideDraw) -> None:
 def weights_are_repetitions(draw: WideDraw) -> None:
     """In a full batch, where rows do not meet."""
     applies(not draw.rows_meet and not draw.has("early_stopping", "accumulate", "n_iter_no_change", "tol"))
+    applies(draw.task != "several" or not draw.has("class_weight"))  # by which the penalty counts rows, not weights
     weights = np.random.default_rng(draw.number).integers(0, 4, size=len(draw.y))
     applies(keeps_labels(draw, weights > 0) and not draw.has("learning_rate"))
     applies(not draw.has("weight_decay_schedule", "dropout_schedule"))

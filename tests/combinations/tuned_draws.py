@@ -18,7 +18,7 @@ from tests.combinations.outcomes import applies, difference, outcome, same
 from tests.combinations.wide_draws import WIDTH, WideDraw, fitted
 
 SHARED = (
-    "file_predicts_alike", "forms_of_data_are_alike", "devices_train_alike", "engines_train_alike",
+    "file_predicts_alike", "forms_of_data_are_alike", "engines_train_alike",
     "weight_zero_is_absent", "size_of_weights_does_not_matter", "threads_do_not_matter",
 )  # fmt: skip
 """Relations that say the same of fine-tuning."""
