@@ -105,7 +105,7 @@ def compare(name: str, batch: int, size: int, repeat: int, *, training: bool) ->
     step = our_step(Net(name, model, batch, CLASSES, 1))
     built = time.process_time() - start
     runs = {
-        "ours": lambda: step.run(Rates(RATE), float(batch)),
+        "ours": lambda: (step.gradients(float(batch)), step.update(Rates(RATE))),
         "torch": their_step(network.train(training), batch, size),
     }
     cpu, wall = (least(runs, repeat, clock) for clock in (time.process_time, time.perf_counter))

@@ -121,10 +121,12 @@ def measure(net: Net, optimizer: str, repeat: int) -> dict[str, float]:
 
 
 def seconds(step: HostStep, count: int) -> float:
-    step.run(Rates(RATE), float(step.batch))  # wakes up the threads
+    step.gradients(float(step.batch))
+    step.update(Rates(RATE))  # wakes up the threads
     start = time.process_time()
     for _ in range(count):
-        step.run(Rates(RATE), float(step.batch))
+        step.gradients(float(step.batch))
+        step.update(Rates(RATE))
     return time.process_time() - start
 
 

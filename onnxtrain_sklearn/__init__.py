@@ -5,13 +5,13 @@ from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.earlier_modules import know_earlier_modules
-from ._estimators.export_function import export_training
 from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
 from ._export.training import load_training
 from ._gradient.engine import gradient_graph
 from ._graph.limits import ModelLimits, model_limits
 from ._multi_output.estimator import OrtGradientMultiOutput
+from ._multi_output.export_function import export_training
 from ._optimizers.lbfgs import LBFGS
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from ._recipes.tabm import TabMClassifier, TabMRegressor

@@ -151,7 +151,7 @@ def test_a_large_state_is_copied_only_for_code_of_the_user():
         copies.append(1)
         return plain(run)
 
-    with mock.patch.object(attempt, "LARGE", 1), mock.patch.object(attempt, "StateBefore", counted):
+    with mock.patch.object(attempt, "ALWAYS_COPIED", 1), mock.patch.object(attempt, "StateBefore", counted):
         estimator.fit(X, Y)
         assert not copies
         estimator.set_params(callbacks=[lambda epoch: None]).fit(X, Y)

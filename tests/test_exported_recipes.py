@@ -81,7 +81,7 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
 def test_what_is_refused(tmp_path):
     X = table()
     y = target(X, "labels")
-    with pytest.raises(ModelError, match="hold one network, and n_ensembles=2: set it 1"):
+    with pytest.raises(ModelError, match="hold one network, and n_ensembles=2: set n_ensembles=1, and export each"):
         RealMLPClassifier(n_ensembles=2).export_training(tmp_path / "folder", X, y)
     with pytest.raises(ModelError, match="has an input, a column or a weight 'step'"):
         RealMLPClassifier().export_training(tmp_path / "folder", X.rename(columns={"age": "step"}), y)

@@ -16,7 +16,7 @@ from onnxtrain_sklearn._training.step import Rates
 from onnxtrain_sklearn.losses import LogLoss, SquaredError
 from tests.helpers.data import DATA
 from tests.helpers.engines import each_engine
-from tests.helpers.steps import mlp, new_step
+from tests.helpers.steps import mlp, new_step, one_step
 from tests.helpers.training import quietly
 
 OPTIMIZERS = {"sgd": (SGD(momentum=0.9), 0.05), "adamw": (AdamW(weight_decay=0.01), 0.003)}
@@ -46,7 +46,7 @@ def test_steps_are_those_of_pytorch(name, engine, torch_run):
     for i in range(20):
         columns = step.buffers(step.batch).columns
         columns["x0"][...], columns[TARGET][...] = torch_run["x0"][i], torch_run["y"][i]
-        losses.append(step.run(Rates(rate), 16.0))
+        losses.append(one_step(step, Rates(rate), 16.0))
         if i == 0:
             for parameter in step.parameters.names:
                 gradient = step.parameters.gradient_view(parameter)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput, load_training, schedules
+from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput, export_training, load_training, schedules
 from onnxtrain_sklearn._export.loop_targets import loop_targets
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.several_outputs import KINDS, data, graph
@@ -167,9 +167,22 @@ def test_an_estimator_that_is_not_fitted_is_exported_as_it_is(tmp_path):
     close(training.state, quietly(net().fit, X, targets()))
 
 
+def test_the_function_takes_a_loss_for_each_output(tmp_path):
+    losses = {name: KINDS[name].loss for name in SOME}
+    export_training(graph(list(SOME)), tmp_path / "one", X, targets(), loss=losses, **SETTINGS)
+    training = load_training(tmp_path / "one", shuffle=False).partial_fit(X, targets())
+    model = net().partial_fit(X, targets(), classes=known(SOME))
+    assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    with pytest.raises(TypeError, match="loss is a parameter of the estimator: set it there, by set_params"):
+        export_training(net(), tmp_path / "two", X, targets(), loss=losses)
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     model = quietly(net(class_weight="balanced").fit, X, targets())
     with pytest.raises(ModelError, match="Output 'class': Training graphs hold the weight of each class"):
+        model.export_training(tmp_path / "folder")
+    model.set_params(class_weight={"class": "balanced"})
+    with pytest.raises(ModelError, match=r"Output 'class': .*'balanced' takes them .* give a dict of weights by label"):
         model.export_training(tmp_path / "folder")
     model.set_params(class_weight=None).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder")

@@ -26,7 +26,7 @@ from .examples import Call
 from .interrupts import raise_or_warn
 from .record import TrainingRecord
 from .run import Run
-from .training_state import LARGE, StateBefore, size_of_state
+from .training_state import ALWAYS_COPIED, StateBefore, size_of_state
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,7 +72,11 @@ class Attempt(TrainingRecord):
 
     def _is_taken_back(self, old: Run) -> bool:
         """Whether an error leaves the estimator with the state of the call before."""
-        return bool(self.callbacks or set_callbacks_of(self)) or callable(self.scoring) or size_of_state(old) < LARGE
+        return (
+            bool(self.callbacks or set_callbacks_of(self))
+            or callable(self.scoring)
+            or size_of_state(old) < ALWAYS_COPIED
+        )
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:

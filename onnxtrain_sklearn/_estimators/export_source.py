@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from sklearn.base import clone
 
 from .._data.targets import weights_of_classes
@@ -150,7 +149,7 @@ def settings_of_step(run: Run) -> StepSettings:
     return settings
 
 
-def untrained_run(estimator: Any, X: MatrixLike, y: ArrayLike) -> Run:
+def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> Run:
     """Return the run that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
     run, _ = twin._prepare(FitRows((X, y, None), (None, None, None), (None, None, None)).call(None, resume=False))

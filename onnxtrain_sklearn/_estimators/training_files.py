@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 
 import onnx
-from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._export.folder import TRAINING_FORMS, training_folder, write_folder
@@ -31,7 +30,7 @@ class TrainingFiles(LoadsState):
         self,
         folder: str | os.PathLike[str],
         X: MatrixLike | None = None,
-        y: ArrayLike | None = None,
+        y: MatrixLike | None = None,
         *,
         batch_size: int | None = None,
         form: str = "both",

@@ -57,8 +57,8 @@ def restore_state(run: Run, state: State) -> None:
     )
 
 
-LARGE = 2**18
-"""Bytes of weights and optimizer state from which on a copy, which takes time, is made for callbacks alone."""
+ALWAYS_COPIED = 2**18
+"""Bytes of weights and optimizer state below which a copy costs next to nothing; a larger one is made for callbacks."""
 
 
 class StateBefore:

@@ -33,7 +33,7 @@ def _weights_in_graph(single: OutputEstimator, head: Head) -> tuple[float, ...] 
     if getattr(single, "class_weight", None) == "balanced" and head.positions is None:
         raise ModelError(
             "Training graphs hold the weight of each class, but class_weight='balanced' takes them from all data: give "
-            "a dict, such as sklearn.utils.class_weight.compute_class_weight makes."
+            "a dict of weights by label for this output, such as sklearn.utils.class_weight.compute_class_weight makes."
         )
     return exported_class_weights(single, head, None)
 

@@ -93,8 +93,8 @@ class RecipeTrainingFiles(BaseRecipe):
         twin.check_declared()
         if twin.n_ensembles != 1:
             raise ModelError(
-                f"Training graphs hold one network, and n_ensembles={twin.n_ensembles}: set it 1, and export each with "
-                f"another random_state."
+                f"Training graphs hold one network, and n_ensembles={twin.n_ensembles}: set n_ensembles=1, and export "
+                f"each of them with a random_state of its own."
             )
         network, prepared, matrix, values = untrained_network(twin, X, y)
         with refusing("The training graphs cannot be made"):

@@ -89,7 +89,7 @@ class HostStep(BaseStep):
         for weight in batches.fill(self.buffers):
             rates = next_rates()
             yield weight, self.gradients(weight, rates.dropout)
-            self._step(rates)
+            self.update(rates)
 
     def _train_groups(
         self, mean: HostAccumulation, batches: Batches, next_rates: Callable[[], Rates]
@@ -108,13 +108,7 @@ class HostStep(BaseStep):
                 mean.add(i, len(group), share)
             loss += 0.0 if self._penalty is None else self._penalty.run(total)
             yield total, loss
-            self._step(rates)
-
-    def run(self, rates: Rates, weight: float) -> float:
-        """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
-        loss = self.gradients(weight, rates.dropout)
-        self._step(rates)
-        return loss
+            self.update(rates)
 
     def gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
@@ -131,7 +125,7 @@ class HostStep(BaseStep):
         for table in (self._tables or {}).values():
             table.begin()
 
-    def _step(self, rates: Rates) -> None:
+    def update(self, rates: Rates) -> None:
         """Update the parameters by the gradients."""
         if self._clip is not None:
             self._clip.run()

@@ -16,7 +16,7 @@ from onnxtrain_sklearn._training.base_step import StepParts
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn._training.loss_graph import TARGET, StepSettings
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.step import OptimizerState
+from onnxtrain_sklearn._training.step import OptimizerState, Rates
 from onnxtrain_sklearn.losses import SquaredError
 
 
@@ -69,3 +69,10 @@ def new_like(step, **changes):
         like.columns[name][...] = column
     like.sample_weight[...] = buffers.sample_weight
     return other
+
+
+def one_step(step: HostStep, rates: Rates, weight: float) -> float:
+    """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
+    loss = step.gradients(weight, rates.dropout)
+    step.update(rates)
+    return loss

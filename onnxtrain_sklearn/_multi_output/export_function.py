@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from numpy.typing import ArrayLike
-
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.regressor import OrtGradientRegressor
+from .._estimators.training_files import TrainingFiles
 from .._support.typing import MatrixLike
 from ..losses import Loss, resolve_loss
 from ..models import ModelSource
-from .classifier import OrtGradientClassifier
-from .regressor import OrtGradientRegressor
-from .training_files import TrainingFiles
+from .estimator import OrtGradientMultiOutput
 
 
 def export_training(
     model: ModelSource | TrainingFiles,
     folder: str | os.PathLike[str],
     X: MatrixLike | None = None,
-    y: ArrayLike | None = None,
+    y: MatrixLike | None = None,
     *,
     batch_size: int | None = None,
     form: str = "both",
     target: str = "any",
-    loss: str | Loss = "log_loss",
+    loss: str | Loss | Mapping[str, str | Loss] = "log_loss",
     **parameters: Any,
 ) -> None:
     """Write a folder of graphs that train a model in any onnxruntime, in any language.
 
     Parameters
     ----------
-    model : OrtGradientClassifier, OrtGradientRegressor, onnx.ModelProto, bytes, path, builder or fitted model
-        An estimator, whose :meth:`~OrtGradientClassifier.export_training` is called, or what an estimator takes as
-        ``model``.
+    model : estimator, onnx.ModelProto, bytes, path, builder or fitted model
+        An estimator of this package, whose method of this name is called, or what an estimator takes as ``model``.
     folder : str or path
         The folder to write.
     X, y : data as for ``fit``, default=None
@@ -44,8 +43,9 @@ def export_training(
         The training graphs to write.
     target : {"any", "web"}, default="any"
         "web": the graphs run on WebGPU too, which lacks float64.
-    loss : str or Loss, default="log_loss"
-        The loss of a model, which decides between classification and regression.
+    loss : str, Loss, or dict of str to str or Loss, default="log_loss"
+        The loss of a model, which decides between classification and regression. A dict by output, with ``y`` as one
+        too: those outputs are trained together, as by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`.
     **parameters : object
         Further parameters of the estimator that a model gets, such as ``optimizer``.
 
@@ -69,8 +69,16 @@ def export_training(
         return
     if X is None or y is None:
         raise ValueError("X and y must be some rows of data: the shapes of the graph and the classes follow from them.")
+    _estimator_for(model, loss, parameters).export_training(
+        folder, X, y, batch_size=batch_size, form=form, target=target
+    )
+
+
+def _estimator_for(model: ModelSource, loss: str | Loss | Mapping[str, str | Loss], parameters: Any) -> TrainingFiles:
+    if isinstance(loss, Mapping):
+        return OrtGradientMultiOutput(model, loss=loss, **parameters)
     tasks = resolve_loss(loss).tasks
     if {"regression", "multiclass"} <= tasks:
         raise ValueError(f"{loss!r} is a loss for numbers and for classes: give an estimator in place of the model.")
     kind = OrtGradientRegressor if "regression" in tasks else OrtGradientClassifier
-    kind(model, loss=loss, **parameters).export_training(folder, X, y, batch_size=batch_size, form=form, target=target)
+    return kind(model, loss=loss, **parameters)
