@@ -11,10 +11,11 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-from onnxtrain_sklearn import SGD, OrtGradientRegressor, load_training
+from onnxtrain_sklearn import SGD, LoRA, OrtGradientRegressor, load_training
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.training import quietly
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 4)).astype(np.float32)
@@ -180,3 +181,50 @@ def test_other_integer_products_are_refused(quantized):
     changed.graph.output.append(helper.make_tensor_value_info(product.output[0], TensorProto.INT32, ["N", 8]))
     with pytest.raises(ModelError, match="The graph is quantized: MatMulInteger"):
         OrtGradientRegressor(changed, **SETTINGS).partial_fit(X, Y)
+
+
+def test_adapters_say_that_the_matrices_are_integers(quantized):
+    for targets in ("all", "W", "W_quantized"):
+        with pytest.raises(ValueError, match=r"the file holds 'W' as integers: .* Leave adapters=None, .* float"):
+            OrtGradientRegressor(quantized, adapters=LoRA(2, targets), **SETTINGS).fit(X, Y)
+
+
+class Rows(CalibrationDataReader):
+    def __init__(self):
+        self.rows = iter([{"X": X}])
+
+    def get_next(self):
+        return next(self.rows, None)
+
+
+def test_what_is_quantized_otherwise_is_refused_with_what_to_do_and_that_trains(tmp_path):
+    arrays = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in ARRAYS.items()}
+    nodes = [("MatMul", "X W", "H"), ("Relu", "H", "R"), ("MatMul", "R V", "Z"), ("Add", "Z c", "Y")]
+    made = [helper.make_node(kind, reads.split(), [to], name=to) for kind, reads, to in nodes]
+    as_quantized(made, {name: arrays[name] for name in "WVc"}, ("N", 4), ("N", 3), tmp_path)
+    quantize_static(tmp_path / "floats.onnx", tmp_path / "one.onnx", Rows(), quant_format=QuantFormat.QOperator)
+    with pytest.raises(ModelError, match=r"QLinearMatMul .*or quantize it in pairs: .*quant_format=QuantFormat.QDQ"):
+        OrtGradientRegressor(tmp_path / "one.onnx", **SETTINGS).fit(X, Y)
+    quantize_static(tmp_path / "floats.onnx", tmp_path / "two.onnx", Rows(), quant_format=QuantFormat.QDQ)
+    assert np.isfinite(quietly(OrtGradientRegressor(tmp_path / "two.onnx", **SETTINGS).fit, X, Y).loss_)
+
+
+def test_a_quantized_lstm_is_refused_with_what_to_do_and_that_trains(tmp_path):
+    arrays = {"W": (1, 16, 4), "R": (1, 16, 4), "V": (4, 3)}
+    held = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in arrays.items()}
+    made = [
+        helper.make_node("Transpose", ["X"], ["T"], name="T", perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["T", "W", "R"], ["", "L"], name="L", hidden_size=4),
+        helper.make_node("Squeeze", ["L", "axis"], ["S"], name="S"),
+        helper.make_node("MatMul", ["S", "V"], ["Y"], name="Y"),
+    ]
+    held["axis"] = np.array([0])
+    rows = np.random.default_rng(1).normal(size=(32, 5, 4)).astype(np.float32)
+    model = as_quantized(made, held, ("N", 5, 4), ("N", 3), tmp_path)
+    with pytest.raises(
+        ModelError, match=r"DynamicQuantizeLSTM .* without its LSTMs: .*_types_to_quantize=\['MatMul'\]"
+    ):
+        OrtGradientRegressor(model, **SETTINGS).fit(rows, Y)
+    model = as_quantized(made, held, ("N", 5, 4), ("N", 3), tmp_path, op_types_to_quantize=["MatMul"])
+    trained = quietly(OrtGradientRegressor(model, engine="portable", **SETTINGS).fit, rows, Y)
+    assert not np.array_equal(trained.weights_["W"], held["W"])

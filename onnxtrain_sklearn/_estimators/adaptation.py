@@ -44,21 +44,40 @@ def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.Random
 def _targeted(lora: LoRA, source: TrainableModel, matrices: Sequence[str]) -> list[str]:
     """Return the names of the matrices that ``targets`` selects, in the order of the graph."""
     patterns = ["*"] if lora.patterns == ["all"] else lora.patterns
+    if not matrices:
+        raise ValueError(_why_no_matrix(source))
     for pattern in patterns:
         if not any(matches(name, pattern) for name in matrices):
             other = next((name for name in source.weights() if matches(name, pattern)), None)
             what = "no parameter" if other is None else f"{other!r}, and no matrix"
             if other is not None and is_held_as_integers(source.model.graph.initializers[other]):
                 raise ValueError(
-                    f"targets: {pattern!r} matches {other!r}, which the file holds as integers: a low-rank "
-                    f"change that is merged into them would be rounded. Leave adapters=None, which trains quantized "
-                    f"weights themselves, or take the float model that the file was made from."
+                    f"targets: {pattern!r} matches {other!r}, which the file holds as integers: {_IN_PLACE_OF_INTEGERS}"
                 )
             raise ValueError(
                 f"targets: {pattern!r} matches {what} that a Gemm, MatMul or Conv of the graph multiplies by."
                 f"{nearest(pattern, matrices)}"
             )
     return [name for name in matrices if any(matches(name, pattern) for pattern in patterns)]
+
+
+_IN_PLACE_OF_INTEGERS = (
+    "a low-rank change that is merged into them would be rounded. Leave adapters=None, which trains quantized weights "
+    "themselves, or take the float model that the file was made from."
+)
+
+
+def _why_no_matrix(source: TrainableModel) -> str:
+    """Return why a graph has nothing for adapters to change, and what to do."""
+    initializers = source.model.graph.initializers
+    integers = [name for name in source.weights() if is_held_as_integers(initializers[name])]
+    if integers:
+        held = integers[0]
+        return f"adapters change float matrices, and the file holds {held!r} as integers: {_IN_PLACE_OF_INTEGERS}"
+    return (
+        "adapters change the matrices that a Gemm, MatMul or Conv of the graph multiplies by, and this graph has none: "
+        "leave adapters=None, which trains its parameters themselves."
+    )
 
 
 class Adapted:

@@ -333,6 +333,21 @@ def first_nodes(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:3]) + more
 
 
+def why_quantized(nodes: Sequence[str]) -> str:
+    """Return why quantized nodes are not trained, and what to do, as the begin of a message."""
+    said = (
+        f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient; a straight-through estimate takes "
+        f"its place in pairs of a QuantizeLinear and a DequantizeLinear with constant scales in float32, and in the "
+        f"products of integers of quantize_dynamic, MatMulInteger and ConvInteger. Train the float model that the file "
+        f"was made from and quantize the trained one again"
+    )
+    if any("LSTM" in name for name in nodes):
+        return f"{said}, or quantize it without its LSTMs: quantize_dynamic(..., op_types_to_quantize=['MatMul'])"
+    if any("QLinear" in name for name in nodes):
+        return f"{said}, or quantize it in pairs: quantize_static(..., quant_format=QuantFormat.QDQ)"
+    return said
+
+
 def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
     return _names_of_weights(graph, verdicts(graph, scores))
 
@@ -360,12 +375,7 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
     kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
     rounding = [name for value in graph.outputs for name in quantized_nodes(graph, value)]
     if rounding:
-        raise ModelError(
-            f"The graph is quantized: {first_nodes(rounding)}. Integer weights are not trained, and rounding has no "
-            f"gradient; a straight-through estimate takes its place only in pairs of a QuantizeLinear and a "
-            f"DequantizeLinear with constant scales in float32. "
-            f"Train the float model that it was made from and quantize the trained one again."
-        )
+        raise ModelError(f"{why_quantized(rounding)}.")
     raise ModelError(
         f"No float output of the graph depends on a float initializer, so there is no parameter to train. "
         f"Outputs: {kinds}; initializers: {listing(graph)}. Weights must be float32 or float64 initializers of the "

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._graph.constants import rounded
 from .._graph.low_rank import factors_of_matrices
-from .._graph.trainable import TrainableModel, first_nodes
+from .._graph.trainable import TrainableModel, why_quantized
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
 from .missed_matrices import warn_of_missed_matrices
@@ -104,9 +104,4 @@ def _require_floats(source: TrainableModel, names: list[str], *, everything: boo
         return
     behind = ", ".join(map(repr, free))
     rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
-    raise ModelError(
-        f"The graph is quantized: {first_nodes(source.quantized)}. Integer weights are not trained, and rounding has "
-        f"no gradient; a straight-through estimate takes its place only in pairs of a QuantizeLinear and a "
-        f"DequantizeLinear with constant scales. "
-        f"Train the float model that it was made from and quantize the trained one again{rest}."
-    )
+    raise ModelError(f"{why_quantized(source.quantized)}{rest}.")
