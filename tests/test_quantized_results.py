@@ -114,7 +114,7 @@ def test_tensors_are_named_as_in_the_file():
 
 def test_low_rank_factors_are_refused():
     model, rows = read("quantized_mlp")
-    with pytest.raises(ValueError, match=r"the file holds '0.weight' as integers: .* Leave adapters=None"):
+    with pytest.raises(ValueError, match=r"holds.* as integers: .* Leave adapters=None"):
         trained(model, rows, adapters=LoRA(2, ["0.weight"]))
     with pytest.raises(ModelError, match=r"integers among them.* Take export_training"):
         trained(model, rows).to_training_onnx()
