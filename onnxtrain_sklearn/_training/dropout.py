@@ -98,7 +98,7 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
 
 def draws_numbers(model: ir.Model) -> bool:
     """Whether the training of a graph reads random numbers: it has Dropout in training mode, or random nodes."""
-    return any(is_random(node) or _drops(node) for node in model.graph.all_nodes())
+    return any(is_random(node) or _drops(node) for node in every_node(model.graph))
 
 
 def _drops(node: ir.Node) -> bool:
