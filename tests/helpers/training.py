@@ -44,10 +44,10 @@ class record_steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rates: list[float] = []
-        update = HostStep._step
+        update = HostStep.update
 
         def recorded(step: HostStep, rates: Rates) -> None:
             self.rates.append(rates.learning_rate)
             update(step, rates)
 
-        monkeypatch.setattr(HostStep, "_step", recorded)
+        monkeypatch.setattr(HostStep, "update", recorded)
