@@ -130,6 +130,7 @@ def test_piecewise_linear_embedding_is_its_formula(rows):
         (np.linspace(0, 8, 65), [0, 2, 4, 6, 8]),  # no value repeats: quantiles
         ([0] * 90 + [10, 20, 30, 40], [0, 10, 20, 30, 40]),  # quantiles of all would be 0, 0, 0, 0, 40
         ([0] * 60 + [5] * 30 + list(range(11, 22)), [0, 5, 11, 16, 21]),  # two values, and quantiles of the others
+        ([0] * 400 + [1] * 200 + [2] * 100 + [3] * 50 + list(range(4, 24)), [0, 1, 2, 3, 23]),  # the largest is one
         ([7] * 50 + [1, 2], [1, 2, 7]),  # fewer values than edges: all of them
         ([3] * 9, [3]),
     ],
@@ -137,6 +138,11 @@ def test_piecewise_linear_embedding_is_its_formula(rows):
 def test_edges_of_bins_do_not_fall_together_on_frequent_values(column, expected):
     (edges,) = quantile_edges(np.reshape(column, (-1, 1)), 4)
     assert edges.tolist() == expected
+
+
+def test_a_single_bin_spans_the_column():
+    (edges,) = quantile_edges(np.r_[np.zeros(60), np.linspace(1, 100, 40)][:, None], 1)
+    assert edges.tolist() == [0, 100]
 
 
 def test_a_rare_value_among_zeros_has_an_effect_of_its_own():

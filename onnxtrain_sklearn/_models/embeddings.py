@@ -296,14 +296,19 @@ def _frequent(counts: np.ndarray, n_edges: int) -> np.ndarray:
     """Return which values have more rows than an edge has on the mean, where the others share the edges left over.
 
     Quantiles of all rows would fall on such a value several times, and leave fewer bins than there are edges.
+    Two edges at least are left over for others, their least and their largest: the outer bins go on without a bound,
+    and a rare large number would lie many widths of the last bin beyond it.
     """
     frequent = np.zeros(len(counts), bool)
     while True:
         share = counts[~frequent].sum() / max(n_edges - frequent.sum(), 1)
         further = ~frequent & (counts > share)
         if not further.any():
-            return frequent
+            break
         frequent |= further
+    if frequent.sum() == n_edges - 1 and not frequent.all():
+        frequent[np.where(frequent, counts, counts.sum()).argmin()] = False
+    return frequent
 
 
 def _codes(op: GraphBuilder, columns: ir.Value, edges: Sequence[np.ndarray], bins: int) -> ir.Value:
