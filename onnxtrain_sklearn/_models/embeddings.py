@@ -307,7 +307,7 @@ def _frequent(counts: np.ndarray, n_edges: int) -> np.ndarray:
             break
         frequent |= further
     if frequent.sum() == n_edges - 1 and not frequent.all():
-        frequent[np.where(frequent, counts, counts.sum()).argmin()] = False
+        frequent[int(np.argmin(np.where(frequent, counts, counts.sum())))] = False
     return frequent
 
 
