@@ -129,7 +129,7 @@ def model_of(form, shape, weighting, kind="float"):
             y = Conv<{form.attributes()}>(x, w, b) weighted = Mul(y, weighting)
             loss = ReduceSum<keepdims = 0>(weighted) }}"""
     model = onnx.parser.parse_model(text.replace("'", ""))
-    array = weighting.astype({"float": np.float32, "double": np.float64}[kind])
+    array = weighting.astype({"float": np.float32, "double": np.float64, "float16": np.float16}[kind])
     model.graph.initializer.append(onnx.numpy_helper.from_array(array, "weighting"))
     return model
 
@@ -218,6 +218,17 @@ def test_tiles_lose_no_digits(form):
     ahead, behind = (convolution(form, **{**exact, "x": exact["x"] + s * direction}) for s in (0.5, -0.5))
     expected = float(np.sum((ahead - behind) * weighting))
     assert float(np.sum(found["double"][1] * direction)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_no_tiles_of_float16():
+    """The sum of four pixels of 20,000 is no number of float16, the convolution with small weights is one."""
+    form = next(form for form in FORMS if form.name == "tiles")
+    arrays, weighting, _ = arrays_of(form)
+    graph = gradient_graph(model_of(form, form.x, weighting, "float16"), wrt=["x", "w"], engine="portable")
+    assert "MatMul" not in {node.op_type for node in graph.graph.node}
+    arrays = {"x": np.full(form.x, 20000.0), "w": arrays["w"] * 1e-3, "b": arrays["b"]}
+    found = session(graph).run(["loss", "x_grad"], {name: array.astype(np.float16) for name, array in arrays.items()})
+    assert all(np.isfinite(array).all() for array in found)
 
 
 def test_a_constant_kernel_keeps_its_convolution():

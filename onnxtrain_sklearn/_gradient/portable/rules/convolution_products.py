@@ -57,7 +57,7 @@ LARGE_KERNEL = 8192
 
 def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
     """Return the gradient of the kernel as matrix products, None where a convolution is not slower."""
-    if _in_tiles(c):
+    if _in_tiles(op, c):
         return winograd.kernel_cotangent_by_tiles(op, c, x, g)
     if c.by_channel and c.sizes[-1] <= 2 * SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return _kernel_by_bands(op, c, x, g)
@@ -69,7 +69,7 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
 
 def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
     """Return the gradient of the input in another form than a transposed convolution, None where it is not slower."""
-    if _in_tiles(c):
+    if _in_tiles(op, c):
         return winograd.input_cotangent_by_tiles(op, c, kernel, g)
     if c.by_channel and c.dense and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, _turned(c), g, _flipped(op, c, kernel))
@@ -83,7 +83,7 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
 
 def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
     """Return the convolution as matrix products, None where the operator is not slower."""
-    if _in_tiles(c):
+    if _in_tiles(op, c):
         return winograd.convolution_by_tiles(op, c, x, kernel)
     if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, c, x, kernel)
@@ -91,10 +91,14 @@ def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Valu
     return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
 
 
-def _in_tiles(c: Layout) -> bool:
-    """Whether Winograd's algorithm is faster: its sums take the less time, the more channels there are to a line."""
+def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
+    """Whether Winograd's algorithm is faster: its sums take the less time, the more channels there are to a line.
+
+    Float16 holds no sum of four large pixels, and rounding the sums to it doubles the error.
+    """
     axes, w = len(c.sizes), c.windows
-    if c.groups > 1 or axes < 2 or w.kernel != [3] * axes or not c.dense or set(w.dilations) != {1}:
+    plain = c.groups == 1 and c.dense and set(w.dilations) == {1}
+    if not plain or axes < 2 or w.kernel != [3] * axes or op.dtype is ir.DataType.FLOAT16:
         return False
     line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
     channels, numbers = c.inputs * c.outputs, winograd.count_numbers(c)
