@@ -75,7 +75,8 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
     if kind == "labels":
         np.testing.assert_array_equal(training.predict(given), network.predict(matrix))
     else:
-        np.testing.assert_allclose(training.predict(given), network.predict(matrix), rtol=1e-4, atol=1e-5 * y.max())
+        # Narrow bins have large weights, so the rounding of an engine shows more in predictions than in parameters.
+        np.testing.assert_allclose(training.predict(given), network.predict(matrix), rtol=1e-4, atol=5e-5 * y.max())
 
 
 def test_what_is_refused(tmp_path):
