@@ -95,7 +95,8 @@ def engines_tune_alike(draw: TunedDraw) -> None:
     )
     applies(first.keys() == second.keys())
     for key, loss in first.items():
-        if key[1] >= 0.01:
+        separable = key[0] == "rescaled" and draw.task != "regression"  # no scale of the scores has the least loss
+        if key[1] >= 0.01 and not separable:
             assert np.isclose(loss, second[key], rtol=2e-3, atol=2e-3), (key, loss, second[key])
 
 
