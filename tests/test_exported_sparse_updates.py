@@ -25,6 +25,7 @@ WEIGHTS = {
     "d": np.zeros(WIDTH),
     "m": np.zeros(WIDTH),
     "v": np.ones(WIDTH),
+    "t": np.array(2.0),
 }
 X = RNG.integers(0, 20, (ROWS, LENGTH)) * 3 % WORDS
 X[40:] = [[57, 54, 51]] * 3  # none of which is in the first row or the last one before
@@ -35,6 +36,7 @@ MEAN = "M = ReduceMean <axes = [1], keepdims = 0> (E)"
 PLAIN = f"E = Gather(T, X) {MEAN} Y = MatMul(M, W)"
 TWICE = f"A = Gather(T, X) B = Gather(T, X) E = Mul(A, B) {MEAN} Y = MatMul(M, W)"
 VECTOR = f"E = Gather(T, X) {MEAN} P = MatMul(M, W) F = Gather(b, X) S = ReduceMean <axes = [1]> (F) Y = Add(P, S)"
+SCALED = f"E = Gather(T, X) {MEAN} P = MatMul(M, W) Y = Mul(P, t)"
 NORMALIZED = f"""E = Gather(T, X) {MEAN} N, n, u = BatchNormalization <training_mode = 1> (M, s, d, m, v)
     Y = MatMul(N, W)"""
 PADDED = "padded"
@@ -113,6 +115,7 @@ def test_exact_updates_lead_elsewhere(tmp_path):
         {"learning_rate_factors": {"T": 0.5}, "weight_decay_factors": {"W": 0.0}},
         {"nodes": TWICE},
         {"nodes": VECTOR},
+        {"nodes": SCALED, "trainable": ["T", "W", "t"]},
         {"nodes": PADDED},
         {"nodes": PADDED, "accumulate": 2, "alpha": 0.1},
     ],

@@ -93,11 +93,11 @@ def _changed_elements(op: GraphBuilder, layout: FlatParameters, occurs: Vectors)
     """Emit which elements of the vector of the parameters a step changes."""
     found = []
     for name in layout.names:
-        rows, size = len(layout.view(name)), layout.view(name).size
+        view = layout.view(name)
         if name in occurs:
-            found.append(op.Reshape(op.Expand(occurs[name], [rows, size // rows]), [-1]))
+            found.append(op.Reshape(op.Expand(occurs[name], [len(view), view.size // len(view)]), [-1]))
         else:
-            found.append(op.ConstantOfShape([size], value=ir.tensor(np.ones(1, bool))))
+            found.append(op.ConstantOfShape([view.size], value=ir.tensor(np.ones(1, bool))))
     return op.Concat(*found, axis=0) if len(found) > 1 else found[0]
 
 

@@ -67,7 +67,7 @@ def from_bytes(content: bytes) -> ir.Model:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
-    nodes = list(every_node(model.graph))
+    nodes = every_node(model.graph)
     used = {node.domain for node in nodes} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]

@@ -334,7 +334,7 @@ def first_nodes(nodes: Sequence[str]) -> str:
 
 
 def why_quantized(nodes: Sequence[str]) -> str:
-    """Return why quantized nodes are not trained, and what to do, as the begin of a message."""
+    """Return why quantized nodes are not trained, and what to do, as the beginning of a message."""
     said = (
         f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient; a straight-through estimate takes "
         f"its place in pairs of a QuantizeLinear and a DequantizeLinear with constant scales in float32, and in the "
