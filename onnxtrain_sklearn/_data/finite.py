@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from .._support.float_errors import ignores_float_errors
 from .._support.typing import DType
 
 
@@ -16,6 +17,6 @@ def finite_rows(rows: np.ndarray, dtype: DType) -> np.ndarray | None:
     return found if math.isfinite(squares) or np.isfinite(found).all() else None
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@ignores_float_errors
 def _in_graph_type(rows: np.ndarray, dtype: DType) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype)

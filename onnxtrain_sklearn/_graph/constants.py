@@ -16,7 +16,7 @@ from .dynamic_quantization import is_dynamic
 from .edits import bypass, replace_by_initializer
 from .fake_quantization import is_part_of_fakes
 from .names import Names
-from .queries import describe, every_node, reaching, reads
+from .queries import describe, every_node, graphs_in, reaching, reads
 from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
 
@@ -144,12 +144,7 @@ def _remove_producer(node: ir.Node | None) -> None:
 
 
 def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
-    found = [graph]
-    for node in every_node(graph):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                found.append(attribute.as_graph())
-    return found
+    return [graph, *(body for node in every_node(graph) for body in graphs_in(node))]
 
 
 def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from .._graph.queries import constant
 from .._optimizers.update_graph import UpdateGraph
+from .._support.float_errors import ignores_float_errors
 
 LEAST_ELEMENTS = 0 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32768
 """Elements above which a vector is updated by NumPy: a call of NumPy 1.26 takes twice as long as one of NumPy 2."""
@@ -97,7 +98,7 @@ class NumpyUpdate:
 
     calls: Sequence[tuple[Any, Sequence[np.ndarray]]]
 
-    @np.errstate(all="ignore")  # numbers that are not finite are found by the loop
+    @ignores_float_errors  # numbers that are not finite are found by the loop
     def run(self) -> None:
         """Update all blocks in place."""
         for function, arrays in self.calls:
