@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from unittest import mock
 
 import numpy as np
@@ -156,6 +157,22 @@ def test_a_large_state_is_copied_only_for_code_of_the_user():
         assert not copies
         estimator.set_params(callbacks=[lambda epoch: None]).fit(X, Y)
         assert len(copies) == 1
+
+
+def test_what_cannot_be_copied_is_kept():
+    class Logging(Callback):
+        def after_epoch(self, training):
+            memory = training.memory(self)
+            memory.setdefault("lock", threading.Lock())
+            memory["epochs"] = memory.get("epochs", 0) + 1
+
+    logging = Logging()
+    estimator = OrtGradientClassifier(MLP((8,)), callbacks=[logging], **SETTINGS)
+    estimator.fit(X, Y).fit(X, Y)
+    estimator.set_params(callbacks=[logging, Failing()]).callbacks[1].armed = True
+    attempted(estimator)
+    (memory,) = (one for one in estimator._run.history.memories.values() if one)
+    assert memory["epochs"] == 6
 
 
 def test_on_a_device():

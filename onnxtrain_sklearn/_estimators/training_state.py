@@ -74,7 +74,7 @@ class StateBefore:
         self._history = {
             **vars(history),
             "progress": replace(history.progress),
-            "memories": copy.deepcopy(history.memories),
+            "memories": {name: _as_far_as_possible(memory) for name, memory in history.memories.items()},
             "last_finite": None,
         }
 
@@ -86,6 +86,17 @@ class StateBefore:
         vars(run.state).update(self._state)
         run.history.change(**self._history)
         run.rng.set_state(self._random)
+
+
+def _as_far_as_possible(memory: State) -> State:
+    """Return a copy of what a callback remembers; what cannot be copied, as an open file, is kept as it is."""
+    copied = {}
+    for name, value in memory.items():
+        try:
+            copied[name] = copy.deepcopy(value)
+        except Exception:  # whatever a class of the user raises where it is copied
+            copied[name] = value
+    return copied
 
 
 def size_of_state(run: Run) -> int:
