@@ -51,7 +51,7 @@ def bits_of_fits(**variables):
 
 @pytest.mark.slow
 def test_a_seed_gives_the_same_bits_in_every_process():
-    first = bits_of_fits(PYTHONHASHSEED="1")
+    first = bits_of_fits(PYTHONHASHSEED="2")  # with 5, most pairs of names of parameters are in the other order
     # glibc fills memory that it gives away with the complement of this byte; elsewhere the variable means nothing
-    assert bits_of_fits(PYTHONHASHSEED="2", MALLOC_PERTURB_="85") == first
+    assert bits_of_fits(PYTHONHASHSEED="5", MALLOC_PERTURB_="85") == first
     assert len(first) == 7
