@@ -73,6 +73,10 @@ class TestNames:
         assert_allclose(weights["standardscaler.mean"], model[0].mean_, rtol=1e-6)
         assert_allclose(weights["standardscaler.scale"], model[0].scale_, rtol=1e-6)
 
+    def test_equal_models_are_equal_files(self):
+        files = [regressor(ridge(), max_iter=1).fit(X, NUMBER).to_onnx().SerializeToString() for _ in range(2)]
+        assert files[0] == files[1]
+
     def test_matrices_stand_as_in_the_model(self):
         model = make_pipeline(PCA(2), Perceptron()).fit(X[OLD], THREE[OLD])
         weights = classifier(model, learning_rate_init=0.0, max_iter=1).fit(X, THREE).weights_

@@ -61,6 +61,7 @@ def converted(
             warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # predictions are compared afterwards
             proto = skl2onnx.convert_sklearn(
                 estimator,
+                name=type(estimator).__name__,  # its default is random, and equal models would not be equal files
                 initial_types=inputs,
                 target_opset={"": CONVERTED_OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
