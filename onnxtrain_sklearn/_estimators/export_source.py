@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 
 from .._data.targets import weights_of_classes
@@ -152,6 +153,7 @@ def settings_of_step(run: Run) -> StepSettings:
 def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> Run:
     """Return the run that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
-    run, _ = twin._prepare(FitRows((X, y, None), (None, None, None), (None, None, None)).call(None, resume=False))
+    rows = (X, cast("ArrayLike", y), None)
+    run, _ = twin._prepare(FitRows(rows, (None, None, None), (None, None, None)).call(None, resume=False))
     prepared: Run = run
     return prepared
