@@ -73,3 +73,13 @@ def pytest_collection() -> Generator[None, object, object]:
         youngest, middle, oldest = gc.get_threshold()
         gc.set_threshold(10 * youngest, middle, 10 * oldest)
         gc.enable()
+
+
+@pytest.fixture(params=["host", "device"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The memory that the training step is in: the host's, or that of a device, which the CPU stands for."""
+    from onnxtrain_sklearn._runtime import devices
+
+    if request.param == "device":
+        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    return str(request.param)

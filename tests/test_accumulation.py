@@ -6,17 +6,15 @@ import copy
 import pickle
 
 import numpy as np
-import onnx.numpy_helper
 import onnx.parser
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from tests.helpers.engines import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
-from tests.helpers.steps import mlp
+from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -36,20 +34,9 @@ CASES = {
 }
 
 
-def start():
-    return {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
-
-
 def regressor(model=None, **settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": 3, "batch_size": 4, "shuffle": False, "tol": NEVER}
     return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
-
-
-@pytest.fixture(params=["host", "device"])
-def where(request, monkeypatch):
-    if request.param == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
-    return request.param
 
 
 @each_engine
@@ -62,16 +49,16 @@ def test_a_group_is_one_minibatch_of_all_its_rows(case, accumulate, engine, wher
     assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
     optimizer = settings.get("optimizer", AdamW())
     expected, losses = trained(
-        start(), X, y, rate=0.01, batch=4 * accumulate, epochs=3, sample_weight=WEIGHTS,
+        mlp_weights(), X, y, rate=0.01, batch=4 * accumulate, epochs=3, sample_weight=WEIGHTS,
         optimizer=type(optimizer).__name__.lower(), decay=getattr(optimizer, "weight_decay", 0.0),
         momentum=getattr(optimizer, "momentum", 0.0), alpha=settings.get("alpha", 0.0),
         limit=settings.get("max_grad_norm"),
         rates={n: 0.1 for n in NAMES if n.endswith("bias")} if case == "factors" else None,
     )  # fmt: skip
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     assert_allclose(fitted.loss_curve_, losses, rtol=1e-5)
     plain = regressor(**settings).fit(X, y, WEIGHTS)
-    assert largest_error(plain.weights_, expected, start()) > 10 * TOLERANCE
+    assert largest_error(plain.weights_, expected, mlp_weights()) > 10 * TOLERANCE
 
 
 def test_steps_of_the_schedule_are_updates():
@@ -135,9 +122,9 @@ def test_copies_go_on_exactly(how, where):
 def test_it_may_change_between_calls():
     fitted = regressor(max_iter=1, warm_start=True, optimizer="sgd").fit(X, y)
     fitted.set_params(accumulate=4).fit(X, y)
-    first, _ = trained(start(), X, y, rate=0.01, batch=4, optimizer="sgd")
+    first, _ = trained(mlp_weights(), X, y, rate=0.01, batch=4, optimizer="sgd")
     expected, _ = trained(first, X, y, rate=0.01, batch=16, optimizer="sgd")
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 @pytest.mark.parametrize(("setting", "default"), [({"accumulate": 2}, "1"), ({"max_grad_norm": 0.1}, "None")])

@@ -6,20 +6,18 @@ import copy
 import pickle
 
 import numpy as np
-import onnx.numpy_helper
 import onnx.parser
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.vector_graphs import step_weight
 from onnxtrain_sklearn.exceptions import DivergenceError, InvalidParameterError
 from tests.helpers.engines import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
-from tests.helpers.steps import mlp
+from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -28,10 +26,6 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 4)).astype(np.float32)
 y = (np.tanh(X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.normal(size=40)).astype(np.float32)
 TOLERANCE = 1e-4
-
-
-def start():
-    return {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
 
 
 def regressor(model=None, **settings):
@@ -55,16 +49,9 @@ class Average:
 def reference(decay, **settings):
     average = Average(decay)
     raw, _ = trained(
-        start(), X, y, **({"rate": 0.02, "batch": 8, "epochs": 3, "decay": 0.01} | settings), after=average
+        mlp_weights(), X, y, **({"rate": 0.02, "batch": 8, "epochs": 3, "decay": 0.01} | settings), after=average
     )
     return average.values, raw
-
-
-@pytest.fixture(params=["host", "device"])
-def where(request, monkeypatch):
-    if request.param == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
-    return request.param
 
 
 def raw_of(estimator):
@@ -77,10 +64,10 @@ def test_the_average_is_its_formula(decay, engine, where):
     fitted = regressor(ema_decay=decay, engine=engine).fit(X, y)
     assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
     averages, raw = reference(decay)
-    assert largest_error(fitted.weights_, averages[-1], start()) < TOLERANCE
-    assert largest_error(raw_of(fitted), raw, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, averages[-1], mlp_weights()) < TOLERANCE
+    assert largest_error(raw_of(fitted), raw, mlp_weights()) < TOLERANCE
     if decay:
-        assert largest_error(raw, averages[-1], start()) > 10 * TOLERANCE
+        assert largest_error(raw, averages[-1], mlp_weights()) > 10 * TOLERANCE
 
 
 def test_weights_of_the_steps_add_up():
@@ -133,15 +120,15 @@ def test_it_may_be_turned_on_and_off_between_calls():
     _, raw = reference(0.5, epochs=1)
     averages, _ = reference(0.5, epochs=2)
     every = []
-    trained(start(), X, y, rate=0.02, batch=8, epochs=2, decay=0.01, after=lambda w: every.append(dict(w)))
+    trained(mlp_weights(), X, y, rate=0.02, batch=8, epochs=2, decay=0.01, after=lambda w: every.append(dict(w)))
     average = Average(0.5)
     for w in every[5:]:
         average(w)
-    assert largest_error(fitted.weights_, average.values[-1], start()) < TOLERANCE
+    assert largest_error(fitted.weights_, average.values[-1], mlp_weights()) < TOLERANCE
     fitted.set_params(ema_decay=None)
     fitted.fit(X, y)
     _, raw = reference(0.5)
-    assert largest_error(fitted.weights_, raw, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, raw, mlp_weights()) < TOLERANCE
     assert len(averages) == 10
 
 
@@ -187,7 +174,7 @@ def test_with_accumulation_frozen_weights_and_factors():
         ema_decay=0.7, accumulate=2, trainable=["layers.0.*"], learning_rate_factors={"*.bias": 0.0}, max_iter=1
     ).fit(X, y)
     averages, _ = reference(0.7, batch=16, epochs=1, rates=dict.fromkeys(NAMES[1:], 0.0))
-    assert largest_error(fitted.weights_, averages[-1], start()) < TOLERANCE
+    assert largest_error(fitted.weights_, averages[-1], mlp_weights()) < TOLERANCE
     resumed = fitted.set_params(trainable="all", warm_start=True)
     begin = raw_of(resumed)
     resumed.set_params(learning_rate_init=0.0).fit(X, y)

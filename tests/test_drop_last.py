@@ -6,18 +6,16 @@ import copy
 import pickle
 
 import numpy as np
-import onnx.numpy_helper
 import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor, load_training, schedules
 from onnxtrain_sklearn._data.batches import Batches
-from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.engines import each_engine
 from tests.helpers.network import largest_error, trained
-from tests.helpers.steps import mlp
+from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER, weights_equal
 from tests.helpers.training_graphs import Folder
 
@@ -31,20 +29,9 @@ TOLERANCE = 1e-4
 EPOCHS = 4
 
 
-def start():
-    return {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
-
-
 def regressor(model=None, **settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": EPOCHS, "batch_size": 12, "tol": NEVER, "drop_last": True}
     return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
-
-
-@pytest.fixture(params=["host", "device"])
-def where(request, monkeypatch):
-    if request.param == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
-    return request.param
 
 
 @pytest.fixture
@@ -74,10 +61,10 @@ def test_shuffled_epochs_are_those_of_numpy(size, accumulate, engine, where, pas
     assert len({tuple(np.sort(order)) for order in orders}) == EPOCHS
     steps = -(-count // accumulate)
     expected, losses = trained(
-        start(), X, y, rate=0.01, batch=size * accumulate, epochs=EPOCHS, sample_weight=WEIGHTS, alpha=0.5, decay=0.01,
-        orders=orders, rate_at=lambda t: (1 + np.cos(np.pi * t / (EPOCHS * steps))) / 2,
+        mlp_weights(), X, y, rate=0.01, batch=size * accumulate, epochs=EPOCHS, sample_weight=WEIGHTS, alpha=0.5,
+        decay=0.01, orders=orders, rate_at=lambda t: (1 + np.cos(np.pi * t / (EPOCHS * steps))) / 2,
     )  # fmt: skip
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     assert_allclose(fitted.loss_curve_, losses, rtol=1e-5)
     assert fitted._run.state.t == EPOCHS * steps
     assert fitted.t_ == EPOCHS * count * size
@@ -134,9 +121,9 @@ def test_a_call_of_partial_fit_is_an_epoch(how, where):
 def test_it_may_change_between_calls():
     fitted = regressor(max_iter=1, warm_start=True, shuffle=False, optimizer="sgd").fit(X, y)
     fitted.set_params(drop_last=False).fit(X, y)
-    first, _ = trained(start(), X[:48], y[:48], rate=0.01, batch=12, optimizer="sgd")
+    first, _ = trained(mlp_weights(), X[:48], y[:48], rate=0.01, batch=12, optimizer="sgd")
     expected, _ = trained(first, X, y, rate=0.01, batch=12, optimizer="sgd")
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 def test_what_takes_no_minibatches_refuses_it():

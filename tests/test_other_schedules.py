@@ -7,7 +7,6 @@ import pickle
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 import onnx.parser
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -20,7 +19,7 @@ from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
 from tests.helpers.engines import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
-from tests.helpers.steps import mlp
+from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -38,10 +37,6 @@ DROPOUT = onnx.parser.parse_model(
 )
 
 
-def start():
-    return {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
-
-
 def regressor(model=None, **settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
     return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
@@ -57,10 +52,10 @@ def test_weight_decay_follows_its_schedule(name, engine, where, monkeypatch):
     settings = {"learning_rate_init": rate, "optimizer": OPTIMIZERS[name](weight_decay=0.5), "engine": engine}
     fitted = regressor(weight_decay_schedule="flat_cos", learning_rate="linear", **settings).fit(X, y)
     reference = {"rate": rate, "batch": 8, "epochs": 3, "optimizer": name, "decay": 0.5, "rate_at": line}
-    expected, _ = trained(start(), X, y, decay_at=flat_cosine, **reference)
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
-    constant, _ = trained(start(), X, y, **reference)
-    assert largest_error(constant, expected, start()) > 10 * TOLERANCE
+    expected, _ = trained(mlp_weights(), X, y, decay_at=flat_cosine, **reference)
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
+    constant, _ = trained(mlp_weights(), X, y, **reference)
+    assert largest_error(constant, expected, mlp_weights()) > 10 * TOLERANCE
 
 
 def line(t):
@@ -78,10 +73,10 @@ def test_with_factors_by_parameter():
     decays = {"layers.0.bias": 0.0, "layers.1.bias": 0.0}
     cosine = Cosine(total_steps=STEPS)
     expected, _ = trained(
-        start(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decays=decays,
+        mlp_weights(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decays=decays,
         decay_at=lambda t: cosine.factor(Progress(step=t)),
     )  # fmt: skip
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 @pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
@@ -130,8 +125,10 @@ class Computing(Decaying):
 @pytest.mark.parametrize("kind", [Following, Computing])
 def test_optimizers_of_the_user(kind):
     fitted = regressor(optimizer=kind(), weight_decay_schedule="flat_cos").fit(X, y)
-    expected, _ = trained(start(), X, y, rate=0.01, batch=8, epochs=3, optimizer="sgd", decay=0.5, decay_at=flat_cosine)
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    expected, _ = trained(
+        mlp_weights(), X, y, rate=0.01, batch=8, epochs=3, optimizer="sgd", decay=0.5, decay_at=flat_cosine
+    )
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     assert fitted.optimizer.weight_decay == 0.5
 
 
@@ -198,9 +195,9 @@ def test_schedules_may_change_between_calls():
     fitted = regressor(max_iter=1, warm_start=True, optimizer=AdamW(weight_decay=0.5)).fit(X, y)
     fitted.set_params(weight_decay_schedule=Linear(total_steps=STEPS)).fit(X, y).fit(X, y)
     expected, _ = trained(
-        start(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decay_at=lambda t: 1.0 if t < 5 else line(t)
+        mlp_weights(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decay_at=lambda t: 1.0 if t < 5 else line(t)
     )
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 def test_parameters_within_a_schedule():

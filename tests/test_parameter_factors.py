@@ -22,7 +22,7 @@ from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.helpers.engines import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
-from tests.helpers.steps import mlp
+from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -39,17 +39,13 @@ DECAY_OF = {"layers.0.weight": 2.0, "layers.0.bias": 0.0, "layers.1.weight": 2.0
 TOLERANCE = 1e-4
 
 
-def start():
-    return {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
-
-
 def regressor(**settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
     return OrtGradientRegressor(settings.pop("model", mlp()), **(defaults | {"random_state": 0} | settings))
 
 
 def reference(**settings):
-    return trained(start(), X, y, **({"rate": 0.01, "batch": 8, "epochs": 3} | settings))
+    return trained(mlp_weights(), X, y, **({"rate": 0.01, "batch": 8, "epochs": 3} | settings))
 
 
 def weight_decay(name):
@@ -75,10 +71,10 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
     assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
     settings = {"optimizer": name, "decay": 0.3, "sample_weight": WEIGHTS, "rate": rate}
     expected, losses = reference(rates=RATE_OF, decays=DECAY_OF, **settings)
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     np.testing.assert_allclose(fitted.loss_curve_, losses, rtol=1e-5)
     for other in ({"rates": RATE_OF}, {"decays": DECAY_OF}):  # each of the two matters
-        assert largest_error(reference(**other, **settings)[0], expected, start()) > 10 * TOLERANCE
+        assert largest_error(reference(**other, **settings)[0], expected, mlp_weights()) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
@@ -87,13 +83,13 @@ def test_fused_kernels_in_pieces(name, monkeypatch):
     optimizer = OPTIMIZERS[name](weight_decay=0.3 if name == "adamw" else 0.0)
     fitted = regressor(optimizer=optimizer, learning_rate_factors=RATES).fit(X, y)
     expected, _ = reference(rates=RATE_OF, optimizer=name, decay=optimizer.weight_decay)
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 def test_penalty_and_clipping_are_those_of_the_whole_gradient():
     fitted = regressor(learning_rate_factors=RATES, alpha=0.5, max_grad_norm=0.3, optimizer=SGD()).fit(X, y)
     expected, _ = reference(rates=RATE_OF, alpha=0.5, limit=0.3, optimizer="sgd")
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 class Halved(Optimizer):
@@ -125,10 +121,10 @@ def test_an_optimizer_of_the_user():
     settings = {"learning_rate_factors": RATES, "weight_decay_factors": DECAYS}
     fitted = regressor(optimizer=Halved(0.3), learning_rate_init=0.02, **settings).fit(X, y)
     expected, _ = reference(rates=RATE_OF, decays=DECAY_OF, optimizer="sgd", decay=0.3)
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     fitted = regressor(optimizer=SignDescent(), learning_rate_factors=RATES, max_iter=1, batch_size=40).fit(X, y)
     for name, moved in fitted.weights_.items():
-        np.testing.assert_allclose(np.abs(moved - start()[name]), 0.01 * RATE_OF[name], rtol=1e-4, atol=1e-8)
+        np.testing.assert_allclose(np.abs(moved - mlp_weights()[name]), 0.01 * RATE_OF[name], rtol=1e-4, atol=1e-8)
 
 
 def test_an_optimizer_that_joins_elements_is_refused():
@@ -160,7 +156,7 @@ def test_patterns_of_the_user_come_after_those_of_the_builder():
 
 def test_a_factor_of_zero_freezes():
     fitted = regressor(learning_rate_factors={"layers.0.*": 0.0}).fit(X, y)
-    for name, array in start().items():
+    for name, array in mlp_weights().items():
         assert np.array_equal(fitted.weights_[name], array) == name.startswith("layers.0.")
 
 
@@ -226,7 +222,7 @@ def test_factors_may_change_between_calls():
 
     changes = [{}] * 9 + [RATE_OF] * 10 + [{}] * 11
     expected, _ = reference(epochs=6, optimizer="sgd", momentum=0.9, rates=rates, after=change)
-    assert largest_error(fitted.weights_, expected, start()) < TOLERANCE
+    assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 def test_numbers_of_a_pipeline():

@@ -60,6 +60,11 @@ def mlp(hidden=(6,), activation="tanh", n_features=4, n_outputs=1, seed=0):
     return proto
 
 
+def mlp_weights():
+    """The weights that :func:`mlp` begins with, by name."""
+    return {one.name: onnx.numpy_helper.to_array(one) for one in mlp().graph.initializer}
+
+
 def new_like(step, **changes):
     """The same step with other settings, on the same rows."""
     names = step.parameters.names
