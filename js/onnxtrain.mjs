@@ -81,7 +81,8 @@ export class Trainer {
   /**
    * Return what the rows weigh where several outputs are trained: for `rows`, the inputs of the weights by output.
    *
-   * Call it once for all rows, before they are cut into minibatches: weights are divided by their mean. A row of weight
+   * Call it once for all rows, before they are cut into minibatches: weights are divided by their mean over the rows
+   * that count for any output. Weights that are the same for all outputs are those of the rows. A row of weight
    * zero has no label for the output. The weights of classes, and labels at positions that do not count, are part of it.
    *
    * @param {Rows} rows The targets, by the names of their inputs.
@@ -89,15 +90,22 @@ export class Trainer {
    * @returns {Rows} To be added to the rows.
    */
   weights(rows, sampleWeight = {}) {
-    const targets = this.manifest.targets ?? [];
+    const { targets = [], inputs } = this.manifest;
     const unknown = Object.keys(sampleWeight).find((name) => !targets.some((/** @type {any} */ one) => one.output === name));
     if (unknown !== undefined) throw new Error(`There is no output ${unknown} that is trained.`);
-    return Object.fromEntries(targets.map((/** @type {any} */ one) => {
+    if (targets.length === 0) return {};
+    /** @type {number[][]} */ const weights = targets.map((/** @type {any} */ one) => {
       const count = rows[one.input].length / product(this.#fact("step", one.input).shape.slice(1));
-      const own = labelWeights(one.label_weights, rows[one.input], count).map((weight, i) => weight * Number(sampleWeight[one.output]?.[i] ?? 1));
-      const mean = own.reduce((total, weight) => total + weight, 0) / count;
-      return [one.weight_input, Float32Array.from(own, (weight) => (mean > 0 ? weight / mean : 0))];
-    }));
+      return labelWeights(one.label_weights, rows[one.input], count).map((weight, i) => weight * Number(sampleWeight[one.output]?.[i] ?? 1));
+    });
+    const [first] = weights, alike = weights.every((own) => own.every((weight, i) => weight === first[i]));
+    const counted = first.filter((_, i) => weights.some((own) => own[i] > 0)).length;
+    const factors = weights.map((own) => {
+      const mean = own.reduce((total, weight) => total + weight, 0) / counted;
+      return Float32Array.from(own, (weight) => (alike ? 1 : mean > 0 ? weight / mean : 0));
+    });
+    const found = Object.fromEntries(targets.map((/** @type {any} */ one, /** @type {number} */ i) => [one.weight_input, factors[i]]));
+    return alike ? { ...found, [inputs.sample_weight]: Float32Array.from(first) } : found;
   }
 
   /**
@@ -111,35 +119,36 @@ export class Trainer {
     const { batch_size: batch, inputs, padding } = this.manifest;
     const count = this.#count("step", rows, sampleWeight);
     if (count > batch || (count < batch && !padding)) throw new Error(`A step takes ${batch} rows, got ${count}.`);
-    const weights = new Array(batch).fill(0).map((_, i) => (i < count ? Number(sampleWeight ? sampleWeight[i] : 1) : 0));
+    const { [inputs.sample_weight]: own, ...data } = this.#weighted(rows, count, sampleWeight);
+    const weights = Array.from({ length: batch }, (_, i) => (i < count ? Number(own[i]) : 0));
     /** @type {Record<string, Tensor>} */
     const feeds = { ...this.state, ...this.#rates("step", 1, rates), ...this.#draws("step", 1, random) };
-    for (const [name, data] of Object.entries(this.#weighted(rows, count))) feeds[name] = this.#tensor("step", name, filled(data, count, batch));
+    for (const [name, values] of Object.entries(data)) feeds[name] = this.#tensor("step", name, filled(values, count, batch));
     feeds[inputs.sample_weight] = this.#tensor("step", inputs.sample_weight, weights);
     return Number((await this.#run("step", feeds))[0]);
   }
 
   /**
-   * Train on all rows once, in one run; return the loss of each minibatch.
+   * Train on all rows once, in one run; return the loss of each minibatch. Rows of weight zero are in none.
    *
    * @param {Rows} rows
    * @param {Rates & {order?: ArrayLike<number>, sampleWeight?: Values, random?: () => number}} options
    *     Without `order`, the order is drawn by `random`, and without both it is that of the rows; where the estimator has
-   *     `drop_last`, the last rows of it that do not fill a minibatch are then left out.
+   *     `drop_last`, the last rows of it that do not fill a minibatch are then left out. A given `order` is taken whole.
    * @returns {Promise<Float32Array | Float64Array>}
    */
   async epoch(rows, { order, sampleWeight, random, ...rates }) {
     const { batch_size: batch, inputs, padding, hyperparameters: known } = this.manifest;
     const count = this.#count("epoch", rows, sampleWeight), minibatch = Math.max(1, Math.floor(batch / (known.accumulate ?? 1)));
-    const sequence = Array.from(order ?? (random ? permutation(count, random) : Array(count).keys()));
-    if (known.drop_last && !order && count > minibatch) sequence.length -= count % minibatch;
+    const data = this.#weighted(rows, count, sampleWeight), counted = this.#counted(data, count);
+    const sequence = Array.from(order ?? (random ? permutation(counted.length, random).map((i) => counted[i]) : counted));
+    if (known.drop_last && !order && counted.length > minibatch) sequence.length -= counted.length % minibatch;
     if (!padding) sequence.length -= sequence.length % batch; // rows meet within a minibatch
     const steps = Math.ceil(sequence.length / batch);
     const places = Array.from({ length: steps * batch }, (_, i) => sequence[i] ?? -1);
     /** @type {Record<string, Tensor>} */
     const feeds = { ...this.state, ...this.#rates("epoch", steps, rates), ...this.#draws("epoch", steps, random) };
-    for (const [name, data] of Object.entries(this.#weighted(rows, count))) feeds[name] = this.#tensor("epoch", name, data);
-    feeds[inputs.sample_weight] = this.#tensor("epoch", inputs.sample_weight, sampleWeight ?? new Array(count).fill(1));
+    for (const [name, values] of Object.entries(data)) feeds[name] = this.#tensor("epoch", name, values);
     feeds[inputs.order] = this.#tensor("epoch", inputs.order, places);
     return /** @type {Float32Array | Float64Array} */ (await this.#run("epoch", feeds));
   }
@@ -187,13 +196,30 @@ export class Trainer {
     return found;
   }
 
-  /** Return the rows with the weights of several outputs, which are 1 where nothing weighs. @param {Rows} rows @param {number} count @returns {Rows} */
-  #weighted(rows, count) {
-    const found = { ...rows };
+  /**
+   * Return the rows with their weights and those of several outputs, which are 1 where nothing weighs.
+   *
+   * @param {Rows} rows @param {number} count @param {Values | undefined} sampleWeight @returns {Rows}
+   */
+  #weighted(rows, count, sampleWeight) {
+    const found = { ...rows }, weight = this.manifest.inputs.sample_weight;
     for (const { weight_input: name, label_weights: known } of this.manifest.targets ?? []) {
       if (!found[name] && known) throw new Error(`The labels have weights: add trainer.weights(rows) to the rows.`);
       found[name] ??= new Float32Array(count).fill(1);
     }
+    const own = found[weight]; // of `weights`, where those of all outputs are the same
+    found[weight] = Array.from({ length: count }, (_, i) => Number(sampleWeight?.[i] ?? 1) * Number(own?.[i] ?? 1));
+    return found;
+  }
+
+  /** Return the rows whose weight is not zero, as the estimator does. @param {Rows} data @param {number} count @returns {number[]} */
+  #counted(data, count) {
+    const { inputs, target, targets } = this.manifest;
+    const several = (targets ?? []).map((/** @type {any} */ one) => data[one.weight_input]);
+    const labels = target ? labelWeights(target.label_weights, data[target.input], count) : null;
+    const counts = (/** @type {number} */ i) => (labels ? labels[i] > 0 : several.some((/** @type {Values} */ own) => Number(own[i]) > 0));
+    const found = Array.from({ length: count }, (_, i) => i).filter((i) => Number(data[inputs.sample_weight][i]) > 0 && counts(i));
+    if (found.length === 0) throw new Error("All rows have weight zero.");
     return found;
   }
 

@@ -151,13 +151,31 @@ def test_training_graphs_go_on(accumulate, tmp_path):
     assert few.state["step"] == model._run.state.t + 1
 
 
+@pytest.mark.parametrize("settings", [{"drop_last": True}, {"drop_last": False}, {"drop_last": True, "accumulate": 2}])
+def test_training_graphs_take_no_rows_of_weight_zero(settings, tmp_path):
+    """Of 50 rows 20 weigh nothing, and so does a class; the others are the rows of the minibatches."""
+    labels, weights = np.arange(50) % 3, np.where(np.arange(50) % 5 < 2, 0.0, WEIGHTS)
+    given = {"batch_size": 8, "random_state": 0, "tol": NEVER, "max_iter": 1, "shuffle": False} | settings
+    model = OrtGradientClassifier(MLP((8,), dropout=0.2), class_weight={0: 0.0, 1: 1.0, 2: 2.0}, **given)
+    model.fit(X, labels, weights).export_training(tmp_path / "folder")
+    training = load_training(tmp_path / "folder", shuffle=False)
+    for _ in range(3):
+        model.partial_fit(X, labels, sample_weight=weights)
+        training.partial_fit(X, labels, weights)
+    assert training.state["step"] == model._run.state.t
+    assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+    assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
+    with pytest.raises(ValueError, match="All 50 rows to train on have weight zero"):
+        training.partial_fit(X, labels, np.zeros(50))
+
+
 def test_shuffled_training_graphs_leave_out_other_rows_each_time(tmp_path, monkeypatch):
     regressor(MLP((8,)), batch_size=8).partial_fit(X, y).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", random_state=0)
     found, minibatches = [], type(training)._minibatches
 
-    def recorded(one, n_rows):
-        found.append(minibatches(one, n_rows))
+    def recorded(one, rows):
+        found.append(minibatches(one, rows))
         return found[-1]
 
     monkeypatch.setattr(type(training), "_minibatches", recorded)

@@ -111,7 +111,7 @@ def test_accumulated_statistics_need_whole_minibatches(tmp_path):
     with pytest.raises(ValueError, match="batch_size must be a multiple of 3, got 16: a step takes the rows of all"):
         model.export_training(tmp_path / "folder", batch_size=16)
     model.export_training(tmp_path / "folder", batch_size=12)
-    with pytest.raises(ValueError, match="give a multiple of 12 rows, got 40"):
+    with pytest.raises(ValueError, match="give a multiple of 12 rows whose weight is not zero, got 40"):
         load_training(tmp_path / "folder").partial_fit(X[:40], y[:40])
 
 

@@ -103,10 +103,12 @@ def labels_of(name):
     return found[found != -100]
 
 
+WAVES = 1.5 + np.sin(np.arange(len(X)))
 WEIGHTS = {
     "alike": np.linspace(0.5, 2, len(X)),
     "by output": {"class": np.linspace(0, 2, len(X)), "number": None, "words": np.linspace(3, 1, len(X))},
     "missing": {"class": (np.arange(len(X)) % 4 > 0) * 1.0, "number": np.arange(len(X)) % 2 * 1.0},
+    "no label": {name: (np.arange(len(X)) % 4 > 0) * weight for name, weight in zip(SOME, (1.0, WAVES, 3.0))},
 }
 
 
@@ -115,7 +117,7 @@ WEIGHTS = {
 def test_weights_of_rows_and_classes_go_on(weights, class_weight, tmp_path):
     """By output; of rows of weight zero the target is not read."""
     given, y = WEIGHTS.get(weights), targets()
-    if weights == "missing":
+    if weights in ("missing", "no label"):
         y["number"] = np.where(given["number"] > 0, y["number"], np.nan)
     model = net(class_weight=class_weight, alpha=0.1, loss_weights={"class": 2.0})
     quietly(model.fit, X, y, given).export_training(tmp_path / "folder")

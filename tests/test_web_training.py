@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -125,6 +126,58 @@ console.log(losses.length, whole.length, few.length);
     model.load_state(tmp_path / "one.safetensors")
     for name, array in expected.items():
         np.testing.assert_allclose(model.weights_[name], array, rtol=0, atol=1e-6)
+
+
+def test_rows_of_weight_zero_are_in_no_minibatch_in_node(tmp_path):
+    """Of 45 rows nine weigh nothing, and so does a class: 24 rows are three minibatches."""
+    X = np.random.default_rng(0).normal(size=(45, 5)).astype(np.float32)
+    y, weights = np.arange(45) % 3, np.where(np.arange(45) % 5, 1 + np.arange(45) % 4, 0)
+    model = OrtGradientClassifier(
+        MLP((8,)), class_weight={0: 0.0, 1: 1.0, 2: 2.0}, **SETTINGS | {"batch_size": 8, "drop_last": True}
+    )
+    quietly(model.fit, X, y, weights).export_training(tmp_path / "graphs")
+    X.tofile(tmp_path / "X.float32")
+    (tmp_path / "given.json").write_text(json.dumps([y.tolist(), weights.tolist()]))
+    lines = in_node(
+        tmp_path,
+        """
+const [labels, sampleWeight] = JSON.parse(await file("given.json"));
+const rows = { X: await floats("X.float32"), y: trainer.encode(labels) };
+const losses = await trainer.epoch(rows, { learningRate: 0.01, sampleWeight });
+try { await trainer.epoch(rows, { learningRate: 0.01, sampleWeight: labels.map(() => 0) }); } catch (error) { console.log(error.message); }
+console.log(losses.length);
+""",
+    )
+    assert lines == ["All rows have weight zero.", "3"]
+    expected = model.partial_fit(X, y, sample_weight=weights).weights_
+    model.load_state(tmp_path / "trained.safetensors")
+    for name, array in expected.items():
+        np.testing.assert_allclose(model.weights_[name], array, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("class_weight", [None, {"class": {"a": 0.2, "b": 5.0, "c": 1.0}}])
+def test_rows_without_any_label_are_in_no_minibatch_of_several_outputs_in_node(class_weight, tmp_path):
+    """Without weights of classes both outputs weigh the rows alike: a minibatch divides by their sum."""
+    X, y = data(40)
+    y, weights = {name: y[name] for name in ("class", "number")}, np.arange(40) % 4 / 2.0
+    losses = {name: KINDS[name].loss for name in y}
+    model = OrtGradientMultiOutput(graph(list(y)), loss=losses, class_weight=class_weight, **SETTINGS)
+    quietly(model.fit, X, y, weights).export_training(tmp_path / "graphs")
+    X.tofile(tmp_path / "X.float32")
+    (tmp_path / "given.json").write_text(json.dumps([y["class"].tolist(), y["number"].tolist(), weights.tolist()]))
+    lines = in_node(
+        tmp_path,
+        """
+const [labels, numbers, weights] = JSON.parse(await file("given.json"));
+const rows = { X: await floats("X.float32"), "y/class": trainer.encode(labels, "class"), "y/number": trainer.encode(numbers, "number") };
+const weighted = { ...rows, ...trainer.weights(rows, { class: weights, number: weights }) };
+console.log((await trainer.epoch(weighted, { learningRate: 0.01 })).length);
+""",
+    )
+    assert lines == ["2"]
+    model.partial_fit(X, y, sample_weight=weights)
+    arrays = tensors_of((tmp_path / "trained.safetensors").read_bytes(), "state")
+    np.testing.assert_allclose(arrays["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
 
 
 def test_several_outputs_in_node(tmp_path):

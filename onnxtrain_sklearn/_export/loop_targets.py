@@ -43,16 +43,9 @@ def loop_targets(
     if isinstance(y, Mapping | Inputs):
         raise ValueError(f"These graphs have one target, but y is a {type(y).__name__}: give its values alone.")
     fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
-    values, weights = _encoded_targets(fact, y).values, _checked_weights(sample_weight, n)
+    values, weights = _encoded_targets(fact, y).values, checked_weights(sample_weight, n)
     trained = weights_of_rows(fact.get("label_weights"), values, weights)
     return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, trained)
-
-
-def _checked_weights(sample_weight: RowValues | None, n: int) -> np.ndarray:
-    weights = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
-    if weights.shape != (n,):
-        raise ValueError(f"sample_weight must have the shape ({n},), got {weights.shape}.")
-    return weights
 
 
 def _several_targets(
@@ -66,13 +59,13 @@ def _several_targets(
         weights = _by_output({**dict.fromkeys(names), **_arrays_by_name(sample_weight)}, names, "sample_weight")
     found = [_weighted(fact, given[fact["output"]], weights[fact["output"]], n) for fact in facts]
     joined, rows = joined_targets(names, *zip(*found, strict=True))
-    factors = joined.with_factors(np.arange(n)).values[:, joined.values.shape[1] :]
+    counted = np.ones(n) if rows is None else rows
+    factors = joined.with_factors(np.flatnonzero(counted)).values[:, joined.values.shape[1] :]
     arrays = {}
     for i, (fact, (own, _)) in enumerate(zip(facts, found, strict=True)):
         arrays[fact["input"]] = _as_input(own.values, inputs[fact["input"]])
         column = factors[:, i] if factors.shape[1] else np.ones(n)
         arrays[fact["weight_input"]] = _as_input(column, inputs[fact["weight_input"]])
-    counted = np.ones(n) if rows is None else rows
     return LoopTargets(arrays, counted, counted)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
+from .._data.batches import weighted_rows
 from .._runtime import devices, sessions
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
@@ -61,7 +62,8 @@ class Training:
         y : array-like, or dict of str to array-like
             Labels or numbers, as the estimator takes them; of several outputs by their names.
         sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
-            Weight of each row in the mean loss, or in that of each of several outputs by name.
+            Weight of each row in the mean loss, or in that of each of several outputs by name. Rows of weight zero
+            are in no minibatch.
         learning_rate : float, default=None
             Of all steps; None: by the schedule of the estimator, as those of weight decay and of dropout, from where
             it was when it was exported.
@@ -77,7 +79,7 @@ class Training:
         sizes = {name: len(rows) for name, rows in data.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"X and y have different numbers of rows: {sizes}.")
-        minibatches = self._minibatches(n_rows)
+        minibatches = self._minibatches(weighted_rows(np.arange(n_rows), trained)[0])
         self._rates.begin(len(minibatches))
         for rows in minibatches:
             rates = self._rates.next(None if learning_rate is None else float(learning_rate))
@@ -161,14 +163,15 @@ class Training:
         self._draws += 1
         return numbers.buffers
 
-    def _minibatches(self, n_rows: int) -> list[np.ndarray]:
+    def _minibatches(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return the rows of each step of the next pass over ``rows``, in another order where they are shuffled."""
         batch = int(self.manifest["batch_size"])
-        order = np.arange(n_rows) if self._rng is None else self._rng.permutation(n_rows)
-        order = order[: n_rows - self._left_out(n_rows)]
+        order = rows if self._rng is None else self._rng.permutation(rows)
+        order = order[: len(rows) - self._left_out(len(rows))]
         if not self.manifest["padding"] and len(order) % batch:
             raise ValueError(
                 f"Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of "
-                f"{batch} rows, got {n_rows}."
+                f"{batch} rows whose weight is not zero, got {len(order)}."
             )
         return [order[start : start + batch] for start in range(0, len(order), batch)]
 
