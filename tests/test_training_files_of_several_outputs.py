@@ -108,7 +108,9 @@ WEIGHTS = {
     "alike": np.linspace(0.5, 2, len(X)),
     "by output": {"class": np.linspace(0, 2, len(X)), "number": None, "words": np.linspace(3, 1, len(X))},
     "missing": {"class": (np.arange(len(X)) % 4 > 0) * 1.0, "number": np.arange(len(X)) % 2 * 1.0},
-    "no label": {name: (np.arange(len(X)) % 4 > 0) * weight for name, weight in zip(SOME, (1.0, WAVES, 3.0))},
+    "no label": {
+        name: (np.arange(len(X)) % 4 > 0) * weight for name, weight in zip(SOME, (1.0, WAVES, 3.0), strict=True)
+    },
 }
 
 
