@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import log_softmax, softmax
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._training import many_classes
+from onnxtrain_sklearn._training import loss_graph, many_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 K, N, WIDTH, PLACES = 300, 40, 5, 3
@@ -103,6 +103,20 @@ def test_few_classes_have_one_hot_rows_with_the_same_result(monkeypatch, engine)
         assert ("Equal" in operators(fitted)) == (bound > K)
     clear_cache()
     assert_allclose(found[0].weights_["W"], found[1].weights_["W"], rtol=0, atol=1e-6)
+
+
+@engines
+def test_one_hot_rows_of_a_table_are_those_of_a_comparison(monkeypatch, engine):
+    few, found = LABELS % 7, []
+    for bound in (6, 7):
+        monkeypatch.setattr(loss_graph, "TABLE_CLASSES", bound)
+        clear_cache()
+        fitted = OrtGradientClassifier(MLP(8), batch_size=N, max_iter=3, random_state=0, engine=engine).fit(X, few)
+        assert ("Equal" in operators(fitted)) == (bound < 7)
+        found.append(fitted.weights_)
+    clear_cache()
+    for name, array in found[0].items():
+        assert_array_equal(array, found[1][name])
 
 
 class Halved(losses.LogLoss):

@@ -187,6 +187,18 @@ def test_the_gradient_of_dropout_passes_where_nothing_was_dropped(engine):
     np.testing.assert_allclose(gradient, np.where(dropped == 0, 0, w / 0.6), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_the_gradient_of_relu_passes_where_it_is_not_zero_however_small(dtype):
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g ({dtype}[7] x, {dtype}[7] w) => ({dtype} loss) {{
+        y = Relu(x) z = Mul(y, w) loss = ReduceSum<keepdims = 0>(z) }}"""
+    graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x"], engine="portable")
+    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    kind = {"float": np.float32, "double": np.float64}[dtype]
+    tiny = np.finfo(kind).smallest_subnormal
+    x, w = np.array([-2, -tiny, -0.0, 0, tiny, 1e-39, 3], kind), np.arange(1, 8, dtype=kind)
+    np.testing.assert_array_equal(session.run(["x_grad"], {"x": x, "w": w})[0], [0, 0, 0, 0, 5, 6, 7])
+
+
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("opset", [13, 17, 18])
 def test_normalization_by_a_norm_in_float64(opset, p):

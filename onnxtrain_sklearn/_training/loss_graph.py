@@ -42,6 +42,9 @@ PARALLEL_WORK = 4_000_000
 TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
 PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
 
+TABLE_CLASSES = 64
+"""Classes up to which one-hot rows are read from a table."""
+
 EXACT, LAZY = "exact", "lazy"
 """Values of ``sparse_updates``: what happens to the rows of a matrix that no index of a minibatch names."""
 
@@ -266,7 +269,9 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
 
 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
-    """Return the one-hot encoding of the class indices ``y`` (N,)."""
+    """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster."""
+    if n_classes <= TABLE_CLASSES:
+        return mark_one_hot(op.Gather(np.eye(n_classes, dtype=dtype.numpy()), y))
     classes = np.arange(n_classes, dtype=np.int64)
     return mark_one_hot(op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype))
 

@@ -113,7 +113,7 @@ COTANGENTS: dict[str, Cotangent] = {
     "Mish": _mish_cotangent,
     "Neg": lambda r, op, g, x, y: op.Neg(g),
     "Reciprocal": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Mul(y, y))),
-    "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Greater(y, 0.0))),
+    "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Cast(y, to=ir.DataType.BOOL))),  # faster than Greater
     "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,  # else its slope is zero
     "Selu": _selu_cotangent,
     "Shrink": _shrink,
