@@ -52,6 +52,6 @@ class LossSource(Protocol):
 
 def resolve_loss(loss: str | Loss | LossSource, widths: tuple[int, ...] = ()) -> Loss:
     """Return the loss that a name or an object stands for, its parameters validated."""
-    if isinstance(loss, LossSource) and not isinstance(loss, type):
+    if not isinstance(loss, str | Loss | type) and isinstance(loss, LossSource):
         loss = loss.as_loss(widths)
     return resolve("loss", loss, LOSSES, Loss)

@@ -138,6 +138,8 @@ def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:
     """Return ``data`` contiguous and in ``dtype``, unless it is mapped from a file or the copy would be large."""
     if _is_mapped(data) or data.size * dtype.itemsize > COPY_LIMIT:
         return np.asarray(data)
+    if data.dtype == dtype:
+        return np.ascontiguousarray(data)
     with _no_overflow(dtype):
         return np.ascontiguousarray(data, dtype=dtype)
 

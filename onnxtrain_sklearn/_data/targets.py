@@ -92,8 +92,8 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
-    if not isinstance(classes, list) and _holds_plain_labels(y):
-        return _label_targets(np.ascontiguousarray(y), classes)
+    if not isinstance(classes, list) and (plain := _plain_labels(y)) is not None:
+        return _label_targets(np.ascontiguousarray(y), classes, plain)
     if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
         y = y.toarray()
     if getattr(getattr(y, "dtype", None), "kind", "") == "f":
@@ -108,25 +108,30 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     return _label_targets(column_or_1d(y, warn=True), classes)
 
 
-def _holds_plain_labels(y: object) -> bool:
-    """Whether ``y`` is a plain array of whole numbers whose kind needs none of scikit-learn's checks.
+def _plain_labels(y: object) -> np.ndarray | None:
+    """Return the labels of a plain array of whole numbers whose kind needs none of scikit-learn's checks; else None.
 
     scikit-learn warns where most rows have a label of their own.
     """
     if type(y) is not np.ndarray or y.ndim != 1 or y.dtype.kind not in "iub" or not len(y):
-        return False
-    return len(np.unique(y)) <= max(2, len(y) // 2)
+        return None
+    labels = np.unique(y)
+    return labels if len(labels) <= max(2, len(y) // 2) else None
 
 
-def _label_targets(labels: np.ndarray, classes: np.ndarray | None) -> Targets:
-    values, known = encoded_labels(labels, classes)
+def _label_targets(labels: np.ndarray, classes: np.ndarray | None, distinct: np.ndarray | None = None) -> Targets:
+    values, known = encoded_labels(labels, classes, distinct)
     many = len(known) > 2
     return Targets(values, "multiclass" if many else "binary", len(known) if many else 1, known)
 
 
-def encoded_labels(labels: np.ndarray, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return class indices and the classes, of which there must be two."""
-    known = np.unique(labels) if classes is None else classes
+def encoded_labels(
+    labels: np.ndarray, classes: np.ndarray | None, distinct: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return class indices and the classes, of which there must be two; ``distinct`` are the labels if known."""
+    known = distinct if classes is None else classes
+    if known is None:
+        known = np.unique(labels)
     if len(known) < 2:
         where = "y" if classes is None else "classes"
         raise ValueError(

@@ -17,7 +17,7 @@ from .._data.columns import Column
 from .._graph.limits import current_limits
 from .._graph.protobuf import load
 from .._graph.trainable import TrainableModel, trainable_model
-from .._models.base import DrawsWeights
+from .._models.base import DrawsWeights, draws_weights
 from .._support.cache import Cache
 from .._support.content import content, is_plain
 from ..exceptions import ModelError
@@ -57,7 +57,7 @@ def built_source(
     """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows."""
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
-    if is_plain(builder) and isinstance(builder, DrawsWeights):
+    if is_plain(builder) and draws_weights(builder):
         drawn = builder.drawn_weights(n_features, n_outputs, rng)
         return _own_source(builder, column, n_features, n_outputs).with_weights(drawn)
     keywords = _keywords(builder, column, examples, rows)
@@ -77,7 +77,7 @@ def _own_source(builder: DrawsWeights, column: Column, n_features: int, n_output
     def made() -> TrainableModel:
         source = trainable_model(load(builder.build(n_features, n_outputs, 0)))
         _require_one_input(source, column, f"{type(builder).__name__}.build")
-        return source
+        return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
 
     return _sources.get((content(builder), n_features, n_outputs, current_limits()), made)
 

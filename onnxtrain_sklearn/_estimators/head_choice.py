@@ -6,7 +6,7 @@ determined first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._runtime import devices
 from .._runtime.devices import Device
-from .._training.loss_graph import StepSettings, n_classes_of
+from .._training.loss_graph import StepSettings, TrainedPositions, n_classes_of
 from .._training.total_loss import TotalLoss
 from ..losses import LOSSES, Loss, resolve_loss
 from ..optimizers import resolve_optimizer
@@ -97,19 +97,26 @@ def choose_head(
         n_columns = examples.targets.n_outputs
     seen, head = head_for(source, loss, examples.targets, n_columns, positions)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
-    settings = step_settings(estimator, loss, head, device, seed)
-    settings = replace(settings, positions=trained_positions(head, examples.targets))
+    settings = step_settings(estimator, loss, head, device, seed, trained_positions(head, examples.targets))
     return HeadChoice(source, seen, head, settings, own)
 
 
-def step_settings(estimator: Parameters, loss: Loss | TotalLoss, head: Head, device: Device, seed: int) -> StepSettings:
-    """Return the settings of the step for whole rows, by the parameters of the estimator."""
+def step_settings(
+    estimator: Parameters,
+    loss: Loss | TotalLoss,
+    head: Head,
+    device: Device,
+    seed: int,
+    positions: TrainedPositions | None = None,
+) -> StepSettings:
+    """Return the settings of the step, by the parameters of the estimator; ``positions``: None for whole rows."""
     return StepSettings(
         loss=loss,
         task=head.task,
         link=head.link,
         n_outputs=head.n_outputs,
         groups=head.groups,
+        positions=positions,
         optimizer=resolve_optimizer(estimator.optimizer),
         alpha=float(estimator.alpha),
         l1_ratio=float(estimator.l1_ratio),

@@ -35,9 +35,13 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, St
     factors = factors_of(estimator, seen, chosen.settings.optimizer)
     require_schedulable(plan.loop.scheduled, chosen.settings.optimizer)
     require_steps(estimator, chosen.settings.optimizer)
-    again = bool(estimator.checkpoint_activations)
-    settings = replace(chosen.settings, factors=factors, scheduled=plan.loop.scheduled, checkpoint_activations=again)
-    settings = replace(settings, sparse_updates=sparse_updates_of(estimator, settings.device))
+    settings = replace(
+        chosen.settings,
+        factors=factors,
+        scheduled=plan.loop.scheduled,
+        checkpoint_activations=bool(estimator.checkpoint_activations),
+        sparse_updates=sparse_updates_of(estimator, chosen.settings.device),
+    )
     trainable = estimator.trainable
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
@@ -45,7 +49,7 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, St
         trainable = tuned_names(estimator, plan.tuner, seen, fitted, plan.head_names)
     if isinstance(settings.loss, Loss):
         plan.rows.require_same_units(settings.loss)
-    head = replace(chosen.head, target_scale=plan.rows.scale)
+    head = chosen.head if plan.rows.scale is None else replace(chosen.head, target_scale=plan.rows.scale)
     if old is not None:
         return _resumed_run(old, seen, head, settings, trainable, columns), settings
     run = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
@@ -66,16 +70,17 @@ def _new_run(
     fitted: FittedModel | None,
 ) -> Run:
     """Return a new run from the weights of ``source``, the form of ``given`` with the loss placed."""
-    source, names = selected(replace(source, reference=None), trainable)
+    source, names = selected(source if source.reference is None else replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
     sparse = sparse_inputs(columns, every=settings.sparse_updates == LAZY)
     model = in_trainable_type(trained_form(source, shapes, names), settings, names, sparse)
-    run = Run(
+    parameters, frozen = _divided(model, names, weights, settings)
+    return Run(
         source=source,
         activation=given.activation,
         shapes=shapes,
-        frozen={},
-        parameters=FlatParameters({}, model.dtype),
+        frozen=frozen,
+        parameters=parameters,
         head=head,
         rng=rng,
         device=settings.device,
@@ -85,8 +90,6 @@ def _new_run(
         fitted=fitted,
         form=model,
     )
-    _choose(run, names, weights, settings)
-    return run
 
 
 def _resumed_run(
@@ -110,20 +113,24 @@ def _resumed_run(
     )
     averages = settings.ema_decay is not None
     if others:
-        _choose(run, names, {**source.weights(), **old.trained_weights()}, settings)
+        weights = {**source.weights(), **old.trained_weights()}
+        run.parameters, run.frozen = _divided(run.model, names, weights, settings)
+        run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
     elif averages != old.parameters.averages:
         run.parameters, run.state = old.parameters.with_averages(averages), replace(old.state, averaged=0)
         run.step = None
     return run
 
 
-def _choose(run: Run, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings) -> None:
-    dtype, running_statistics = run.model.dtype, run.model.running_statistics
-    trained, moved = ({name: weights[name] for name in group} for group in (names, running_statistics))
+def _divided(
+    model: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
+) -> tuple[FlatParameters, dict[str, np.ndarray]]:
+    """Return the numbers that training moves and the others; ``names`` are those of the trained parameters."""
+    trained, moved = ({name: weights[name] for name in group} for group in (names, model.running_statistics))
     averages = settings.ema_decay is not None
-    run.parameters = FlatParameters(trained, dtype, moved, settings.factors, averages=averages)
-    run.frozen = {n: array.astype(dtype) for n, array in weights.items() if n not in trained and n not in moved}
-    run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
+    parameters = FlatParameters(trained, model.dtype, moved, settings.factors, averages=averages)
+    others = {n: array for n, array in weights.items() if n not in trained and n not in moved}
+    return parameters, {name: array.astype(model.dtype) for name, array in others.items()}
 
 
 def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ...]]:

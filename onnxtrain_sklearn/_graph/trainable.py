@@ -24,19 +24,19 @@ from .batch_statistics import (
 )
 from .builder import GraphBuilder
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
-from .edits import keep_outputs, swap_initializers
+from .edits import keep_outputs
 from .final_activation import activation_of
 from .keras_layers import restore_layers
 from .low_rank import LowRank
 from .narrow import NOTHING_KEPT, KeptTypes, kept_types
 from .queries import is_float, reaching
 from .ranges import range_of
+from .reweighted import form_of, initial_value, reweighted
 from .roles import Verdict
 from .shapes import free_batch_axis, infer_anew, infer_shapes
-from .structure import share_structure
 from .torch_parameters import own_names, restore_parameters
 from .versions import readable
-from .weights import array_of, common_dtype, listing, parameters_of, statistics_of
+from .weights import common_dtype, listing, parameters_of, statistics_of
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,12 @@ class TrainableModel:
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic by name."""
-        initializers = self.model.graph.initializers
-        return {name: np.array(array_of(initializers[name])) for name in (*self.parameters, *self.statistics)}
+        return {name: np.array(initial_value(self.model, name)) for name in (*self.parameters, *self.statistics)}
 
     @property
     def running_statistics(self) -> dict[str, str]:
         """The running statistics that training updates: name of each, and of its next value."""
-        nodes = [node for node in self.model.graph if normalizes_by_batch(node)]
+        nodes = [node for node in form_of(self.model).graph if normalizes_by_batch(node)]
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
@@ -192,7 +191,7 @@ class TrainableModel:
             before = own or reaching(node.outputs[0]).intersection(self.parameters)
             return (before or set(self.parameters)).isdisjoint(trained)
 
-        if not any(normalizes_by_batch(node) and stays(node) for node in self.model.graph):
+        if not any(normalizes_by_batch(node) and stays(node) for node in form_of(self.model).graph):
             return self
         model = self.model.clone()
         for node in [n for n in model.graph if normalizes_by_batch(n) and stays(n)]:
@@ -201,15 +200,16 @@ class TrainableModel:
 
     def with_weights(self, weights: Mapping[str, np.ndarray]) -> TrainableModel:
         """Return the model with other values of some of its weights, in the types that they have."""
-        model, dtypes = self.model.clone(), {name: v.dtype for name, v in self.model.graph.initializers.items()}
-        typed = {name: array.astype(dtypes[name].numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
-        swap_initializers(model.graph, typed)
-        share_structure(model, self.model)
-        return replace(self, model=model)
+        initializers = form_of(self.model).graph.initializers
+        typed = {name: array.astype(initializers[name].dtype.numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
+        return replace(self, model=reweighted(self.model, typed))
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the model with the loss computed directly from its output."""
-        return replace(self, scores=self.output, link=None, log_output=False, paired=False, normalised=False)
+        plain = OutputForm(self.output, self.output, None)
+        if all(getattr(self, name) == value for name, value in vars(plain).items()):
+            return self
+        return replace(self, **vars(plain))
 
     def _value(self, name: str) -> ir.Value:
         return next(v for v in self.model.graph.outputs if v.name == name)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from .._graph.edits import initializers_to_inputs
 from .._graph.fake_quantization import holds_fakes, requantized
 from .._graph.protobuf import to_proto
+from .._graph.reweighted import form_of
 from .._graph.structure import structure
 from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
@@ -51,7 +52,7 @@ def filled_graph(
     live: Collection[str] = (),
 ) -> PredictionGraph:
     """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
-    if holds_fakes(model.model) and not live:  # what is predicted is what the file gives, with integers
+    if holds_fakes(form_of(model.model)) and not live:  # what is predicted is what the file gives, with integers
         return prediction_graph(requantized(_made(model, weights, head, with_scores, live)))
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
         return prediction_graph(_made(model, weights, head, with_scores, live))

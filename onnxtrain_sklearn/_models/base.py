@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx
@@ -75,7 +75,6 @@ class Builder(Protocol):
         """Return the graph; see the class for what it is called with."""
 
 
-@runtime_checkable
 class DrawsWeights(Builder, Protocol):
     """A builder whose graphs for equal sizes differ by some weights alone, which it draws in a method of their own."""
 
@@ -111,6 +110,11 @@ ModelSource: TypeAlias = (
 def is_builder(model: object) -> TypeGuard[Builder]:
     """Whether ``model`` makes a graph sized to the data."""
     return not isinstance(model, type) and callable(getattr(model, "build", None))
+
+
+def draws_weights(builder: Builder) -> TypeGuard[DrawsWeights]:
+    """Whether a builder has the method of :class:`DrawsWeights`."""
+    return hasattr(builder, "drawn_weights")
 
 
 def keywords_of(builder: Builder) -> frozenset[str]:

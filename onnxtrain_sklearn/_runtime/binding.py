@@ -114,7 +114,8 @@ class Binding:
         self._copies.pop(name, None)
         if not array.flags.carray:
             array = self._copies[name] = np.array(array, order="C", subok=False)
-        bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        address, _ = array.__array_interface__["data"]  # array.ctypes makes several objects
+        bind(name, "cpu", 0, array.dtype, array.shape, address)
 
 
 def _runner(session: onnxruntime.InferenceSession, binding: Any) -> Callable[[], object]:

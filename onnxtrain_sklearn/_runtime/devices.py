@@ -50,7 +50,8 @@ def resolve_device(
         raise ValueError(
             f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each."
         )
-    _check_available(names, device)
+    if names != [_PROVIDERS["cpu"]]:  # which every onnxruntime has
+        _check_available(names, device)
     if index and providers is None and kind != "cpu":
         options[0].setdefault("device_id", index)
     if names[-1] != _PROVIDERS["cpu"]:

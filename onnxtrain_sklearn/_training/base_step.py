@@ -7,7 +7,7 @@ update. The subclasses decide where the arrays are and when they are bound.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -86,8 +86,8 @@ class BaseStep:
     def _pass_graph(self, batch: int, *, resident: bool = False) -> PassGraph:
         """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
         parts = self._parts
-        source = PassSource(parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse)
-        graph = pass_graph(replace(source, adds_rows=self.adds_rows, gives_shares=self.gives_shares))
+        data = parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse
+        graph = pass_graph(PassSource(*data, adds_rows=self.adds_rows, gives_shares=self.gives_shares))
         self.engine = graph.program.engine
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True

@@ -114,8 +114,10 @@ def _bound(
     formula, whole = one.program.formula, one.segment.part
     if formula is not None and whole.stop - whole.start > LEAST_ELEMENTS:
         return [numpy_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
-    bound = [({n: v[cut] for n, v in vectors.items()}, gradients[cut]) for cut in _piece_slices(one)]
-    return [bind_update(one.open_session(), parts, own, scalars) for parts, own in bound]
+    session, bound = one.open_session(), list[Binding | NumpyUpdate]()
+    for cut in _piece_slices(one):
+        bound.append(bind_update(session, {n: v[cut] for n, v in vectors.items()}, gradients[cut], scalars))
+    return bound
 
 
 def _piece_slices(one: SegmentUpdate) -> list[slice]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -77,9 +78,9 @@ class FlatParameters:
         self.running_statistics = tuple(running_statistics or ())
         order = self.names + self.running_statistics
         self._shapes = {name: every[name].shape for name in order}
-        ends = np.cumsum([0, *(every[name].size for name in order)]).tolist()
+        ends = list(accumulate((every[name].size for name in order), initial=0))
         self._spans = {name: slice(a, b) for name, a, b in zip(order, ends, ends[1:], strict=False)}
-        self.buffer = np.empty(ends[-1], dtype)
+        self.buffer: np.ndarray = np.empty(ends[-1], dtype)
         self.penalized = slice(0, int(sum(weights[n].size for n in self.names if weights[n].ndim >= 2)))
         self._divide(ends[len(self.names)])
         for name in order:

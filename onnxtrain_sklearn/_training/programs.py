@@ -22,6 +22,7 @@ from .._graph.limits import bytes_per_element
 from .._graph.lookups import LARGE, Lookup, put_back_lookups, take_lookups
 from .._graph.protobuf import to_proto
 from .._graph.queries import dims, every_node
+from .._graph.reweighted import form_of
 from .._graph.structure import structure, values_digest
 from .._graph.torch_program import is_from_torch
 from .._graph.trainable import TrainableModel
@@ -123,7 +124,7 @@ def _key(source: PassSource) -> Hashable:
     model, settings, parameters = source.model, source.settings, source.parameters
     erased = {*parameters.names, *parameters.running_statistics, *source.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
-    origin = is_from_torch(model.model)  # decides how running variances are averaged
+    origin = is_from_torch(form_of(model.model))  # decides how running variances are averaged
     form = (
         structure(model.model, erased),
         origin,

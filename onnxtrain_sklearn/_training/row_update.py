@@ -135,4 +135,4 @@ class RowChoice:
 
 
 def _of(one: SegmentUpdate, part: slice) -> SegmentUpdate:
-    return replace(one, segment=Segment(part, one.factors))
+    return one if part == one.segment.part else replace(one, segment=Segment(part, one.factors))

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._graph.constants import rounded
 from .._graph.low_rank import factors_of_matrices
+from .._graph.reweighted import form_of
 from .._graph.trainable import TrainableModel, why_quantized
 from .._graph.weights import TRAINED_TYPES
 from ..exceptions import ModelError
@@ -67,7 +68,7 @@ def _with_named_constants(source: TrainableModel, trainable: Trainable) -> Train
         return source
     patterns = [trainable] if isinstance(trainable, str) else list(trainable)
     named = [name for name in patterns if isinstance(name, str) and name in source.constants]
-    initializers = source.model.graph.initializers
+    initializers = form_of(source.model).graph.initializers
     for name in named:
         if name in source.statistics:
             raise ValueError(

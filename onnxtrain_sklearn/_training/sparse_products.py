@@ -11,8 +11,8 @@ from .._data import sparse_rows
 from .._data.batches import BatchBuffers
 from .._data.sparse_rows import SparseRows
 from .._graph.first_products import FirstProduct
+from .._graph.reweighted import initial_value
 from .._graph.trainable import TrainableModel
-from .._graph.weights import array_of
 from .parameters import FlatParameters
 from .row_gradients import RowGradients
 
@@ -58,13 +58,13 @@ def host_products(
     tables: Mapping[str, RowGradients],
 ) -> list[HostProduct]:
     """Return the products of a pass, with arrays of their own; ``tables`` are gradients of matrices by name."""
-    found, initializers = [], model.model.graph.initializers
+    found = []
     for first in products:
         name, trained = first.weight, first.weight in parameters.names
         if trained:
             matrix = parameters.view(name)
         else:
-            matrix = np.ascontiguousarray(frozen[name] if name in frozen else array_of(initializers[name]))
+            matrix = np.ascontiguousarray(frozen[name] if name in frozen else initial_value(model.model, name))
         product, slope = (np.zeros((len(buffers.sample_weight), first.n_outputs), matrix.dtype) for _ in range(2))
         gradient = parameters.gradient_view(first.weight) if trained else None
         rows, table = buffers.sparse[first.input], tables.get(name)

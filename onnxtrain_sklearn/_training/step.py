@@ -43,7 +43,7 @@ class OptimizerState:
     def prepare(self, slots: Mapping[str, float], like: np.ndarray) -> None:
         """Create these slots at their initial values, shaped as ``like``, unless they exist already."""
         if {name: v.shape for name, v in self.slots.items()} != dict.fromkeys(slots, like.shape):
-            fresh = {name: np.full_like(like, initial) for name, initial in slots.items()}
+            fresh = {name: np.full(like.shape, initial, like.dtype) for name, initial in slots.items()}
             vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
 
     def reset(self, slots: Mapping[str, float]) -> None:

@@ -117,7 +117,8 @@ class VectorBindings:
             programs[decay] = update_program(own, self._kind, fused=fused, scheduled=scheduled)
         if len(found) > 1:
             require_elementwise(optimizer, elementwise=all(one.elementwise for one in programs.values()))
-        sessions = {decay: cache(partial(self._session, program.graph)) for decay, program in programs.items()}
+        once = cache if len(found) > 1 else lambda opened: opened
+        sessions = {decay: once(partial(self._session, program.graph)) for decay, program in programs.items()}
         return [SegmentUpdate(one, programs[one.factors.decay], sessions[one.factors.decay]) for one in found]
 
     def _session(self, graph: bytes) -> InferenceSession:

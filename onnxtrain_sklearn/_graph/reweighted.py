@@ -1,0 +1,67 @@
+"""Models with the form of another and other weights, whose graphs are copied where they are first asked for.
+
+Before its first step, a fit of a known structure reads the form of its graph and its initial weights. Neither takes a
+copy of the graph, which costs more than all other parts of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from .edits import swap_initializers
+from .structure import share_structure
+from .weights import array_of
+
+
+class ReweightedModel(ir.Model):
+    """A model as ``template``, which must not be changed later, with the values ``arrays`` of some initializers."""
+
+    __slots__ = ("_copies", "arrays", "template")
+
+    def __init__(self, template: ir.Model, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(
+            template.graph,
+            ir_version=template.ir_version,
+            producer_name=template.producer_name,
+            producer_version=template.producer_version,
+            domain=template.domain,
+            model_version=template.model_version,
+            doc_string=template.doc_string,
+            functions=tuple(template.functions.values()),
+            metadata_props=dict(template.metadata_props),
+        )
+        self.template, self.arrays = template, arrays
+        self._copies: dict[str, ir.Graph] = {}
+        del self.graph  # so that its first reader comes to __getattr__
+
+    def __getattr__(self, name: str) -> ir.Graph:
+        """Return the graph, which is made here; other attributes exist."""
+        if name != "graph":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        graph = self.template.graph.clone()
+        swap_initializers(graph, self.arrays)
+        self.graph = self._copies.setdefault(name, graph)  # one for all of several threads that come at once
+        return self.graph
+
+
+def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
+    """Return ``model``, which must not be changed later, with other values of some initializers, of their types."""
+    template = form_of(model)
+    before = model.arrays if isinstance(model, ReweightedModel) else {}
+    result = ReweightedModel(template, {**before, **arrays})
+    share_structure(result, template)
+    return result
+
+
+def form_of(model: ir.Model) -> ir.Model:
+    """Return a model equal to ``model`` but for the values of weights, to be read only: no graph is copied for it."""
+    return model.template if isinstance(model, ReweightedModel) else model
+
+
+def initial_value(model: ir.Model, name: str) -> np.ndarray:
+    """Return the value of an initializer."""
+    own = model.arrays.get(name) if isinstance(model, ReweightedModel) else None
+    return array_of(form_of(model).graph.initializers[name]) if own is None else own
