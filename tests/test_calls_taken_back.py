@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn._estimators import attempt
 from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._training.device_step import DeviceStep
+from onnxtrain_sklearn._training.host_pass import HostPass
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.callbacks import Callback
 from onnxtrain_sklearn.schedules import Cosine
@@ -144,19 +147,66 @@ def test_functions_scores_and_errors_of_the_runtime_count_alike():
     assert seen(estimator) == before
 
 
-def test_a_large_state_is_copied_only_for_code_of_the_user():
+def test_a_large_state_is_copied_only_for_code_of_the_user_and_for_many_steps():
     estimator, copies = OrtGradientRegressor(Linear(), **SETTINGS).fit(X, Y), []
-    plain = attempt.StateBefore
+    plain = attempt.StateBefore.copy_arrays
 
-    def counted(run):
+    def counted(state):
         copies.append(1)
-        return plain(run)
+        plain(state)
 
-    with mock.patch.object(attempt, "ALWAYS_COPIED", 1), mock.patch.object(attempt, "StateBefore", counted):
-        estimator.fit(X, Y)
-        assert not copies
-        estimator.set_params(callbacks=[lambda epoch: None]).fit(X, Y)
-        assert len(copies) == 1
+    with mock.patch.object(attempt, "ALWAYS_COPIED", 1), mock.patch.object(attempt.StateBefore, "copy_arrays", counted):
+        steps = 3 * -(-len(X) // 16)
+        with mock.patch.object(attempt, "MANY_STEPS", steps + 1):
+            estimator.fit(X, Y)
+            assert not copies
+            estimator.set_params(callbacks=[lambda epoch: None]).fit(X, Y)
+            assert len(copies) == 1
+        with mock.patch.object(attempt, "MANY_STEPS", steps):
+            estimator.set_params(callbacks=None).fit(X, Y)
+            assert len(copies) == 2
+            with mock.patch.object(attempt, "COPIED_FOR_STEPS", 1):
+                estimator.fit(X, Y)
+        assert len(copies) == 2
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedule", "dropout", "statistics", "lbfgs"])
+def test_a_large_state_goes_back_from_an_error_before_its_first_step(name, where):
+    """Nothing is copied: no array has changed, but for the running statistics. Later the weights alone go back."""
+    estimator = OrtGradientClassifier(**{"model": MLP((8,)), **SETTINGS, **CASES[name]}).fit(X, Y)
+    before = seen(estimator)
+    with mock.patch.object(attempt, "ALWAYS_COPIED", 1), mock.patch.object(attempt, "COPIED_FOR_STEPS", 1):
+        with failing_passes(after=1):
+            attempted(estimator)
+        assert seen(estimator) == before
+        with failing_passes(after=3 if name == "lbfgs" else 5):
+            attempted(estimator)
+    arrays, counts, *_ = seen(estimator)
+    if name != "lbfgs":
+        assert arrays["buffer"] == before[0]["buffer"]
+        assert counts["t"] > before[1]["t"]
+    assert estimator.fit(X, Y).n_iter_ > 3
+
+
+@contextmanager
+def failing_passes(after):
+    """Let the forward and backward pass of that number fail."""
+    passes = []
+
+    def fails_later(plain):
+        def run(self, *arguments, **named):
+            passes.append(1)
+            result = plain(self, *arguments, **named)  # which changes the running statistics
+            if len(passes) == after:
+                raise RuntimeError("no memory")
+            return result
+
+        return run
+
+    with ExitStack() as stack:
+        for kind, method in ((HostPass, "run"), (DeviceStep, "_run_pass")):
+            stack.enter_context(mock.patch.object(kind, method, fails_later(getattr(kind, method))))
+        yield
 
 
 def test_what_cannot_be_copied_is_kept():

@@ -5,8 +5,9 @@ raises if the interrupt is meant for a caller. An interrupt may come between any
 change atomically, and objects that a run shares with the last one are published with it.
 
 A call that goes on from an earlier one shares weights, optimizer state, history and random state with it. They are
-copied before, and taken back after an error. Only where they are large and no code of the user runs in the call, there
-is no copy: then the weights alone go back, to those before the epoch.
+copied before, and taken back after an error. Only where weights and optimizer state are large, for the steps of the
+call, and none of its callbacks and scores are the user's, they are not copied: then an error after the first step, of
+the runtime or the device, takes the weights back to those before the epoch, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .examples import Call
 from .interrupts import raise_or_warn
 from .record import TrainingRecord
 from .run import Run
-from .training_state import ALWAYS_COPIED, StateBefore, size_of_state
+from .training_state import ALWAYS_COPIED, COPIED_FOR_STEPS, MANY_STEPS, StateBefore, size_of_state
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,10 +49,12 @@ class Attempt(TrainingRecord):
     def _train(self, call: Call) -> Self:
         before, run, trainer = dict(vars(self)), None, None
         old: Run | None = before.get("_run") if call.resume else None
-        state = StateBefore(old) if old is not None and self._is_taken_back(old) else None
+        state = None if old is None else StateBefore(old)
         try:
             with self._unchanged_on_error():
                 run, trainer = self._prepare(call)
+            if old is not None and state is not None and self._is_copied(old, call, trainer):
+                state.copy_arrays()
             train_watched(trainer.watcher, trainer.one_pass if call.one_pass else trainer.fit)
             self._publish(run)
         except KeyboardInterrupt as interrupt:
@@ -61,7 +64,7 @@ class Attempt(TrainingRecord):
             self._publish(run)
             raise_or_warn(interrupt, self)
         except BaseException as error:
-            if run is not None and (isinstance(error, DivergenceError) or (old is not None and state is None)):
+            if run is not None and (isinstance(error, DivergenceError) or (state is not None and not state.is_whole)):
                 self._publish(run)
             else:
                 if run is not None and state is not None:
@@ -70,13 +73,12 @@ class Attempt(TrainingRecord):
             raise
         return self
 
-    def _is_taken_back(self, old: Run) -> bool:
-        """Whether an error leaves the estimator with the state of the call before."""
-        return (
-            bool(self.callbacks or set_callbacks_of(self))
-            or callable(self.scoring)
-            or size_of_state(old) < ALWAYS_COPIED
-        )
+    def _is_copied(self, old: Run, call: Call, trainer: Trainer) -> bool:
+        """Whether weights and optimizer state are copied before the call, to take it back."""
+        if self.callbacks or set_callbacks_of(self) or callable(self.scoring):
+            return True
+        steps = trainer.most_steps(one_pass=call.one_pass)
+        return size_of_state(old) < (COPIED_FOR_STEPS if steps >= MANY_STEPS else ALWAYS_COPIED)
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:

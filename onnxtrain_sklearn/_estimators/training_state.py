@@ -58,25 +58,43 @@ def restore_state(run: Run, state: State) -> None:
 
 
 ALWAYS_COPIED = 2**18
-"""Bytes of weights and optimizer state below which a copy costs next to nothing; a larger one is made for callbacks."""
+"""Bytes of weights and optimizer state below which a copy costs next to nothing."""
+
+COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
+"""Bytes up to which a copy takes a few percent of so many steps: it takes about a third of one."""
 
 
 class StateBefore:
     """All that a call changes of the run that it goes on from, to take the call back.
 
     Curves and rows of the history are immutable. Nothing else that a run has is changed: a call has a run of its own.
+    Weights and optimizer state are the run's own arrays until :meth:`copy_arrays`: what precedes the first step makes
+    other arrays and does not write into these.
     """
 
     def __init__(self, run: Run) -> None:
         state, history = run.state, run.history
-        self._run, self._buffer, self._random = run, run.parameters.buffer.copy(), run.rng.get_state(legacy=False)
-        self._state = {**vars(state), "slots": {name: slot.copy() for name, slot in state.slots.items()}}
+        self._run, self._buffer, self._random = run, run.parameters.buffer, run.rng.get_state(legacy=False)
+        self._state, self._is_copied = {**vars(state), "slots": dict(state.slots)}, False
         self._history = {
             **vars(history),
             "progress": replace(history.progress),
             "memories": {name: _as_far_as_possible(memory) for name, memory in history.memories.items()},
             "last_finite": None,
         }
+
+    def copy_arrays(self) -> None:
+        """Copy weights and optimizer state, which the steps overwrite."""
+        self._buffer = self._buffer.copy()
+        self._state["slots"] = {name: slot.copy() for name, slot in self._state["slots"].items()}
+        self._is_copied = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arrays hold what they held: they are copies, or neither a step nor an epoch was taken."""
+        state, history = self._run.state, self._run.history
+        same = state.t == self._state["t"] and history.progress.epoch == self._history["progress"].epoch
+        return self._is_copied or same
 
     def restore(self) -> None:
         """Go back to it; the step, which may be bound to other arrays or has its own on a device, is made anew."""

@@ -147,8 +147,8 @@ class DeviceStep(BaseStep):
             self._copy.run()
 
     def _run_step(self, now: Mapping[str, DeviceArray]) -> None:
+        self.state.t += 1  # first: after an error the vectors count as changed
         self._update.run(now)
-        self.state.t += 1
         self.state.averaged += self.settings.ema_decay is not None
 
     def _load(self, batches: Batches) -> None:

@@ -117,7 +117,7 @@ class Trainer(Watched):
         the best loss on other data, or of another loss function, cannot be compared.
         """
         max_iter = self._settings.max_iter
-        self._begin(max_iter * self._steps)
+        self._begin(self.most_steps(one_pass=False))
         self.rates.warn_if_finished()
         ended = self._guarded(lambda: self._watched(self._train))
         self._keep_best()
@@ -129,6 +129,10 @@ class Trainer(Watched):
                 f"or relax tol.",
                 ConvergenceWarning,
             )
+
+    def most_steps(self, *, one_pass: bool) -> int:
+        """Return how many steps the call takes at most."""
+        return self._steps if one_pass else self._settings.max_iter * self._steps
 
     @property
     def _steps(self) -> int:
