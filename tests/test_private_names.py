@@ -8,15 +8,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from onnxtrain_sklearn._fitted import skl2onnx_bridge, sklearn_private
+from onnxtrain_sklearn._runtime import sessions
+from onnxtrain_sklearn._runtime.distributions import onnxruntime
+from onnxtrain_sklearn._training import host_update
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.source_code import FOLDER, nodes_of_file
+from tests.helpers.training import quietly
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
@@ -132,3 +137,52 @@ def test_a_name_of_skl2onnx_that_is_gone_is_told(monkeypatch):
     declared = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r"pip install '(skl2onnx.+)'", str(error.value))
     assert f'"{found[1]}"' in declared
+
+
+class PublicParts:
+    """An object of onnxruntime without its private attributes; it notes which were asked for, and what ran."""
+
+    asked: ClassVar[list[str]] = []
+    ran: ClassVar[list[str]] = []
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            self.asked.append(name)
+            raise AttributeError(name)
+        return getattr(self.real, name)
+
+    def io_binding(self):
+        return PublicParts(self.real.io_binding())
+
+    def run_with_iobinding(self, binding):
+        self.ran.append("bound")
+        self.real.run_with_iobinding(binding.real)
+
+    def run(self, outputs, feeds):
+        self.ran.append("fed")
+        return self.real.run(outputs, feeds)
+
+
+def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(monkeypatch):
+    """A step of three sessions and predictions, with equal bits; errors of a run are the same."""
+    monkeypatch.setattr(host_update, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+
+    def results():
+        own = {"session.intra_op.allow_spinning": "0"}  # sessions with such options are not shared
+        settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "session_options": own}
+        net = OrtGradientClassifier(MLP((7,)), max_grad_norm=1.0, **settings)
+        found = quietly(net.fit, X, Y).predict_proba(X), net.predict(X[:1]), *net.weights_.values()
+        session = sessions.create_session(net.model_.SerializeToString(), net._run.device)
+        with pytest.raises(ModelError) as error:
+            sessions.session_runner(session)(["label"], {"X": np.zeros((2, 4), np.float32)})
+        return [one.tobytes() for one in found], str(error.value)
+
+    expected = results()
+    plain = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *given, **named: PublicParts(plain(*given, **named)))
+    assert results() == expected
+    assert set(PublicParts.asked) == {"_sess", "_iobinding"}
+    assert [PublicParts.ran.count(how) for how in ("bound", "fed")] == [6, 3]

@@ -132,18 +132,14 @@ class Trainer(Watched):
 
     def most_steps(self, *, one_pass: bool) -> int:
         """Return how many steps the call takes at most."""
-        return self._steps if one_pass else self._settings.max_iter * self._steps
-
-    @property
-    def _steps(self) -> int:
-        """Steps of one pass."""
-        return -(-self.batches.steps // self._settings.accumulate)
+        steps = -(-self.batches.steps // self._settings.accumulate)
+        return steps if one_pass else self._settings.max_iter * steps
 
     def one_pass(self) -> None:
         """Train for one epoch, for ``partial_fit``."""
         progress = self.history.progress
         if progress.total_steps is None:
-            progress.total_steps = self._settings.max_iter * self._steps
+            progress.total_steps = self.most_steps(one_pass=False)
         self.history.change(early_stopping=False, best_watched=self.history.best_score)
         self.rates.warn_if_finished()
 
