@@ -105,8 +105,13 @@ def test_batches_are_no_larger_than_the_data():
 
 def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):
     source, calls = batches(4, seed=0), []
-    take = Column.take
-    monkeypatch.setattr(Column, "take", lambda self, rows, out: (calls.append(len(rows)), take(self, rows, out))[1])
+    into = Column.into
+
+    def counted(column, out):
+        write = into(column, out)
+        return lambda rows: (calls.append(len(rows)), write(rows))[1]
+
+    monkeypatch.setattr(Column, "into", counted)
     buffers = new_buffers()
     for _ in range(3):
         assert list(source.fill(lambda rows: buffers)) == [4]

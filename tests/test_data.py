@@ -63,7 +63,7 @@ ROWS = np.array([3, 0, 11, 3, 5])
 
 def test_every_form_gives_the_same_rows(column):
     buffer = np.full((5, 6), np.nan, np.float32)
-    column.take(ROWS, buffer)
+    column.into(buffer)(ROWS)
     np.testing.assert_array_equal(buffer, whole_numbers()[ROWS])
     dense = column.rows(ROWS)
     np.testing.assert_array_equal(dense, whole_numbers()[ROWS])
@@ -85,7 +85,7 @@ def test_large_data_give_the_same_rows(form, limit, monkeypatch):
     monkeypatch.setattr(_data, "COPY_LIMIT", limit)
     column = Column(FORMS[form](whole_numbers()), FLOAT)
     buffer = np.zeros((5, 6), np.float32)
-    column.take(ROWS, buffer)
+    column.into(buffer)(ROWS)
     np.testing.assert_array_equal(buffer, whole_numbers()[ROWS])
 
 
@@ -93,7 +93,7 @@ def test_rows_of_any_shape():
     images = np.random.default_rng(0).normal(size=(5, 2, 3, 4)).astype(np.float32)
     buffer = np.zeros((2, 2, 3, 4), np.float32)
     for data in (images, np.asfortranarray(images), images.astype(np.float64)):
-        Column(data, FLOAT).take(np.array([4, 1]), buffer)
+        Column(data, FLOAT).into(buffer)(np.array([4, 1]))
         np.testing.assert_array_equal(buffer, images[[4, 1]])
     numbers_only = Column(np.arange(5.0), FLOAT)
     np.testing.assert_array_equal(numbers_only.rows(np.array([2, 0])), [2, 0])
@@ -111,7 +111,7 @@ def peak(function, *args):
 
 def sweep(column, buffer):
     for start in range(0, len(column), len(buffer)):
-        column.take(np.arange(start, min(start + len(buffer), len(column))), buffer)
+        column.into(buffer)(np.arange(start, min(start + len(buffer), len(column))))
     column.rows(np.arange(10))
 
 
@@ -167,7 +167,7 @@ def test_numbers_too_large_for_the_graph(form, limit, monkeypatch):
     data[3, 2] = 1e39
     make = {"fortran": np.asfortranarray}.get(form, FORMS[form])
     with pytest.raises(ValueError, match="a value too large for float32, the type of the graph's input"):
-        Column(make(data), FLOAT).take(ROWS, np.zeros((5, 6), np.float32))
+        Column(make(data), FLOAT).into(np.zeros((5, 6), np.float32))(ROWS)
 
 
 @pytest.mark.parametrize(

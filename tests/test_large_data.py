@@ -70,7 +70,7 @@ def test_read_only_rows_are_gathered_without_a_copy_of_them(monkeypatch, tmp_pat
     mapped = np.load(path, mmap_mode="r")
     monkeypatch.setattr(Column, "rows", lambda *args: pytest.fail("rows were copied"))
     out = np.zeros((2, 2), np.float32)
-    Column(mapped, np.dtype(np.float32)).take(np.array([3, 1]), out)
+    Column(mapped, np.dtype(np.float32)).into(out)(np.array([3, 1]))
     assert_array_equal(out, [[6, 7], [2, 3]])
 
 

@@ -99,6 +99,7 @@ class Batches:
         self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
         self.size, self._rng = min(size, len(rows)), rng
         self._loaded: object = None
+        self._gathers: tuple[BatchBuffers, list[Callable[[np.ndarray], object]]] | None = None
         self._n_rows, self.drop_last = len(rows) if n_rows is None else n_rows, drop_last
         self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
 
@@ -160,9 +161,10 @@ class Batches:
         ``buffers`` returns the buffers for so many rows. A batch shorter than its buffers is padded with copies of its
         first row at weight zero: they add nothing to a weighted mean, and are finite where the batch is.
         """
-        changes = not self._is_whole
+        changes, count, target = not self._is_whole, 0, None
         for rows in self.minibatches():
-            target = buffers(len(rows))
+            if target is None or len(rows) != count:
+                count, target = len(rows), buffers(len(rows))
             if changes or self._loaded is not target:
                 self.gather(rows, target)
                 self._loaded = target
@@ -176,14 +178,21 @@ class Batches:
         """Write these rows into the buffers, filled up."""
         count, capacity = len(rows), len(buffers.sample_weight)
         padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
-        for name, column in self._columns.items():
-            if name in buffers.sparse:
-                buffers.sparse[name].rows = column.compressed_rows(padded)
-            else:
-                column.take(padded, buffers.columns[name])
+        if self._gathers is None or self._gathers[0] is not buffers:
+            self._gathers = buffers, [self._into(name, buffers) for name in self._columns]
+        for write in self._gathers[1]:
+            write(padded)
         if self._weights is None:
             buffers.sample_weight.fill(1.0)
         else:
             buffers.sample_weight[:count] = self._weights[rows]
         if count < capacity:
             buffers.sample_weight[count:] = 0.0
+
+    def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
+        """Return a function that writes rows of one column into its place in the buffers."""
+        column = self._columns[name]
+        if name not in buffers.sparse:
+            return column.into(buffers.columns[name])
+        place = buffers.sparse[name]
+        return lambda rows: place.hold(column.compressed_rows(rows))

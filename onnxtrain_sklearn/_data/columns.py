@@ -7,7 +7,7 @@ these rows are densified or read. The data are converted as a whole only if the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,14 +119,14 @@ class Column:
             return np.unique(np.repeat(np.arange(len(self)), np.diff(data.indptr))[np.isnan(data.data)])
         return np.flatnonzero(np.isnan(data).reshape(len(self), -1).any(axis=1))
 
-    def take(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write the given rows into ``out``."""
+    def into(self, out: np.ndarray) -> Callable[[np.ndarray], object]:
+        """Return a function that writes the given rows into ``out``."""
         if self._direct:
-            self._data.take(rows, 0, out, "clip")
-        elif self._sparse:
-            self.sparse_rows(rows).toarray(out=out)
-        else:
-            out[...] = self.rows(rows).reshape(out.shape)
+            take = self._data.take
+            return lambda rows: take(rows, 0, out, "clip")
+        if self._sparse:
+            return lambda rows: self.sparse_rows(rows).toarray(out=out)
+        return lambda rows: np.copyto(out, self.rows(rows).reshape(out.shape))
 
 
 def _is_plain(data: np.ndarray) -> bool:

@@ -125,3 +125,7 @@ class SparseRows:
 
     def __init__(self) -> None:
         self.rows: Any = None
+
+    def hold(self, rows: Any) -> None:
+        """Hold these rows in place of those before."""
+        self.rows = rows

@@ -112,7 +112,9 @@ class AdamW(Adam):
         super().__init__(beta_1, beta_2, epsilon, weight_decay)
 
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
-        return super().coefficients(learning_rate, t) | {"decay": float(learning_rate) * float(self.weight_decay)}
+        found = super().coefficients(learning_rate, t)
+        found["decay"] = float(learning_rate) * float(self.weight_decay)
+        return found
 
     def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
         decay = op.Mul(learning_rate, scalar_operand(self.weight_decay))

@@ -122,8 +122,9 @@ class HostStep(BaseStep):
 
     def _begin(self) -> None:
         """Begin a step: no row of a matrix has occurred."""
-        for table in (self._tables or {}).values():
-            table.begin()
+        if self._tables:
+            for table in self._tables.values():
+                table.begin()
 
     def update(self, rates: Rates) -> None:
         """Update the parameters by the gradients."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches
+from .._support.float_errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
 from ..schedules import Constant, Schedule
 from .history import Epoch, History
@@ -209,14 +210,8 @@ class Trainer(Watched):
     def _epoch(self) -> float:
         """Train on all data once; return the mean loss."""
         self._tell_epoch()
-        total = seen = 0.0
         self._kept.begin_epoch()
-        for weight, loss in self.step.train(self.batches, self.rates.advance):
-            total += weight * loss
-            seen += weight
-            if not math.isfinite(total):
-                break
-            self._kept.keep()
+        total, seen = _trained(self.step.train(self.batches, self.rates.advance), self._kept)
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
         return total / (seen if self.batches.drop_last else self.batches.weight)
@@ -270,3 +265,16 @@ class Trainer(Watched):
     def _ends_at_plateau(self) -> bool:
         """Whether training ends where improvement did; the schedule may lower the rate instead."""
         return self.rates.stops_at_plateau() and not self._settings.all_epochs
+
+
+@ignores_float_errors
+def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[float, float]:
+    """Take the steps of a pass until a loss is not finite; return the weighted sum of the losses, and the weight."""
+    total = seen = 0.0
+    for weight, loss in steps:
+        total += weight * loss
+        seen += weight
+        if not math.isfinite(total):
+            break
+        kept.keep()
+    return total, seen

@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from .._graph.queries import constant
 from .._optimizers.update_graph import UpdateGraph
-from .._support.float_errors import ignores_float_errors
 
 LEAST_ELEMENTS = 0 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32768
 """Elements above which a vector is updated by NumPy: a call of NumPy 1.26 takes twice as long as one of NumPy 2."""
@@ -94,11 +93,14 @@ def _registers(
 
 @dataclass(frozen=True, eq=False)
 class NumpyUpdate:
-    """The calls of an update, in their order: a function, and its operands and result, which are parts of arrays."""
+    """The calls of an update, in their order: a function, and its operands and result, which are parts of arrays.
+
+    Who runs it lets NumPy ignore floating-point errors, which takes longer than the update of a short vector: numbers
+    that are not finite are found by the loop.
+    """
 
     calls: Sequence[tuple[Any, Sequence[np.ndarray]]]
 
-    @ignores_float_errors  # numbers that are not finite are found by the loop
     def run(self) -> None:
         """Update all blocks in place."""
         for function, arrays in self.calls:

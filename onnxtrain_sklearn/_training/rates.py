@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..exceptions import warn
 from ..schedules import Constant, Schedule
 from .history import History
@@ -37,14 +39,19 @@ class ScheduledRates:
         self._schedule, self._decay, self._dropout = schedule, decay, dropout
         self._changes_more = not (isinstance(decay, Constant) and isinstance(dropout, Constant))
         self.learning_rate: float | None = None
+        self._latest = Rates(math.nan)
 
     def advance(self) -> Rates:
         """Return the rates of the next step."""
         progress = self._history.progress
-        self.learning_rate = rate = self.initial * self._schedule.factor(progress)
-        more = (self._decay.factor(progress), self._dropout.factor(progress)) if self._changes_more else ()
+        rate = self.initial * self._schedule.factor(progress)
+        if self._changes_more:
+            self._latest = Rates(rate, self._decay.factor(progress), self._dropout.factor(progress))
+        elif rate != self.learning_rate:
+            self._latest = Rates(rate)
+        self.learning_rate = rate
         progress.step += 1
-        return Rates(rate, *more)
+        return self._latest
 
     def warn_if_finished(self) -> None:
         """Warn once if the schedule is at its end, so that further training has practically no effect."""

@@ -7,9 +7,11 @@ import math
 import numpy as np
 
 from .._data.batches import Batches
+from .._support.float_errors import ignores_float_errors
 from .step import Rates, TrainingStep
 
 
+@ignores_float_errors
 def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
     """Return the losses of steps at these rates, NaN from the first that is not finite on; the step is changed."""
     losses, remaining = np.full(len(rates), np.nan), iter(rates.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -39,10 +39,13 @@ class SegmentUpdate:
         """The factors of the segment; segments of equal ones have the same coefficients."""
         return self.segment.factors
 
-    def coefficients(self, rates: Rates, t: int) -> Coefficients:
-        """Return the scalars of step ``t``."""
-        program, rate = self.program, rates.learning_rate * self.factors.rate
-        return program.coefficients(rate, t, rates.decay) if program.scheduled else program.coefficients(rate, t)
+    @cached_property
+    def coefficients(self) -> Callable[[Rates, int], Coefficients]:
+        """Returns the scalars of a step, by its rates and its number from 1."""
+        found, factor = self.program.coefficients, self.factors.rate
+        if self.program.scheduled:
+            return lambda rates, t: found(rates.learning_rate * factor, t, rates.decay)
+        return lambda rates, t: found(rates.learning_rate * factor, t)
 
 
 class VectorBindings:
