@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -13,6 +15,8 @@ from onnxtrain_sklearn._graph import edits
 from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn._graph.names import Names, names_of
 from onnxtrain_sklearn._graph.protobuf import to_proto
+from onnxtrain_sklearn._graph.queries import every_node, graphs_in, reads
+from tests.helpers.source_code import FOLDER, nodes_of_file
 
 GRAPH = """<ir_version: 8, opset_import: ["" : 18]> g (float[N, 2] X, float[N, 2] Z) => (float[N, 2] Y, float[N, 2] H)
 <float[2] W = {1, 2}> { H = Mul(X, W) A = Neg(H) Y = Exp(A) D = Add(X, Z) }"""
@@ -211,3 +215,29 @@ class TestNamesOfValues:
 
     def test_names_of_a_graph(self, model):
         assert names_of(model.graph) >= {"X", "Z", "W", "H", "A", "Y", "D"}
+
+
+def test_both_kinds_of_attributes_hold_subgraphs():
+    """ONNX has no operator with a list of graphs, but a node of another domain may."""
+    outer, lone = ir.val("outer", ir.DataType.FLOAT, ()), ir.val("lone", ir.DataType.FLOAT, ())
+    bodies = []
+    for name in ("one", "first", "second"):
+        inner = ir.node("Neg", [outer if name == "second" else lone], name=name)
+        bodies.append(ir.Graph([], inner.outputs, nodes=[inner], name=name))
+    attributes = [ir.AttrGraph("one", bodies[0]), ir.AttrGraphs("several", bodies[1:])]
+    node = ir.Node("own.domain", "Choose", [None, lone], attributes)
+    graph = ir.Graph([outer, lone], node.outputs, nodes=[node], opset_imports={"": 18, "own.domain": 1})
+    assert [body.name for body in graphs_in(node)] == ["one", "first", "second"]
+    assert [one.name for one in every_node(graph)[1:]] == ["one", "first", "second"]
+    assert {lone, outer} <= set(reads(node))
+
+
+def test_subgraphs_are_found_in_one_place():
+    kinds = ("GRAPH", "GRAPHS")
+    found = {
+        file.relative_to(FOLDER).as_posix()
+        for file in FOLDER.rglob("*.py")
+        for node in nodes_of_file(file)
+        if isinstance(node, ast.Attribute) and node.attr in kinds
+    }
+    assert found == {"_graph/queries.py"}

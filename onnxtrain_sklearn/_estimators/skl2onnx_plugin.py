@@ -22,6 +22,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_input
 from .._graph.fake_quantization import requantized
 from .._graph.protobuf import to_proto
+from .._graph.queries import graphs_in
 from .._graph.shapes import infer_shapes
 from .._graph.unrolling import unroll
 from .._inference.graph import OutputOptions, inference_model
@@ -242,11 +243,10 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
 
 def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
     """Refuse nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
-    subgraphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     for node in graph:
-        has_subgraph = any(attribute.type in subgraphs for attribute in node.attributes.values())
-        if has_subgraph or None in node.inputs:
-            what = "a subgraph" if has_subgraph else "an omitted optional input"
+        subgraphs = graphs_in(node)
+        if subgraphs or None in node.inputs:
+            what = "a subgraph" if subgraphs else "an omitted optional input"
             raise ModelError(
                 f"Node {node.name!r} ({node.op_type}) has {what}, and skl2onnx cannot order such nodes. Take to_onnx() "
                 f"of the {name} itself, and onnx.compose.merge_models to join it with the steps before."

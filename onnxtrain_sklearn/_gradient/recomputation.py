@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.limits import bytes_per_element
-from .._graph.queries import dims, fixed
+from .._graph.queries import dims, fixed, graphs_in, reads
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 KEPT_OPERATORS = frozenset(
@@ -79,26 +79,15 @@ def _nodes_before(outputs: Iterable[ir.Value]) -> set[ir.Node]:
         node = front.pop()
         if node is not None and node not in found:
             found.add(node)
-            front += [x.producer() for x in _read_by(node)]
+            front += [x.producer() for x in reads(node)]
     return found
-
-
-def _read_by(node: ir.Node) -> list[ir.Value]:
-    """Return the values that a node reads, those of its subgraphs from outside too."""
-    inner = [x for graph in _subgraphs(node) for one in graph.all_nodes() for x in one.inputs]
-    outer = [v for graph in _subgraphs(node) for v in graph.outputs]
-    return [x for x in (*node.inputs, *inner, *outer) if x is not None]
-
-
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
 
 def _behind(values: Iterable[ir.Value], graph: ir.Graph) -> set[ir.Value]:
     """Return values and everything computed from them."""
     found = set(values)
     for node in graph:
-        if not found.isdisjoint(_read_by(node)):
+        if not found.isdisjoint(reads(node)):
             found.update(node.outputs)
     return found
 
@@ -143,7 +132,7 @@ def _nodes_behind(inner: set[ir.Value], graph: ir.Graph, forward: set[ir.Node]) 
     """Return the nodes of the backward pass that depend on values within a segment."""
     found, values = set[ir.Node](), set(inner)
     for node in graph:
-        if node not in forward and not values.isdisjoint(_read_by(node)):
+        if node not in forward and not values.isdisjoint(reads(node)):
             found.add(node)
             values.update(node.outputs)
     return found
@@ -191,7 +180,7 @@ def _needed(segment: ForwardSegment, wanted: set[ir.Value]) -> list[ir.Node]:
     for node in reversed(segment.nodes):
         if missing.isdisjoint(node.outputs):
             continue
-        if node.op_type in KEPT_OPERATORS or _subgraphs(node):
+        if node.op_type in KEPT_OPERATORS or graphs_in(node):
             missing -= set(node.outputs)
             continue
         found.append(node)

@@ -13,12 +13,12 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from .integers import Dimension, Integers, is_complete, product_of_known
-from .queries import attribute, dims, operand
+from .queries import attribute, dims, graphs_in, operand
 
 
 def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
     """Complete the types and shapes of a node's outputs, in place, as far as they can be inferred."""
-    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+    if graphs_in(node):
         return
     inputs = [v for v in node.inputs if v is not None]
     found = {} if any(v.type is None for v in inputs) else _inferred_types(model, node, inputs, known)

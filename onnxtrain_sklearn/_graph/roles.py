@@ -20,6 +20,7 @@ import onnx_ir as ir
 from .affine_roles import role_in_affine
 from .exporter_names import is_buffer, is_made_up, is_paddle_parameter
 from .fake_quantization import is_fake, is_held_as_integers
+from .queries import graphs_in
 from .torch_program import TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
 
@@ -88,7 +89,7 @@ class Roles:
         """The values that depend on an input of the graph; all results of nodes in subgraphs count as such."""
         found = set(self._graph.inputs)
         for node in self._graph.all_nodes():
-            inner = node.graph is not self._graph or any(a.type in _GRAPHS for a in node.attributes.values())
+            inner = node.graph is not self._graph or graphs_in(node)
             if inner or node.op_type.startswith("Random") or any(x in found for x in node.inputs):
                 found.update(node.outputs)
         return found
@@ -234,9 +235,6 @@ class Roles:
     def _is_of_activations(self, node: ir.Node | None) -> bool:
         product = node is not None and node.op_type in ("MatMul", "Einsum")
         return product and all(x in self._varying for x in node.inputs)  # type: ignore[union-attr]
-
-
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _differentiates(node: ir.Node, index: int) -> bool:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..builder import GraphBuilder
 from ..edits import remove_unread, replace_node
 from ..folding import IntegerTracker
-from ..queries import every_node, is_float
+from ..queries import every_node, graphs_in, is_float
 from . import activations, attention, normalization, products
 from .context import Fused, FusionRule, Refused
 
@@ -70,9 +70,8 @@ def refusal(node: ir.Node) -> str | None:
 def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
     replaced = False
     for node in list(op.graph):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                _lower_graph(_body_builder(op, attribute.as_graph()), tracker, opset)
+        for body in graphs_in(node):
+            _lower_graph(_body_builder(op, body), tracker, opset)
         if is_fused(node.domain, node.op_type, opset):
             replaced = _lower_node(op, node, tracker) or replaced
         else:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...._graph.builder import GraphBuilder
 from ...._graph.edits import replace_node
-from ...._graph.queries import is_float, kind
+from ...._graph.queries import graphs_in, is_float, kind
 from ...._graph.shapes import infer_shapes
 from ...path import Passage, passages
 from ..context import Lowering, require, require_types
@@ -37,11 +37,9 @@ def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known:
 def _unknown_nodes(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
     """Yield the nodes on the path that are not ``known``, including those in subgraphs."""
     for step in steps:
-        for attribute in step.node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                sources = step.sources | set(filter(is_float, body.inputs))
-                yield from _unknown_nodes(passages(body, sources, set(filter(is_float, body.outputs))), known)
+        for body in graphs_in(step.node):
+            sources = step.sources | set(filter(is_float, body.inputs))
+            yield from _unknown_nodes(passages(body, sources, set(filter(is_float, body.outputs))), known)
         if kind(step.node) not in known:
             yield step
 
