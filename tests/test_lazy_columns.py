@@ -13,9 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._training import row_update
 from onnxtrain_sklearn._training.row_gradients import SPARE, SPARE_ROWS
 from onnxtrain_sklearn._training.row_update import RowUpdate
-from onnxtrain_sklearn.optimizers import Adagrad, Adam
+from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.training import NEVER, quietly
 from tests.helpers.training_graphs import Folder
 
@@ -96,6 +97,20 @@ def reference(rows, y, update, *, lazy=True, accumulate=1, alpha=0.0, epochs=4, 
     return w
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_of_any_size_lead_to_the_same_bits(form, outputs, monkeypatch):
+    """In one block columns repeat, as they do in the minibatch; in several they do not."""
+    y, settings = targets(X, outputs), {"optimizer": RMSprop()}  # the training build has no kernel of its own for it
+    fits = []
+    for elements in (65536, 64, 4):
+        monkeypatch.setattr(row_update, "BLOCK", elements)
+        fits.append(new(graph(form, outputs=outputs), **settings).fit(X, squeezed(y)))
+    for one in fits[1:]:
+        assert_array_equal(matrix_of(one), matrix_of(fits[0]))
+    assert len(X[:BATCH].indices) > len(np.unique(X[:BATCH].indices)) > 64 // 2
+
+
 @engines
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
@@ -142,6 +157,21 @@ def test_columns_of_stored_zeros_do_not_occur():
     fitted = new(graph("product"), optimizer=optimizer).fit(rows, y)
     assert_allclose(matrix_of(fitted), reference(rows, y, update), rtol=0, atol=3e-5)
     assert_array_equal(matrix_of(fitted)[X.indices[0]], start(WIDTH, 2).astype(np.float32)[X.indices[0]])
+
+
+@pytest.mark.parametrize("numbers", [(1, -1), (0.25, -0.75, 0.5)], ids=str)
+def test_columns_of_numbers_that_add_up_to_zero_do_not_occur(numbers):
+    """SciPy keeps several numbers of one place apart until it is asked for their sum."""
+    column, (optimizer, update), y = ABSENT[0], REFERENCES["AdamW"], targets(X, 2)
+    places = np.insert(X.indices, X.indptr[1:-1].repeat(len(numbers)), column)
+    ends = X.indptr + len(numbers) * np.minimum(np.arange(N + 1), N - 1)
+    data = np.insert(X.data, X.indptr[1:-1].repeat(len(numbers)), np.tile(numbers, N - 1))
+    rows = sp.csr_matrix((data, places, ends), shape=X.shape)
+    assert_array_equal(rows.toarray(), X.toarray())
+    fitted = new(graph("product"), optimizer=optimizer).fit(rows, y)
+    assert_allclose(matrix_of(fitted), reference(X, y, update), rtol=0, atol=3e-5)
+    assert_array_equal(matrix_of(fitted)[column], start(WIDTH, 2).astype(np.float32)[column])
+    assert rows.nnz == len(data)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.1}, {"ema_decay": 0.9}, {"alpha": 1.0}], ids=str)

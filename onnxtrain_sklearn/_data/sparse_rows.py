@@ -40,12 +40,13 @@ def in_type(data: Any, dtype: np.dtype[np.generic]) -> Any:
 
 
 class CompressedRows(NamedTuple):
-    """Rows of a matrix, compressed by rows; the names are SciPy's."""
+    """Rows of the matrix ``source``, compressed by rows; the other names are SciPy's."""
 
     indptr: np.ndarray
     indices: np.ndarray
     data: np.ndarray
     shape: tuple[int, int]
+    source: Any
 
 
 def gathered(matrix: Any, rows: np.ndarray) -> Any:
@@ -54,12 +55,12 @@ def gathered(matrix: Any, rows: np.ndarray) -> Any:
     if csc_matvecs is None or starts.dtype != columns.dtype:
         return matrix[rows]
     rows, ends = rows.astype(columns.dtype), np.zeros(len(rows) + 1, columns.dtype)
-    np.cumsum(starts[rows + 1] - starts[rows], out=ends[1:])
-    found = CompressedRows(
-        ends, np.empty(ends[-1], columns.dtype), np.empty(ends[-1], matrix.dtype), (len(rows), matrix.shape[1])
-    )
-    csr_row_index(len(rows), rows, starts, columns, matrix.data, found.indices, found.data)
-    return found
+    lengths = starts[1:].take(rows)
+    lengths -= starts.take(rows)
+    lengths.cumsum(out=ends[1:])
+    indices, data = np.empty(ends[-1], columns.dtype), np.empty(ends[-1], matrix.dtype)
+    csr_row_index(len(rows), rows, starts, columns, matrix.data, indices, data)
+    return CompressedRows(ends, indices, data, (len(rows), matrix.shape[1]), matrix)
 
 
 def product(rows: Any, matrix: np.ndarray, *, transposed: bool) -> np.ndarray:
@@ -106,7 +107,11 @@ def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) ->
 
 
 def occurring_columns(rows: Any) -> np.ndarray:
-    """Return the columns of all numbers that are stored and not zero, in their order; they may repeat."""
+    """Return the columns in which numbers are not zero, in the order of the rows; they may repeat."""
+    source = rows.source if isinstance(rows, CompressedRows) else rows
+    if not source.has_canonical_format:  # numbers of one place may add up to zero
+        rows = sp.csr_array((rows.data, rows.indices, rows.indptr), rows.shape, copy=True)
+        rows.sum_duplicates()
     stored: np.ndarray = rows.indices
     return stored if rows.data.all() else stored[rows.data != 0]
 

@@ -68,9 +68,15 @@ class RowGradients:
         """Whether all rows are taken to occur."""
         return self.most is not None and sum(map(len, self._named)) > self.most
 
-    def rows(self) -> np.ndarray:
-        """Return the rows that an index named since :meth:`begin`; the row that stands for padding is none."""
-        places = np.concatenate([np.empty(0, np.intp), *self._named])
+    def rows(self, repeated: int) -> np.ndarray:
+        """Return the rows that an index named since :meth:`begin`; the row that stands for padding is none.
+
+        Up to ``repeated`` indices are returned as they are: rows may occur several times in them.
+        """
+        named = self._named
+        places = named[0] if len(named) == 1 else np.concatenate([np.empty(0, np.intp), *named])
+        if len(places) <= repeated:
+            return places
         numbers = np.arange(len(places), dtype=np.int32)
         self._last[places] = numbers  # takes a third of the time of sorting them, or of looking at all rows
         found: np.ndarray = places[self._last[places] == numbers]
@@ -85,11 +91,11 @@ class RowGradients:
                 self.gradient[rows if self.axis == 0 else (slice(None), rows)] = 0
         self._written = []
 
-    def note(self, places: np.ndarray) -> None:
-        """Note that the gradients of the rows at ``places`` are added behind this call."""
-        places = places.astype(np.intp, copy=False)  # other integers take twice as long
-        self._written.append(places)
-        self._named.append(places)
+    def note(self, places: np.ndarray, occurring: np.ndarray) -> None:
+        """Note that the gradients of the rows at ``places`` are added behind this call, and which of them occur."""
+        named = occurring.astype(np.intp)  # other integers take twice as long
+        self._written.append(named if occurring is places else places)
+        self._named.append(named)
 
     def add(self, places: np.ndarray, shares: np.ndarray, rows: np.ndarray) -> None:
         """Add the gradients of the rows at ``places``, times their shares: 0 where a row stands for padding."""

@@ -6,8 +6,10 @@ of the optimizer, and copied back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,6 +23,30 @@ from .vector_bindings import SegmentUpdate, bind_update
 
 GRADIENTS = "gradients"
 
+BLOCK_SIZES = 8
+"""Sizes that blocks have: the smallest that holds the rows of a step is updated."""
+
+Matrices: TypeAlias = "Mapping[str, Sequence[np.ndarray]]"
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Copies of some rows of the parameters, the optimizer's vectors and the gradients, and their update in place."""
+
+    arrays: Matrices
+    update: Binding | NumpyUpdate
+
+    def run(self, matrices: Matrices, rows: np.ndarray) -> None:
+        """Update these rows of the matrices."""
+        for name, parts in matrices.items():
+            for matrix, block in zip(parts, self.arrays[name], strict=True):
+                np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
+                block[len(rows) :] = 0
+        self.update.run()
+        for name in matrices.keys() - {GRADIENTS}:
+            for matrix, block in zip(matrices[name], self.arrays[name], strict=True):
+                matrix[rows] = block[: len(rows)]
+
 
 @dataclass(frozen=True, eq=False)
 class RowUpdate:
@@ -32,18 +58,18 @@ class RowUpdate:
     matrices : mapping of str to sequence of ndarray
         The parameters, the optimizer's vectors and the gradients, views of shape (n_rows, n_columns); of a matrix that
         is stored transposed, its rows.
-    blocks : mapping of str to sequence of ndarray
-        Arrays of the same names, of so many rows as are updated together.
-    update : Binding or NumpyUpdate
-        The update of the blocks in place.
+    size : int
+        Rows that are updated together at most.
+    block_of : callable
+        Returns a block of so many rows.
     whole : sequence of Binding or NumpyUpdate
         The update of all rows, for steps in which all are taken to occur.
     """
 
     table: RowGradients
-    matrices: Mapping[str, Sequence[np.ndarray]]
-    blocks: Mapping[str, Sequence[np.ndarray]]
-    update: Binding | NumpyUpdate
+    matrices: Matrices
+    size: int
+    block_of: Callable[[int], RowBlock]
     whole: Sequence[Binding | NumpyUpdate] = ()
 
     def run(self) -> None:
@@ -52,19 +78,14 @@ class RowUpdate:
             for update in self.whole:
                 update.run()
             return
-        rows, size = self.table.rows(), len(self.blocks["gradients"][0])
-        for start in range(0, len(rows), size):
-            self._update(rows[start : start + size])
+        rows = self.table.rows(repeated=self.size)  # in one block, equal rows are updated alike
+        for start in range(0, len(rows), self.size):
+            part = rows[start : start + self.size]
+            self.block_of(self._rounded(len(part))).run(self.matrices, part)
 
-    def _update(self, rows: np.ndarray) -> None:
-        for name, matrices in self.matrices.items():
-            for matrix, block in zip(matrices, self.blocks[name], strict=True):
-                np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
-                block[len(rows) :] = 0
-        self.update.run()
-        for name in self.matrices.keys() - {GRADIENTS}:
-            for matrix, block in zip(self.matrices[name], self.blocks[name], strict=True):
-                matrix[rows] = block[: len(rows)]
+    def _rounded(self, count: int) -> int:
+        step = -(-self.size // BLOCK_SIZES)
+        return min(self.size, -(-count // step) * step)
 
 
 def row_update(
@@ -80,13 +101,23 @@ def row_update(
     matrices[GRADIENTS] = _by_row(table.gradient, axis)
     n_rows, width = shape[axis], shape[1 - axis]
     size = min(n_rows, max(1, BLOCK // (2 * width)))
-    arrays = {name: np.zeros((size, width)[:: 1 - 2 * axis], table.gradient.dtype) for name in matrices}
-    blocks = {name: _by_row(array, axis) for name, array in arrays.items()}
-    flat = {name: array.ravel() for name, array in arrays.items()}
-    gradients, formula = flat.pop(GRADIENTS), one.program.formula
+
+    @cache
+    def block_of(count: int) -> RowBlock:
+        dtype, layout = table.gradient.dtype, (count, width)[:: 1 - 2 * axis]
+        return _row_block(one, {name: np.zeros(layout, dtype) for name in matrices}, axis, scalars)
+
+    return RowUpdate(table, matrices, size, block_of, whole)
+
+
+def _row_block(
+    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], axis: int, scalars: Mapping[str, np.ndarray]
+) -> RowBlock:
+    flat, formula = {name: array.ravel() for name, array in arrays.items()}, one.program.formula
+    gradients, blocks = flat.pop(GRADIENTS), {name: _by_row(array, axis) for name, array in arrays.items()}
     if formula is None:
-        return RowUpdate(table, matrices, blocks, bind_update(one.open_session(), flat, gradients, scalars), whole)
-    return RowUpdate(table, matrices, blocks, numpy_update(formula, flat, gradients, scalars), whole)
+        return RowBlock(blocks, bind_update(one.open_session(), flat, gradients, scalars))
+    return RowBlock(blocks, numpy_update(formula, flat, gradients, scalars))
 
 
 def _by_row(matrix: np.ndarray, axis: int) -> list[np.ndarray]:

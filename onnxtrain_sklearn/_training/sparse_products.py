@@ -39,14 +39,15 @@ class HostProduct:
 
     def backward(self) -> None:
         """Compute the gradient of the matrix from that of the product, which the session wrote."""
+        rows = self.rows.rows
         if self.gradient is None:
             return
         if self.table is None:
             self.gradient.fill(0)
         else:
             self.table.clear()
-            self.table.note(sparse_rows.occurring_columns(self.rows.rows))
-        sparse_rows.add_gradient(self.rows.rows, self.slope, self.gradient, transposed=self.first.transposed)
+            self.table.note(rows.indices, sparse_rows.occurring_columns(rows))
+        sparse_rows.add_gradient(rows, self.slope, self.gradient, transposed=self.first.transposed)
 
 
 def host_products(
