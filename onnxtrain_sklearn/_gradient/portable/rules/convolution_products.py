@@ -4,7 +4,8 @@ onnxruntime computes a convolution image by image, each as a product of the kern
 That product is slow where an image has few positions, and the gradient of the kernel, written as a convolution, is a
 product with as few columns as the kernel has elements. The forms here take all images at once:
 
-- *patches*: the elements that windows read, (channels * taps, images * positions), beside the positions of the output.
+- *patches*: the elements that windows read, (channels * taps, positions of all images), beside the positions of the
+  output. Of small images a product with a constant matrix of 0 and 1 reads them, and adds their cotangents up.
 - *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
 - *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in ``winograd.py``.
 - *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
@@ -18,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
@@ -41,6 +43,9 @@ MANY_POSITIONS = 1024
 MANY_OUTPUTS = 64
 """With fewer channels, adding patches up costs more than their product saves."""
 
+FEW_READS = 1024
+"""With more elements, a constant matrix that says which pixel is read where takes longer than slices of the images."""
+
 SHORT_LINE = 16
 """Band matrices of longer lines hold too many zeros."""
 
@@ -63,7 +68,7 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
         return _kernel_by_bands(op, c, x, g)
     if c.groups > 1 or c.taps > MANY_TAPS or (c.taps > 1 and c.inputs < FEW_CHANNELS):
         return None
-    few = c.taps == 1 or c.images * c.positions <= 4 * FEW_POSITIONS
+    few = c.taps == 1 or _reads_few(c) or c.images * c.positions <= 4 * FEW_POSITIONS
     return _kernel_by_patches(op, c, x, g) if few else _kernel_by_pixels(op, c, x, g)
 
 
@@ -77,7 +82,8 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
         return None
     if c.dense and (c.positions >= MANY_POSITIONS or (c.taps == 1 and 2 * c.positions > FEW_POSITIONS)):
         return _input_by_convolution(op, c, kernel, g)
-    few = op.opset >= 18 and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS and len(c.sizes) < 3
+    adds_up = _reads_few(c) or (op.opset >= 18 and len(c.sizes) < 3)
+    few = adds_up and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS
     return _input_by_patches(op, c, kernel, g) if few else None
 
 
@@ -141,8 +147,12 @@ def _padded(op: GraphBuilder, value: ir.Value, begin: Sequence[int], end: Sequen
 
 
 def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
-    """Return the elements that windows read, (channels * taps, images * positions)."""
+    """Return the elements that windows read, (channels * taps, positions of all images)."""
     w, n = c.windows, len(c.sizes)
+    if _reads_few(c):
+        pixels = _images_last(op, c, x)
+        read = pixels if _reads_each(c) else op.MatMul(_reads(op, c), op.Reshape(pixels, [c.inputs, -1, c.images]))
+        return op.Reshape(read, [c.inputs * c.taps, -1])
     padded = _padded(op, _swapped(op, x, n), [0, 0, *w.begin], [0, 0, *w.end])
     if c.taps == 1 and c.dense:
         return op.Reshape(padded, [c.inputs, -1])
@@ -150,9 +160,50 @@ def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
     return op.Reshape(_side_by_side(op, parts, 1), [c.inputs * c.taps, -1])
 
 
+def _reads_each(c: Layout) -> bool:
+    """Whether each position reads one pixel and all pixels are read in their order."""
+    return c.taps == 1 and c.dense and not any(c.windows.begin + c.windows.end)
+
+
+def _reads_few(c: Layout) -> bool:
+    """Whether a constant matrix that says what each position reads is small: then images are the last axis."""
+    return c.taps * c.positions * math.prod(c.sizes) <= FEW_READS
+
+
+def _reads(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return 1 where an element of the kernel reads a pixel at a position, else 0: (taps * positions, pixels)."""
+    n, axes = len(c.sizes), [_read_places(c, axis) for axis in range(len(c.sizes))]
+    whole = reduce(np.multiply.outer, axes).transpose(*range(0, 3 * n, 3), *range(1, 3 * n, 3), *range(2, 3 * n, 3))
+    return np.ascontiguousarray(whole.reshape(c.taps * c.positions, -1).astype(op.dtype.numpy()))
+
+
+def _read_places(c: Layout, axis: int) -> np.ndarray:
+    """Return where the elements of the kernel stand along an axis, (elements, positions, pixels)."""
+    w = c.windows
+    elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
+    reads = positions * w.strides[axis] - w.begin[axis] + elements * w.dilations[axis]
+    return np.equal(reads[..., None], np.arange(c.sizes[axis]))
+
+
+def _images_last(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
+    """Return images as (channels * pixels, images)."""
+    return op.Transpose(op.Reshape(value, [c.images, -1]), perm=[1, 0])
+
+
+def _images_first(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
+    """Return images of (channels * pixels, images), in any shape."""
+    whole = op.Transpose(op.Reshape(rows, [-1, c.images]), perm=[1, 0])
+    return op.Reshape(whole, [c.images, -1, *sizes])
+
+
 def _positions_of(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
     """Return the output's values, (channels, images * positions)."""
     return op.Reshape(_swapped(op, g, len(c.steps)), [c.outputs, -1])
+
+
+def _beside_patches(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
+    """Return the output's values, (channels, positions of all images), in the order of the patches."""
+    return op.Reshape(_images_last(op, c, g), [c.outputs, -1]) if _reads_few(c) else _positions_of(op, c, g)
 
 
 def _images_of(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
@@ -162,11 +213,11 @@ def _images_of(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]
 
 def _by_patches(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
     rows = op.Gemm(op.Reshape(kernel, [c.outputs, -1]), _patches(op, c, x))
-    return _images_of(op, c, rows, c.steps)
+    return _images_first(op, c, rows, c.steps) if _reads_few(c) else _images_of(op, c, rows, c.steps)
 
 
 def _kernel_by_patches(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
-    return op.Reshape(op.Gemm(_positions_of(op, c, g), _patches(op, c, x), transB=1), c.kernel_shape)
+    return op.Reshape(op.Gemm(_beside_patches(op, c, g), _patches(op, c, x), transB=1), c.kernel_shape)
 
 
 def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
@@ -187,10 +238,15 @@ def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> 
 
 def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
     """Compute the cotangents of all patches and add them up, lines as images: onnxruntime 1.19 is right in 2-D only."""
-    w, cotangents = c.windows, _positions_of(op, c, g)
-    patches = op.Gemm(cotangents, op.Reshape(kernel, [c.outputs, -1]), transA=1)
+    w, cotangents, matrix = c.windows, _beside_patches(op, c, g), op.Reshape(kernel, [c.outputs, -1])
+    if _reads_few(c):
+        patches = op.Gemm(matrix, cotangents, transA=1)
+        if not _reads_each(c):
+            patches = op.MatMul(_reads(op, c).T.copy(), op.Reshape(patches, [c.inputs, -1, c.images]))
+        return _images_first(op, c, patches, c.sizes)
+    patches = op.Gemm(cotangents, matrix, transA=1)
     columns = op.Transpose(op.Reshape(patches, [c.images, -1, c.inputs * c.taps]), perm=[0, 2, 1])
-    if c.taps == 1 and c.dense and not any(w.begin + w.end):
+    if _reads_each(c):
         return op.Reshape(columns, [c.images, c.inputs, *c.sizes])
     one, none = [1] * (2 - len(c.sizes)), [0] * (2 - len(c.sizes))
     settings = {"strides": one + w.strides, "dilations": one + w.dilations, "pads": none + w.begin + none + w.end}
@@ -231,7 +287,7 @@ def by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.V
 
 def _kernel_by_bands(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
     cotangents = op.Reshape(_positions_of(op, c, g), [c.inputs, -1, c.steps[-1]])
-    bands = op.MatMul(op.Transpose(_lines(op, c, x), perm=[0, 2, 1]), cotangents)
+    bands = op.MatMul(winograd.matrices_transposed(op, _lines(op, c, x)), cotangents)
     places = _places(op, c)
     return op.Reshape(op.MatMul(op.Reshape(bands, [-1, places.shape[1]]), places.T.copy()), c.kernel_shape)
 

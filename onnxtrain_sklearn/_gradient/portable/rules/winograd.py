@@ -51,7 +51,7 @@ SINGLE = Tile(np.array([[1]]), np.array([[0, 1, 0]]), np.array([[1]]))
 
 
 def convolution_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
-    sums = _matrices_transposed(op, _kernel_sums(op, c, kernel))
+    sums = matrices_transposed(op, _kernel_sums(op, c, kernel))
     products = op.MatMul(_to_tiles(op, x, _read_numbers(op, c), c.inputs), sums)
     return _from_tiles(op, products, _written_numbers(op, c), c.images)
 
@@ -62,13 +62,13 @@ def input_cotangent_by_tiles(op: GraphBuilder, c: Layout, kernel: ir.Value, g: i
 
 
 def kernel_cotangent_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
-    cotangents = _matrices_transposed(op, _to_tiles(op, g, _written_numbers(op, c), c.outputs))
+    cotangents = matrices_transposed(op, _to_tiles(op, g, _written_numbers(op, c), c.outputs))
     products = op.MatMul(cotangents, _to_tiles(op, x, _read_numbers(op, c), c.inputs))
     matrix = _sums_of_kernels(op, c)
     return op.Reshape(op.Gemm(op.Reshape(products, [len(matrix), -1]), matrix, transA=1), c.kernel_shape)
 
 
-def _matrices_transposed(op: GraphBuilder, matrices: ir.Value) -> ir.Value:
+def matrices_transposed(op: GraphBuilder, matrices: ir.Value) -> ir.Value:
     """Transpose each matrix; onnxruntime 1.19 and 1.21 fuse Transpose and MatMul to an operator without float64."""
     value = op.Transpose(matrices, perm=[0, 2, 1])
     return op.Neg(op.Neg(value)) if op.dtype is ir.DataType.DOUBLE else value
@@ -81,7 +81,10 @@ def _kernel_sums(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 
 
 def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
-    return reduce(np.kron, [_tile(c, i).kernel for i in range(len(c.sizes))]).astype(op.dtype.numpy())
+    """Return the matrix from a kernel to its sums, those of the last axis first, as :func:`_to_tiles` has numbers."""
+    n, kernels = len(c.sizes), [_tile(c, i).kernel for i in range(len(c.sizes))]
+    whole = reduce(np.kron, kernels).reshape(*map(len, kernels), -1).transpose(*reversed(range(n)), n)
+    return whole.reshape(-1, c.taps).astype(op.dtype.numpy())
 
 
 def _tile(c: Layout, axis: int) -> Tile:
@@ -119,21 +122,34 @@ def _repeated_tile(op: GraphBuilder, tile: np.ndarray, steps: int, size: int, st
 
 
 def _to_tiles(op: GraphBuilder, images: ir.Value, matrices: Sequence[np.ndarray], channels: int) -> ir.Value:
-    """Return the numbers of all tiles, (numbers of a tile, tiles * images, channels)."""
-    n, value = len(matrices), images
-    for one in reversed(matrices):  # each product moves the last axis to the front
-        value = op.Gemm(one.reshape(-1, one.shape[2]), op.Reshape(value, [-1, one.shape[2]]), transB=1)
-    apart = op.Reshape(value, [*(size for one in matrices for size in one.shape[:2]), -1])
-    together = op.Transpose(apart, perm=[*range(0, 2 * n, 2), *range(1, 2 * n, 2), 2 * n])
-    return op.Reshape(together, [math.prod(len(one) for one in matrices), -1, channels])
+    """Return the numbers of all tiles, (numbers of a tile, tiles * images, channels).
+
+    Each product moves the last axis behind the numbers of those before it: no sum is transposed afterwards.
+    """
+    value, numbers = images, 1
+    for one in reversed(matrices):
+        value = _sum_pixels(op, one.reshape(-1, one.shape[2]), value, numbers)
+        numbers *= len(one)
+    return op.Reshape(value, [numbers, -1, channels])
+
+
+def _sum_pixels(op: GraphBuilder, matrix: np.ndarray, value: ir.Value, numbers: int) -> ir.Value:
+    size = matrix.shape[1]
+    if numbers == 1:
+        return op.Gemm(matrix, op.Reshape(value, [-1, size]), transB=1)
+    return op.MatMul(matrix, matrices_transposed(op, op.Reshape(value, [numbers, -1, size])))
 
 
 def _from_tiles(op: GraphBuilder, numbers: ir.Value, matrices: Sequence[np.ndarray], images: int) -> ir.Value:
     """Add up what each number of a tile stands for: the transpose of :func:`_to_tiles`."""
-    n = len(matrices)
-    apart = op.Reshape(numbers, [*(one.shape[0] for one in matrices), *(one.shape[1] for one in matrices), -1])
-    value = op.Transpose(apart, perm=[*(axis for i in range(n) for axis in (i, n + i)), 2 * n])
+    value, left = numbers, math.prod(len(one) for one in matrices)
     for one in matrices:
-        matrix = one.reshape(-1, one.shape[2])
-        value = op.Gemm(op.Reshape(value, [len(matrix), -1]), matrix, transA=1)
+        left //= len(one)
+        value = _sum_numbers(op, value, one.reshape(-1, one.shape[2]), left)
     return op.Reshape(value, [images, -1, *(one.shape[2] for one in matrices)])
+
+
+def _sum_numbers(op: GraphBuilder, value: ir.Value, matrix: np.ndarray, numbers: int) -> ir.Value:
+    if numbers == 1:
+        return op.Gemm(op.Reshape(value, [len(matrix), -1]), matrix, transA=1)
+    return op.MatMul(matrices_transposed(op, op.Reshape(value, [numbers, len(matrix), -1])), matrix)
