@@ -87,7 +87,7 @@ class BaseStep:
         """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
         parts = self._parts
         data = parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse
-        graph = pass_graph(PassSource(*data, adds_rows=self.adds_rows, gives_shares=self.gives_shares))
+        graph = pass_graph(PassSource(*data, adds_rows=self.adds_rows, gives_shares=self.gives_shares, any_shape=True))
         self.engine = graph.program.engine
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True

@@ -15,6 +15,7 @@ from .._runtime.sessions import InferenceSession
 from .._runtime.shared_sessions import shared_session
 from ..exceptions import warn
 from .dropout import UniformNumbers
+from .gradient_shapes import in_written_shapes
 from .loss_graph import LAZY, PARALLEL_WORK, TARGET, buffer_shape, target_layout
 from .programs import PassProgram, PassSource, pass_program
 
@@ -53,7 +54,7 @@ class PassGraph:
         of each running statistic. Inputs that the graph does not have are left out.
         """
         session, moved = self.session(threads), self.source.model.running_statistics
-        written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
+        written = {**outputs, **in_written_shapes(session, {f"{name}_grad": a for name, a in gradients.items()})}
         written |= {moved[name]: array for name, array in statistics.items()}
         names = {value.name for value in session.get_inputs()}
         return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)

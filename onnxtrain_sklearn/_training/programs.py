@@ -30,6 +30,7 @@ from .._support.cache import Cache
 from .._support.content import content, is_plain
 from .dropout import expose_dropout
 from .gathering import gather_rows
+from .gradient_shapes import return_before_reshapes
 from .loss_graph import LAZY, LOSS, TARGET, StepSettings, training_graph, work
 from .parameters import FlatParameters
 from .random_numbers import expose_random
@@ -77,6 +78,7 @@ class PassSource:
     ``resident``: the graph gathers the minibatch from all data by itself. Inputs named in ``sparse`` come sparse.
     ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
     ``gives_shares``: whoever runs the pass gives it the weights of the rows divided by their sum, as a column.
+    ``any_shape``: whoever runs the pass takes gradients of parameters in the shapes in which they are computed.
     """
 
     model: TrainableModel
@@ -88,6 +90,7 @@ class PassSource:
     sparse: Collection[str] = ()
     adds_rows: bool = False
     gives_shares: bool = False
+    any_shape: bool = False
 
     @property
     def least_lookup(self) -> int:
@@ -146,7 +149,7 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
         names,
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        (source.resident, source.adds_rows, source.least_lookup, source.gives_shares),
+        (source.resident, source.adds_rows, source.least_lookup, source.gives_shares, source.any_shape),
         tuple(source.sparse),
     )
 
@@ -188,6 +191,8 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         again = recompute_activations(model, [v.name or "" for v in model.graph.inputs if v.name not in weights])
     if source.resident:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
+    if source.any_shape:
+        return_before_reshapes(model.graph, [name for name in names if name not in taken])
     return PassProgram(
         to_proto(model).SerializeToString(),
         gradient.engine,
