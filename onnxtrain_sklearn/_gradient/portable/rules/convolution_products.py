@@ -174,7 +174,7 @@ def _reads(op: GraphBuilder, c: Layout) -> np.ndarray:
     """Return 1 where an element of the kernel reads a pixel at a position, else 0: (taps * positions, pixels)."""
     n, axes = len(c.sizes), [_read_places(c, axis) for axis in range(len(c.sizes))]
     whole = reduce(np.multiply.outer, axes).transpose(*range(0, 3 * n, 3), *range(1, 3 * n, 3), *range(2, 3 * n, 3))
-    return np.ascontiguousarray(whole.reshape(c.taps * c.positions, -1).astype(op.dtype.numpy()))
+    return np.asarray(whole.reshape(c.taps * c.positions, -1), op.dtype.numpy())
 
 
 def _read_places(c: Layout, axis: int) -> np.ndarray:
@@ -182,7 +182,7 @@ def _read_places(c: Layout, axis: int) -> np.ndarray:
     w = c.windows
     elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
     reads = positions * w.strides[axis] - w.begin[axis] + elements * w.dilations[axis]
-    return np.equal(reads[..., None], np.arange(c.sizes[axis]))
+    return np.asarray(reads[..., None] == np.arange(c.sizes[axis]))
 
 
 def _images_last(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:

@@ -84,7 +84,7 @@ def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
     """Return the matrix from a kernel to its sums, those of the last axis first, as :func:`_to_tiles` has numbers."""
     n, kernels = len(c.sizes), [_tile(c, i).kernel for i in range(len(c.sizes))]
     whole = reduce(np.kron, kernels).reshape(*map(len, kernels), -1).transpose(*reversed(range(n)), n)
-    return whole.reshape(-1, c.taps).astype(op.dtype.numpy())
+    return np.asarray(whole.reshape(-1, c.taps), op.dtype.numpy())
 
 
 def _tile(c: Layout, axis: int) -> Tile:
