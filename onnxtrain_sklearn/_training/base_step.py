@@ -69,6 +69,9 @@ class BaseStep:
     gives_shares: ClassVar[bool] = False
     """Whether the step gives the graph the weights of the rows divided by their sum."""
 
+    for_cpu: ClassVar[bool] = False
+    """Whether the graph has the matrix products that are the fastest on a CPU."""
+
     updates_after_loss: ClassVar[bool] = False
 
     def __init__(self, parts: StepParts, place: ToMemory) -> None:
@@ -87,7 +90,7 @@ class BaseStep:
         """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
         parts = self._parts
         data = parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse
-        graph = pass_graph(PassSource(*data, adds_rows=self.adds_rows, gives_shares=self.gives_shares, any_shape=True))
+        graph = pass_graph(PassSource(*data, self.adds_rows, self.gives_shares, any_shape=True, for_cpu=self.for_cpu))
         self.engine = graph.program.engine
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True

@@ -34,6 +34,7 @@ class HostStep(BaseStep):
 
     adds_rows = True
     gives_shares = True
+    for_cpu = True
     updates_after_loss = True
 
     def __init__(self, parts: StepParts) -> None:

@@ -28,6 +28,7 @@ from .._graph.torch_program import is_from_torch
 from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
 from .._support.content import content, is_plain
+from .cpu_products import transpose_operands
 from .dropout import expose_dropout
 from .gathering import gather_rows
 from .gradient_shapes import return_before_reshapes
@@ -79,6 +80,7 @@ class PassSource:
     ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
     ``gives_shares``: whoever runs the pass gives it the weights of the rows divided by their sum, as a column.
     ``any_shape``: whoever runs the pass takes gradients of parameters in the shapes in which they are computed.
+    ``for_cpu``: matrix products take the forms that are the fastest on a CPU.
     """
 
     model: TrainableModel
@@ -91,6 +93,7 @@ class PassSource:
     adds_rows: bool = False
     gives_shares: bool = False
     any_shape: bool = False
+    for_cpu: bool = False
 
     @property
     def least_lookup(self) -> int:
@@ -149,7 +152,7 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
         names,
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        (source.resident, source.adds_rows, source.least_lookup, source.gives_shares, source.any_shape),
+        (source.resident, source.adds_rows, source.least_lookup, source.gives_shares, source.for_cpu, source.any_shape),
         tuple(source.sparse),
     )
 
@@ -193,6 +196,8 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
     if source.any_shape:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
+    if source.for_cpu:
+        transpose_operands(model.graph)
     return PassProgram(
         to_proto(model).SerializeToString(),
         gradient.engine,

@@ -10,49 +10,22 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...._graph.builder import GraphBuilder
-from ...._graph.queries import Dims, dims, fixed
+from ...._graph.queries import Dims, dims
 from ...._graph.supported import ANY, Supported
 from ..context import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
 
 Size: TypeAlias = "int | str | None"
 
-LEAST_TRANSPOSED, MOST_COLUMNS = 4096, 12
-"""Elements of the matrix from which on, and columns of the cotangent up to which, the cotangent is transposed."""
-
 
 def _gemm_rule(r: Reverse) -> Sequence[Thunk]:
-    op, b, g = r.op, r.x(1), r.g
+    op, a, b, g = r.op, r.x(0), r.x(1), r.g
     ta, tb = int(r.attribute("transA", 0)), int(r.attribute("transB", 0))
     alpha, beta = r.attribute("alpha", 1.0), r.attribute("beta", 1.0)
     return (
         lambda: op.Gemm(b, g, transA=tb, transB=1, alpha=alpha) if ta else op.Gemm(g, b, transB=1 - tb, alpha=alpha),
-        lambda: _gemm_weight(r, ta, tb, alpha),
+        lambda: op.Gemm(g, a, transA=1, transB=ta, alpha=alpha) if tb else op.Gemm(a, g, transA=1 - ta, alpha=alpha),
         lambda: r.sum_to(g if beta == 1 else op.Mul(g, beta), 2),
     )
-
-
-def _gemm_weight(r: Reverse, ta: int, tb: int, alpha: float) -> ir.Value:
-    op, a, g = r.op, r.x(0), r.g
-    if tb:
-        return op.Gemm(g, a, transA=1, transB=ta, alpha=alpha)
-    return op.Gemm(a, g, alpha=alpha) if ta else _columns_product(op, a, g, alpha)
-
-
-def _columns_product(op: GraphBuilder, a: ir.Value, g: ir.Value, alpha: float = 1.0) -> ir.Value:
-    """Return the transposed matrix ``a`` times ``g``, times ``alpha``.
-
-    onnxruntime transposes ``a`` again for each block of columns. If ``g`` has few columns, it takes less time to
-    transpose ``g`` and the result. Its fusion of Transpose and Gemm would undo that, that of MatMul does not.
-    """
-    if alpha == 1 and op.dtype is ir.DataType.FLOAT and _is_narrow(dims(a), dims(g)):
-        return op.Transpose(op.MatMul(op.Transpose(g, perm=[1, 0]), a), perm=[1, 0])
-    return op.Gemm(a, g, transA=1, alpha=alpha)
-
-
-def _is_narrow(a: Dims | None, g: Dims | None) -> bool:
-    """Whether a product with the transposed matrix ``a`` is faster if ``g`` is transposed instead."""
-    return fixed(a) and fixed(g) and a[0] * a[1] >= LEAST_TRANSPOSED and 2 <= g[1] <= MOST_COLUMNS
 
 
 def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
@@ -62,7 +35,7 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     if left is None or right is None:
         r.refuse("the rank of an operand is not known; declare its shape in the value_info of the graph")
     if len(left) == len(right) == 2:
-        return lambda: op.Gemm(r.g, r.x(1), transB=1), lambda: _columns_product(op, r.x(0), r.g)
+        return lambda: op.Gemm(r.g, r.x(1), transB=1), lambda: op.Gemm(r.x(0), r.g, transA=1)
     a = op.Unsqueeze(r.x(0), axes=[0]) if len(left) == 1 else r.x(0)
     b = op.Unsqueeze(r.x(1), axes=[1]) if len(right) == 1 else r.x(1)
     rank = max(len(left), len(right), 2)
