@@ -162,7 +162,7 @@ class ReferenceLoop:
         scores, values = self.network.run(self.weights, self.draw.X[rows].astype(np.float64))
         slopes = self.loss.differences(scores.array, y, w, left=1e-6, right=1e-6)
         slopes = self._nearly(np.round(slopes, 9))  # what cancels is zero, also to what takes the sign of it
-        scores.backward(slopes)
+        scores.backward(slopes, self._nearly)
         self.weights |= self.network.moved
         return self.loss.value(scores.array, y, w), {n: values[n].cotangent for n in self.trained}
 

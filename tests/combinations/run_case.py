@@ -29,8 +29,8 @@ FAMILIES: dict[str, tuple[Callable[[int, str], WideDraw], Mapping[str, Relation]
 
 def outcome_of(number: int, engine: str, relations: int) -> Counter[str]:
     """Return what was compared, by name and number; raise where numbers differ."""
-    refusal = equals_reference(drawn(number, engine))
-    found = Counter({"refused" if refusal else "equal to the reference": 1})
+    differs = equals_reference(drawn(number, engine))
+    found = Counter({differs.partition(" ")[0].rstrip(":") if differs else "equal to the reference": 1})
     for family, (draw_case, known) in FAMILIES.items():
         draw, chosen = draw_case(number, engine), random.Random(number).sample(sorted(known), len(known))
         holding = (name for name in chosen if relation_holds(draw, name, known))

@@ -45,12 +45,12 @@ class Value:
     def apply(self, function: Callable, slope: Callable) -> Value:
         return Value(function(self.array), [(self, lambda c: c * slope(self.array))])
 
-    def backward(self, cotangent: np.ndarray) -> None:
-        """Add to the cotangents of all values that this one was computed from."""
+    def backward(self, cotangent: np.ndarray, rounded: Pullback = np.asarray) -> None:
+        """Add to the cotangents of all values that this one was computed from; each part of them is ``rounded``."""
         self.cotangent = cotangent
         for value in reversed(_ordered(self)):
             for origin, pullback in value.origins:
-                origin.cotangent = origin.cotangent + pullback(np.asarray(value.cotangent))
+                origin.cotangent = origin.cotangent + rounded(pullback(np.asarray(value.cotangent)))
 
 
 def _ordered(last: Value) -> list[Value]:
