@@ -20,6 +20,8 @@ from tabular_models import MODELS, ORIGINALS
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- results: written by benchmarks/tabular_report.py -->", "<!-- end of results -->"
@@ -160,17 +162,34 @@ def table_of_originals(found: Scores) -> list[str]:
 def draw(found: Scores, models: list[str], path: Path) -> None:
     """Draw mean rank against CPU seconds."""
     rivals = ranked(models)
+    points = {model: (seconds_of(found, model, rivals), rank) for model, rank in ranks(found, rivals).items()}
     figure, axes = plt.subplots(figsize=(6.4, 4))
-    for model, rank in ranks(found, rivals).items():
-        seconds = seconds_of(found, model, rivals)
-        mine = model.startswith(("RealMLP", "TabM"))
-        axes.scatter(seconds, rank, color="C1" if mine else "C0")
-        axes.annotate(model, (seconds, rank), textcoords="offset points", xytext=(6, 4))
+    for model, point in points.items():
+        axes.scatter(*point, color="C1" if model.startswith(("RealMLP", "TabM")) else "C0")
     axes.set(xscale="log", xlabel="CPU seconds of a fit (median over the tables)", ylabel="mean rank (1: best)")
     axes.margins(x=0.25, y=0.15)
     axes.invert_yaxis()
     figure.tight_layout()
+    label(axes, points)
     figure.savefig(path, dpi=120)
+
+
+PLACES = ((6, 4, "left"), (6, -12, "left"), (-6, 4, "right"), (-6, -12, "right"))
+"""Where the name of a point may stand: points to its right and upwards, and the side of the text that is there."""
+
+
+def label(axes: Axes, points: Mapping[str, tuple[float, float]]) -> list[Bbox]:
+    """Name the points, each at the first place that no name has yet; return the boxes of the names."""
+    taken: list[Bbox] = []
+    for name, point in points.items():
+        for right, up, side in PLACES:
+            text = axes.annotate(name, point, textcoords="offset points", xytext=(right, up), ha=side)
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken) or (right, up, side) == PLACES[-1]:
+                taken.append(box)
+                break
+            text.remove()
+    return taken
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,15 @@ def test_the_command_runs_what_is_missing_alone(tmp_path):
     subprocess.run([*command, "HistGradientBoosting"], check=True)
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     assert [line["model"] for line in lines] == ["linear", "HistGradientBoosting"]
+
+
+def test_names_of_close_points_do_not_overlap(report):
+    figure, axes = report.plt.subplots(figsize=(6.4, 4))
+    points = {"LightGBM": (0.1, 3.95), "HistGradientBoosting": (0.11, 3.9), "linear": (0.12, 3.93)}
+    for point in points.values():
+        axes.scatter(*point)
+    axes.set(xscale="log", xlim=(0.02, 10), ylim=(4.3, 2.4))
+    boxes = report.label(axes, points)
+    report.plt.close(figure)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert [text.get_text() for text in axes.texts] == list(points)
