@@ -139,7 +139,8 @@ export class Trainer {
    */
   async epoch(rows, { order, sampleWeight, random, ...rates }) {
     const { batch_size: batch, inputs, padding, hyperparameters: known } = this.manifest;
-    const count = this.#count("epoch", rows, sampleWeight), minibatch = Math.max(1, Math.floor(batch / (known.accumulate ?? 1)));
+    const count = this.#count("epoch", rows, sampleWeight), group = known.accumulate ?? 1;
+    const minibatch = batch % group ? batch : batch / group; // a step of no whole number of minibatches is one
     const data = this.#weighted(rows, count, sampleWeight), counted = this.#counted(data, count);
     const sequence = Array.from(order ?? (random ? permutation(counted.length, random).map((i) => counted[i]) : counted));
     if (known.drop_last && !order && counted.length > minibatch) sequence.length -= counted.length % minibatch;

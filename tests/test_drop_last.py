@@ -169,6 +169,14 @@ def test_training_graphs_take_no_rows_of_weight_zero(settings, tmp_path):
         training.partial_fit(X, labels, np.zeros(50))
 
 
+def test_a_step_of_no_whole_number_of_minibatches_is_one(tmp_path):
+    model = regressor(MLP((8,)), batch_size=8, accumulate=3).partial_fit(X, y)
+    for size, rows in ((24, 48), (12, 48), (10, 50), (11, 44), (2, 50), (1, 50)):
+        model.export_training(tmp_path / str(size), batch_size=size)
+        training = load_training(tmp_path / str(size), random_state=0)
+        assert sum(map(len, training._minibatches(np.arange(50)))) == rows
+
+
 def test_shuffled_training_graphs_leave_out_other_rows_each_time(tmp_path, monkeypatch):
     regressor(MLP((8,)), batch_size=8).partial_fit(X, y).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", random_state=0)

@@ -97,7 +97,7 @@ def _checked_batch(batch_size: object) -> int:
 def _separate_minibatches(run: Run, rows: int, accumulate: int) -> int:
     """Return how many minibatches are passes of their own: those with statistics or with random numbers of their own.
 
-    Minibatches that are not those of the estimator have no masks in common with its own.
+    Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
     """
     if run.parameters.running_statistics:
         if rows % accumulate:

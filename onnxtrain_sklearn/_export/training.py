@@ -177,8 +177,9 @@ class Training:
 
     def _left_out(self, n_rows: int) -> int:
         """Return how many rows ``drop_last`` leaves out: those that do not fill one of the minibatches of a step."""
-        known = self.manifest["hyperparameters"]
-        rows = max(1, int(self.manifest["batch_size"]) // int(known.get("accumulate", 1)))
+        known, batch = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
+        count = int(known.get("accumulate", 1))
+        rows = batch if batch % count else batch // count  # a step of no whole number of minibatches is one
         return n_rows % rows if known.get("drop_last") and n_rows > rows else 0
 
     def _input_facts(self) -> dict[str, tuple[Any, list[Any]]]:
