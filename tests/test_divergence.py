@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._data.finite import BLOCK_OF_ANSWERS, SHORT, is_finite
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Progress, Schedule
@@ -201,3 +202,17 @@ def test_clipping_prevents_divergence():
     with pytest.raises(DivergenceError):
         OrtGradientRegressor(Linear(), **settings).fit(X * 100, y)
     OrtGradientRegressor(Linear(), max_grad_norm=1.0, **settings).fit(X * 100, y)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 7, SHORT, SHORT + 1, BLOCK_OF_ANSWERS + 3])
+def test_numbers_that_are_not_finite_are_found_wherever_they_are(dtype, size):
+    vector = np.full(size, np.finfo(dtype).max, dtype)  # whose squares are too large
+    with np.errstate(all="raise"):
+        assert is_finite(vector)
+        for place in {0, size // 2, size - 1}:
+            for value in (np.nan, np.inf, -np.inf):
+                changed = vector.copy()
+                changed[place] = value
+                assert not is_finite(changed)
+                assert not is_finite(np.where(np.arange(size) == place, dtype(value), dtype(0)))

@@ -177,7 +177,10 @@ class Batches:
     def gather(self, rows: np.ndarray, buffers: BatchBuffers) -> None:
         """Write these rows into the buffers, filled up."""
         count, capacity = len(rows), len(buffers.sample_weight)
-        padded = rows if count == capacity else np.concatenate([rows, np.full(capacity - count, rows[0])])
+        padded = rows
+        if count < capacity:
+            padded = np.empty(capacity, rows.dtype)
+            padded[:count], padded[count:] = rows, rows[0]
         if self._gathers is None or self._gathers[0] is not buffers:
             self._gathers = buffers, [self._into(name, buffers) for name in self._columns]
         for write in self._gathers[1]:

@@ -1,4 +1,4 @@
-"""The check of plain arrays in place of scikit-learn's: all numbers are finite in the type of the graph."""
+"""Whether numbers are finite: of plain arrays in place of scikit-learn's checks, and of the vectors of a training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ import numpy as np
 
 from .._support.float_errors import ignores_float_errors
 from .._support.typing import DType
+
+SHORT = 10_000
+"""Numbers up to which BLAS takes one thread for their squares."""
+
+BLOCK_OF_ANSWERS = 2**20
+"""Numbers that are looked at together: the answers for a whole large vector take memory."""
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """Whether all numbers of a vector are finite."""
+    if len(vector) <= SHORT and math.isfinite(np.vdot(vector, vector)):  # takes less time; dot would tell of overflow
+        return True
+    blocks = (vector[i : i + BLOCK_OF_ANSWERS] for i in range(0, len(vector), BLOCK_OF_ANSWERS))
+    return all(bool(np.isfinite(block).all()) for block in blocks)
 
 
 def finite_rows(rows: np.ndarray, dtype: DType) -> np.ndarray | None:

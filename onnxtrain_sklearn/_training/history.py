@@ -225,7 +225,9 @@ class History:
             if watched > self.best_watched or (latest and watched == self.best_watched):
                 changed |= {"best_watched": watched, "best_score": score, "best": parameters.copy()}
         self.change(
-            progress=replace(progress, epoch=progress.epoch + 1, samples=progress.samples + rows),
+            progress=Progress(
+                progress.step, progress.epoch + 1, progress.samples + rows, progress.total_steps, progress.plateaus
+            ),
             losses=self.losses.plus(loss),
             least_loss=min(self.least_loss, loss),
             best_loss=min(self.best_loss, loss),

@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches
+from .._data.finite import is_finite
 from .._support.float_errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
 from ..schedules import Constant, Schedule
@@ -26,9 +27,6 @@ from .rates import ScheduledRates
 from .report import EpochTable, report_of
 from .step import TrainingStep
 from .watcher import Watched
-
-FINITE_BLOCK = 2**20
-"""Numbers that are looked at together, whether they are finite: the answers for a whole large vector take memory."""
 
 
 class Digested(Protocol):
@@ -218,9 +216,7 @@ class Trainer(Watched):
 
     def _is_finite(self) -> bool:
         """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
-        vectors = (self._buffer, *self.step.state.slots.values())
-        blocks = (vector[i : i + FINITE_BLOCK] for vector in vectors for i in range(0, len(vector), FINITE_BLOCK))
-        return all(bool(np.isfinite(block).all()) for block in blocks)
+        return all(map(is_finite, (self._buffer, *self.step.state.slots.values())))
 
     def _diverge(self) -> None:
         """Reset the optimizer's state, which is not finite, and raise; the caller restores the weights."""
