@@ -15,23 +15,29 @@ from .._runtime.binding import Binding
 from .dropout import UniformNumbers
 from .loss_graph import LOSS, PARALLEL_WORK, WEIGHT
 from .pass_graph import PassGraph
+from .repeated_shares import REPEATED
 from .row_gradients import HostLookups, RowGradients, host_lookups
 from .sparse_products import HostProduct, host_products
 from .step import OptimizerState
 
 
 class RowShares:
-    """The weights of the rows of a minibatch divided by their sum, as a column; those of most minibatches are equal."""
+    """The weights of the rows of a minibatch divided by their sum; those of most minibatches are equal.
 
-    def __init__(self, weights: np.ndarray) -> None:
+    They are a column, and a matrix of so many equal columns.
+    """
+
+    def __init__(self, weights: np.ndarray, columns: int = 0) -> None:
         self._weights, self._known = weights, b""
         self.column = np.zeros((len(weights), 1), weights.dtype)
+        self.matrix = np.zeros((len(weights), columns), weights.dtype)
 
     def update(self) -> None:
         """Compute the shares if the weights have changed."""
         content = self._weights.tobytes()
         if content != self._known:
             np.divide(self._weights[:, None], max(self._weights.sum(), LEAST_TOTAL), self.column)
+            self.matrix[...] = self.column
             self._known = content
 
 
@@ -81,8 +87,8 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
     threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
     products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen, tables)
-    shares = RowShares(buffers.sample_weight)
-    inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: shares.column}
+    shares = RowShares(buffers.sample_weight, graph.program.repeated_shares)
+    inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: shares.column, REPEATED: shares.matrix}
     inputs |= {product.first.name: product.product for product in products}
     lookups = host_lookups(graph.program.lookups, tables)
     outside = {product.first.weight for product in products}.union(tables)

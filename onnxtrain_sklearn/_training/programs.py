@@ -35,6 +35,7 @@ from .gradient_shapes import return_before_reshapes
 from .loss_graph import LAZY, LOSS, TARGET, StepSettings, training_graph, work
 from .parameters import FlatParameters
 from .random_numbers import expose_random
+from .repeated_shares import repeat_shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,8 @@ class PassProgram:
         The reads of rows whose gradients the graph has in place of those of the matrices.
     segments : int
         The segments of the forward pass that the backward pass computes again.
+    repeated_shares : int
+        The columns of the matrix of shares that the graph reads, 0: it reads none.
     """
 
     graph: bytes
@@ -70,6 +73,7 @@ class PassProgram:
     products: Sequence[FirstProduct] = ()
     lookups: Sequence[Lookup] = ()
     segments: int = 0
+    repeated_shares: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +84,7 @@ class PassSource:
     ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
     ``gives_shares``: whoever runs the pass gives it the weights of the rows divided by their sum, as a column.
     ``any_shape``: whoever runs the pass takes gradients of parameters in the shapes in which they are computed.
-    ``for_cpu``: matrix products take the forms that are the fastest on a CPU.
+    ``for_cpu``: products take the forms that are the fastest on a CPU, also with a matrix of shares.
     """
 
     model: TrainableModel
@@ -196,6 +200,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
     if source.any_shape:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
+    repeated = repeat_shares(model.graph) if source.for_cpu and source.gives_shares else 0
     if source.for_cpu:
         transpose_operands(model.graph)
     return PassProgram(
@@ -208,6 +213,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         emitted.products,
         emitted.lookups,
         again,
+        repeated,
     )
 
 
