@@ -6,7 +6,7 @@ gives ``x`` the cotangent ``(h - mean(h) - z mean(h z)) / s``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -27,8 +27,12 @@ def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir
     """Return the normalized value and the reciprocal of the deviation."""
     op = r.op
     centered, variance = _moments(r, x, axes)
-    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, r.attribute("epsilon", SMALL))))
+    inverse = _reciprocal_deviation(r, variance)
     return op.Mul(centered, inverse), inverse
+
+
+def _reciprocal_deviation(r: Reverse, variance: ir.Value) -> ir.Value:
+    return r.op.Reciprocal(r.op.Sqrt(r.op.Add(variance, r.attribute("epsilon", SMALL))))
 
 
 def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
@@ -142,48 +146,69 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
     if any(cotangent is not None for cotangent in r.cotangents[3:]):
         r.refuse("runtimes disagree on what its saved statistics are")
     of_mean, of_variance = _further(r, 1), _further(r, 2)
-    z, inverse = _standardize(r, r.x(), axes)
+    centered, variance = _moments(r, r.x(), axes)
+    inverse = _reciprocal_deviation(r, op.Reshape(variance, [-1]))
+    rows, divided = _before_division(r, centered, inverse)
 
     def of_old(cotangent: ir.Value | None, index: int) -> ir.Value | None:
         if cotangent is not None and r.x(index).producer() is not None:
             r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
         return None if cotangent is None else op.Mul(cotangent, old)
 
-    def mean(value: ir.Value) -> ir.Value:
-        """Return the mean of each channel from the sum, which is the gradient of the scale or the bias."""
-        return _channels(r, op.Div(_channel_sums(r, value), _count(r, axes)))
+    def of_scale(g: ir.Value) -> ir.Value:
+        return divided(_channel_sums(r, op.Mul(g, rows)))
+
+    def of_output(g: ir.Value) -> ir.Value:
+        means = [op.Div(value, _count(r, axes)) for value in (_channel_sums(r, g), divided(of_scale(g)))]
+        factor, *means = [_channels(r, value) for value in (op.Mul(inverse, r.x(1)), *means)]
+        return _without_means(op, g, rows, factor, (means[0], means[1]))
 
     def of_value() -> ir.Value:
-        factor = op.Mul(inverse, _channels(r, r.x(1)))  # last: the products of g and z serve the scale's gradient too
-        cotangents = [] if g is None else [_without_means(op, g, z, factor, (mean(g), mean(op.Mul(g, z))))]
+        cotangents = [] if g is None else [of_output(g)]
         if of_mean is not None:
             share = op.Div(op.Mul(of_mean, 1 - old), _count(r, axes))
             cotangents.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
         if of_variance is not None:
             share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _count(r, axes))
-            cotangents.append(op.Mul(_moments(r, r.x(), axes)[0], _channels(r, share)))
+            cotangents.append(op.Mul(centered, _channels(r, share)))
         return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
 
     return (
         of_value,
-        lambda: None if g is None else _channel_sums(r, op.Mul(g, z)),
+        lambda: None if g is None else of_scale(g),
         lambda: None if g is None else _channel_sums(r, g),
         lambda: of_old(of_mean, 3),
         lambda: of_old(of_variance, 4),
     )
 
 
+def _before_division(
+    r: Reverse, centered: ir.Value, inverse: ir.Value
+) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+    """Return the value to multiply cotangents with, and the function that divides sums over it by the deviation.
+
+    A sum has one number per channel, so dividing it takes less time. Undivided sums may be infinite in float16.
+    """
+    if r.op.dtype is ir.DataType.FLOAT16:
+        return r.op.Mul(centered, _channels(r, inverse)), lambda value: value
+    return centered, lambda value: r.op.Mul(value, inverse)
+
+
 def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
     op = r.op
-    inverse = op.Reciprocal(op.Sqrt(op.Add(r.x(4), r.attribute("epsilon", SMALL))))
+    inverse = _reciprocal_deviation(r, r.x(4))
     factor = op.Mul(r.x(1), inverse)
-    z = op.Mul(op.Sub(r.x(), _channels(r, r.x(3))), _channels(r, inverse))
+
+    def of_scale() -> ir.Value:
+        rows, divided = _before_division(r, op.Sub(r.x(), _channels(r, r.x(3))), inverse)
+        return divided(_channel_sums(r, op.Mul(r.g, rows)))
+
     return (
         lambda: op.Mul(r.g, _channels(r, factor)),
-        lambda: _channel_sums(r, op.Mul(r.g, z)),
+        of_scale,
         lambda: _channel_sums(r, r.g),
         lambda: op.Neg(op.Mul(_channel_sums(r, r.g), factor)),
-        lambda: op.Mul(op.Mul(_channel_sums(r, op.Mul(r.g, z)), -0.5), op.Mul(factor, inverse)),
+        lambda: op.Mul(op.Mul(of_scale(), -0.5), op.Mul(factor, inverse)),
     )
 
 
