@@ -137,10 +137,13 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
     cotangents = op.Transpose(g, perm=[1, 0, *spatial])
     rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)
+    unread, end = _unread_sizes(x, g, w), w.end
+    if unread is not None:  # padding that no window reads is left out
+        end = [max(pad - max(n, 0), 0) for pad, n in zip(w.end, unread, strict=True)]
+        unread = [n - pad + left for n, pad, left in zip(unread, w.end, end, strict=True)]
     result = op.Conv(
-        rows, cotangents, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + w.end, kernel_shape=None
+        rows, cotangents, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + end, kernel_shape=None
     )
-    unread = _unread_sizes(x, g, w)
     if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
         result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)
     return op.Transpose(result, perm=[1, 0, *spatial])

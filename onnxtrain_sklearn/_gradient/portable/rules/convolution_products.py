@@ -43,7 +43,7 @@ MANY_POSITIONS = 1024
 MANY_OUTPUTS = 64
 """With fewer channels, adding patches up costs more than their product saves."""
 
-FEW_READS = 1024
+FEW_READS = 768
 """With more elements, a constant matrix that says which pixel is read where takes longer than slices of the images."""
 
 SHORT_LINE = 16
@@ -82,9 +82,8 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
         return None
     if c.dense and (c.positions >= MANY_POSITIONS or (c.taps == 1 and 2 * c.positions > FEW_POSITIONS)):
         return _input_by_convolution(op, c, kernel, g)
-    adds_up = _reads_few(c) or (op.opset >= 18 and len(c.sizes) < 3)
-    few = adds_up and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS
-    return _input_by_patches(op, c, kernel, g) if few else None
+    adds_up = op.opset >= 18 and len(c.sizes) < 3 and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS
+    return _input_by_patches(op, c, kernel, g) if adds_up or _reads_few(c) else None
 
 
 def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
@@ -93,7 +92,11 @@ def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Valu
         return winograd.convolution_by_tiles(op, c, x, kernel)
     if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, c, x, kernel)
-    few = c.groups == 1 and c.taps <= MANY_TAPS and c.images > 1 and 2 * c.positions <= FEW_POSITIONS
+    if c.groups > 1 or c.taps > MANY_TAPS or c.images == 1:
+        return None
+    few = 2 * c.positions <= FEW_POSITIONS
+    if _reads_few(c):
+        return _by_patches(op, c, x, kernel) if few or c.taps > 1 else None
     return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
 
 
