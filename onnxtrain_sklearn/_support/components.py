@@ -12,7 +12,8 @@ from numbers import Real
 from typing import Any, ClassVar, TypeVar, cast, get_origin
 
 from ..exceptions import instead_of, nearest
-from .parametrized import Parametrized
+from .content import OWN_PACKAGE
+from .parametrized import Parametrized, copied
 from .rules import Rules, check_parameters
 
 C = TypeVar("C", bound="Component")
@@ -39,6 +40,12 @@ class Component(Parametrized):
         It is called before training, never by the constructor.
         """
         check_parameters(self, self.valid)
+
+    def __sklearn_clone__(self) -> Any:
+        """Return a copy; constructors of this package need no check that they store what they are given."""
+        if type(self).__module__.partition(".")[0] != OWN_PACKAGE:
+            return super().__sklearn_clone__()  # type: ignore[misc]
+        return type(self)(**{name: copied(value) for name, value in self.get_params(deep=False).items()})
 
 
 def registered(base: type, namespace: Mapping[str, object]) -> dict[str, type[C]]:

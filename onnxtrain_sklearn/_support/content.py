@@ -23,7 +23,7 @@ _ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
 _PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes})
 """The types of most of them, found without going through base classes."""
 
-_PACKAGE = __name__.partition(".")[0]
+OWN_PACKAGE = __name__.partition(".")[0]
 
 Seen = dict[int, tuple[int, Any]]
 """Objects already visited, by address, with their number; the references keep the addresses valid."""
@@ -69,7 +69,7 @@ def is_plain(value: object) -> bool:
         return all(map(is_plain, value))
     if isinstance(value, None | bool | int | float | complex | str | bytes | np.generic | np.ndarray):
         return not isinstance(value, np.ndarray) or value.dtype.kind != "O"
-    return type(value).__module__.partition(".")[0] == _PACKAGE and all(map(is_plain, vars(value).values()))
+    return type(value).__module__.partition(".")[0] == OWN_PACKAGE and all(map(is_plain, vars(value).values()))
 
 
 def _content(value: object, seen: Seen) -> object:

@@ -25,6 +25,7 @@ from .._graph.one_hot import mark_one_hot
 from .._graph.positions import Positions, position_weights
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
+from .._graph.reweighted import form_of
 from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import BaseOptimizer
@@ -106,7 +107,7 @@ def training_graph(
     With ``takes_shares`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
-    graph_model = with_batch(model.model, batch)
+    graph_model = with_batch(form_of(model.model), batch)  # trained weights become inputs, the others are set here
     graph = graph_model.graph
     swap_initializers(graph, frozen)
     scores = next(v for v in graph.outputs if v.name == model.scores)

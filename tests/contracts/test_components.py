@@ -209,3 +209,22 @@ def test_components_are_where_users_look_for_them():
             assert kind.__module__ == MODULES[role].__name__
     for kind in MODELS.values():
         assert getattr(onnxtrain_sklearn, kind.__name__) is kind
+
+
+def test_clones_share_nothing_that_can_change():
+    sizes = [3, 4]
+    model = models.MLP(sizes)
+    twin = clone(model)
+    sizes.append(5)
+    assert twin.hidden_layer_sizes == [3, 4]
+    assert type(twin) is models.MLP
+    assert clone(models.Embedded(model=model)).model is not model
+
+
+def test_clones_of_components_of_others_are_checked():
+    class Doubled(losses.Huber):
+        def __init__(self, delta=1.0):
+            super().__init__(2 * delta)
+
+    with pytest.raises(RuntimeError, match="constructor either does not set or modifies parameter delta"):
+        clone(Doubled(1.5))
