@@ -66,8 +66,8 @@ def _realmlp(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
 ABOUT_REALMLP = {
     "data": """\
 Columns of numbers are scaled and clipped smoothly, missing ones replaced by the median and marked; categories
-become indicators, or trained vectors where there are more than eight. All of it is in the ONNX graph, which takes
-the table as it is. The settings are RealMLP's, which were tuned over many data sets: there is no need to search.""",
+become indicators, or with "td" trained vectors where there are more than eight. All of it is in the ONNX graph, which
+takes the table as it is. The settings are RealMLP's, which were tuned over many data sets: there is no need to search.""",
     "unvalidated": "the last epoch is kept",
     "notes": """\
 Notes
