@@ -67,7 +67,7 @@ ABOUT_REALMLP = {
     "data": """\
 Columns of numbers are scaled and clipped smoothly, missing ones replaced by the median and marked; categories
 become indicators, or with "td" trained vectors where there are more than eight. All of it is in the ONNX graph, which
-takes the table as it is. The settings are RealMLP's, which were tuned over many data sets: there is no need to search.""",
+takes the table as it is. The settings are RealMLP's, tuned over many data sets: there is no need to search.""",
     "unvalidated": "the last epoch is kept",
     "notes": """\
 Notes
