@@ -74,17 +74,17 @@ def test_the_damped_weights_are_the_better_start(engine):
 
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_the_search_never_makes_them_dense(scaler, monkeypatch):
-    monkeypatch.setattr(Column, "take", _refusing_sparse(Column.take))
+    monkeypatch.setattr(Column, "into", _refusing_sparse(Column.into))
     found = tuned(fitted(scaler))
     assert len(found.fine_tuning_["candidate"]) > 4
 
 
 def _refusing_sparse(plain):
-    def take(column, rows, out):
+    def into(column, out):
         assert not column.stays_sparse, "sparse rows are made dense"
-        return plain(column, rows, out)
+        return plain(column, out)
 
-    return take
+    return into
 
 
 @pytest.mark.parametrize("scaler", SCALERS)
