@@ -1,0 +1,130 @@
+"""The floor of a step: its matrix products alone, by three libraries, beside whole steps of ``fit``.
+
+The forward pass of a layer is one product, its backward pass two, and one for the first layer, whose input needs no
+gradient. They are run on arrays that are there, each competitor in a process of its own, in turns with the others. A
+step cannot take less than its products do, so the speed-up over a peer is at most the peer's step by the products of
+the fastest library. Needs PyTorch: run it in the environment of ``peers.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
+
+import numpy as np
+from fit_step import CASES, Case, Fit
+from peers import AIMS, COMPETITORS, THREADS, measure, serve
+
+Product = tuple[np.ndarray, np.ndarray, bool, bool]
+"""Both operands, and whether each is transposed."""
+
+
+def products(case: Case) -> Iterator[Product]:
+    """Yield the products of a step."""
+    rng, rows = np.random.default_rng(0), case.batch_size
+    for i, (n, m) in enumerate(pairwise(case.layers)):
+        h, w, g = (rng.standard_normal(shape, dtype=np.float32) for shape in ((rows, n), (n, m), (rows, m)))
+        yield h, w, False, False
+        yield h, g, True, False
+        if i:
+            yield g, w, False, True
+
+
+def repeated(calls: Sequence[Callable[[], object]], case: Case) -> Fit:
+    """Return what makes the calls as often as a fit takes steps."""
+
+    def run(X: np.ndarray, y: np.ndarray) -> None:
+        for _ in range(case.steps):
+            for call in calls:
+                call()
+
+    return run
+
+
+def by_onnxruntime(case: Case, optimizer: str) -> Fit:
+    """Return the products in one session, in the forms that a fit has them in."""
+    import onnx_ir as ir
+
+    from onnxtrain_sklearn._graph.builder import new_graph
+    from onnxtrain_sklearn._graph.edits import append_output
+    from onnxtrain_sklearn._runtime import devices, sessions
+    from onnxtrain_sklearn._runtime.binding import Binding
+    from onnxtrain_sklearn._training.cpu_products import transpose_operands
+
+    op, arrays, results = new_graph([], ir.DataType.FLOAT, "products"), {}, {}
+    for i, (a, b, of_a, of_b) in enumerate(products(case)):
+        operands = [ir.val(f"{name}{i}", ir.DataType.FLOAT, x.shape) for name, x in (("a", a), ("b", b))]
+        op.graph.inputs.extend(operands)
+        result = np.zeros((a.shape[of_a], b.shape[not of_b]), np.float32)
+        like = ir.val("like", ir.DataType.FLOAT, result.shape)
+        append_output(op.graph, op.Gemm(*operands, transA=int(of_a), transB=int(of_b)), f"y{i}", like)
+        arrays |= {f"a{i}": a, f"b{i}": b}
+        results[f"y{i}"] = result
+    transpose_operands(op.graph)
+    content = ir.to_proto(ir.Model(op.graph, ir_version=8)).SerializeToString()
+    session = sessions.create_session(content, devices.resolve_device())
+    return repeated([Binding(session, arrays, results).run], case)
+
+
+def by_numpy(case: Case, optimizer: str) -> Fit:
+    calls = []
+    for a, b, of_a, of_b in products(case):
+        a, b = a.T if of_a else a, b.T if of_b else b
+        result = np.zeros((len(a), b.shape[1]), np.float32)
+        calls.append(lambda a=a, b=b, result=result: np.matmul(a, b, result))
+    return repeated(calls, case)
+
+
+def by_torch(case: Case, optimizer: str) -> Fit:
+    import torch
+
+    calls = []
+    for a, b, of_a, of_b in products(case):
+        left, right = (torch.from_numpy(x).T if of else torch.from_numpy(x) for x, of in ((a, of_a), (b, of_b)))
+        result = torch.zeros(len(left), right.shape[1])
+        calls.append(lambda left=left, right=right, result=result: torch.mm(left, right, out=result))
+    return repeated(calls, case)
+
+
+ALONE = {"onnxruntime": by_onnxruntime, "numpy": by_numpy, "torch.mm": by_torch}
+
+
+def serve_products(name: str, pipe: Connection) -> None:
+    """As :func:`peers.serve`, for the products too."""
+    COMPETITORS.update(ALONE)
+    serve(name, pipe)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="CPU time of the matrix products of a step beside whole steps.")
+    parser.add_argument("--repeat", type=int, default=5, help="alternating repetitions (default: %(default)s)")
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers from 0 (default: all)")
+    options = parser.parse_args(arguments)
+    os.environ.pop("OPENBLAS_CORETYPE", None)
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # read by the new processes
+    context, pipes = multiprocessing.get_context("spawn"), {}
+    for name in (*ALONE, "ours", "sklearn", "torch"):
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=serve_products, args=(name, theirs), daemon=True).start()
+    print(f"{'CPU µs of a step, SGD':<26}{''.join(f'{name:>13}' for name in pipes)}  most speed-up (aim)", flush=True)
+    for number in options.cases:
+        found = measure(pipes, number, "sgd", options.repeat)
+        cpu = {name: times if isinstance(times, str) else times[1] for name, times in found.items()}
+        cells = "".join(f"{time:>13,.1f}" if not isinstance(time, str) else f"{'–':>13}" for time in cpu.values())
+        floor = min(time for name, time in cpu.items() if name in ALONE and not isinstance(time, str))
+        most = [
+            f"{name} {cpu[name] / floor:.2f} ({AIMS[name][number]})"
+            for name in ("sklearn", "torch")
+            if not isinstance(cpu[name], str)
+        ]
+        print(f"{CASES[number]!s:<26}{cells}  {', '.join(most)}", flush=True)
+    for pipe in pipes.values():
+        pipe.send(None)
+
+
+if __name__ == "__main__":
+    main()
