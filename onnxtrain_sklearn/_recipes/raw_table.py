@@ -99,8 +99,10 @@ def _from_series(name: str, series: Any) -> np.ndarray:
         given = series.to_numpy(dtype=np.float64, na_value=np.nan) if hasattr(series, "iloc") else np.asarray(series)
         return _finite(name, np.asarray(given, np.float64))
     if kind in "mMc":
-        what = "complex numbers" if kind == "c" else "times"
-        raise TypeError(f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them.")
+        what, such = ("complex numbers", "their real parts") if kind == "c" else ("times", "days since a date")
+        raise TypeError(
+            f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them, such as {such}."
+        )
     return _numbers_or_objects(name, np.array([*series, None], object)[:-1])  # None: lists in cells make no second axis
 
 
