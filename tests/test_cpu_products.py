@@ -105,6 +105,17 @@ def test_gradients_are_right_in_the_form_that_is_faster(name):
         assert_allclose([(found * step).sum() for step in steps], wanted, rtol=1e-4, atol=1e-3)
 
 
+def test_they_stand_where_the_product_stood():
+    model = ir.from_proto(
+        onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        g (float[{ROWS}, {INPUTS}] x, float[{ROWS}, 10] g, float[{INPUTS}, 10] u) => (float[{INPUTS}, 10] s, float t)
+        {{ v = Exp(u) s = Gemm<transA = 1>(x, g) w = Add(s, v) t = ReduceSum<keepdims = 0>(w) }}""")
+    )
+    transpose_operands(model.graph)
+    assert [node.op_type for node in model.graph] == ["Exp", *NARROW.split(), "Add", "ReduceSum"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
 def test_products_of_unknown_sizes_and_with_a_summand_stay():
     model = ir.from_proto(
         onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>

@@ -68,6 +68,7 @@ def test_results_stay(body, sums, opset):
         assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert operators.count("ReduceSum") == sums
     assert [value.name for value in model.graph.outputs] == [LOSS, "z"]
+    onnx.checker.check_model(ir.to_proto(model))
 
 
 @pytest.mark.parametrize(

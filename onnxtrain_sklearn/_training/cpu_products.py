@@ -8,6 +8,8 @@ behind a Gemm, and one of a matrix before a MatMul.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
@@ -24,9 +26,21 @@ LEAST_ROWS, LEAST_INPUTS, LEAST_COLUMNS = 128, 64, 512
 def transpose_operands(graph: ir.Graph) -> None:
     """Replace the products with a transposed left operand that take less time in another form, in place."""
     op = GraphBuilder(graph, prefix="onnxtrain/products")
-    products = [node for node in graph if _is_plain_product(node)]
-    if sum([_transpose_operand(op, node) for node in products]):
-        graph.sort()
+    for node in [node for node in graph if _is_plain_product(node)]:
+        values = _faster_product(op, node)
+        if values:
+            replace_in_order(op, node, values)
+
+
+def replace_in_order(op: GraphBuilder, node: ir.Node, values: Sequence[ir.Value]) -> None:
+    """Replace a node by those that compute ``values``, the last in place of its output, where it was in the order.
+
+    The order is kept where values are freed as the backward pass goes.
+    """
+    nodes = [made for made in (value.producer() for value in values) if made is not None]
+    op.graph.remove(nodes)
+    op.graph.insert_before(node, nodes)
+    replace_node(op, node, [values[-1]])
 
 
 def _is_plain_product(node: ir.Node) -> bool:
@@ -37,19 +51,20 @@ def _is_plain_product(node: ir.Node) -> bool:
     return [attribute(node, *one) for one in settings.items()] == [1, 0, 1.0] and operand(node, 2) is None
 
 
-def _transpose_operand(op: GraphBuilder, node: ir.Node) -> bool:
-    """Replace a product with a transposed left operand if another form is faster; return whether it is."""
+def _faster_product(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    """Emit the form of a product with a transposed left operand that is faster; return what it computes, [] if none."""
     left, right = node.inputs[:2]
     sizes, others = dims(left), dims(right)
     if left is None or right is None or not (fixed(sizes) and fixed(others)):
-        return False
+        return []
     rows, inputs, columns = *sizes, others[1]
     if 2 <= columns <= MOST_COLUMNS and rows * inputs >= LEAST_NARROW:
-        product = op.MatMul(op.Transpose(right, perm=[1, 0]), left)
-        replace_node(op, node, [op.Transpose(product, perm=[1, 0])])
-        return True
+        transposed = op.Transpose(right, perm=[1, 0])
+        product = op.MatMul(transposed, left)
+        return [transposed, product, op.Transpose(product, perm=[1, 0])]
     if rows >= LEAST_ROWS and inputs >= LEAST_INPUTS and columns >= LEAST_COLUMNS:
-        transposed = op.Transpose(op.Reshape(left, [1, rows, inputs]), perm=[0, 2, 1])
-        replace_node(op, node, [op.MatMul(op.Reshape(transposed, [inputs, rows]), right)])
-        return True
-    return False
+        stacked = op.Reshape(left, [1, rows, inputs])
+        transposed = op.Transpose(stacked, perm=[0, 2, 1])
+        matrix = op.Reshape(transposed, [inputs, rows])
+        return [stacked, transposed, matrix, op.MatMul(matrix, right)]
+    return []

@@ -9,8 +9,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import remove_unread, replace_node
+from .._graph.edits import remove_unread
 from .._graph.queries import attribute, constant, dims, fixed, kind, operand
+from .cpu_products import replace_in_order
 from .loss_graph import LOSS, WEIGHT
 
 REPEATED = "onnxtrain/repeated_shares"
@@ -21,9 +22,9 @@ REPEATED_CLASSES = 64
 
 def repeat_shares(graph: ir.Graph) -> int:
     """Let ``graph`` read the matrix of shares where it multiplies by their column; return its columns, 0: nowhere."""
-    column = next(value for value in graph.inputs if value.name == WEIGHT)
-    readers = [node for node in graph if kind(node) == "Mul" and column in node.inputs and _multiplied_columns(node)]
-    if not readers:
+    column = next((value for value in graph.inputs if value.name == WEIGHT), None)
+    readers = [] if column is None else [node for node in column.consumers() if _multiplied_columns(node)]
+    if column is None or not readers:
         return 0
     classes = max(_multiplied_columns(node) for node in readers)
     matrix = ir.val(REPEATED, column.dtype, ((dims(column) or [0])[0], classes))
@@ -39,6 +40,8 @@ def repeat_shares(graph: ir.Graph) -> int:
 
 def _multiplied_columns(node: ir.Node) -> int:
     """Return the columns of a matrix that a node multiplies by one column, 0 if it does not or they are many."""
+    if kind(node) != "Mul":
+        return 0
     sizes = dims(node.outputs[0])
     shapes = sorted(str(dims(value)) for value in node.inputs)
     if not fixed(sizes) or len(sizes) != 2 or not 1 < sizes[1] <= REPEATED_CLASSES:
@@ -59,10 +62,10 @@ def _sum_at_once(graph: ir.Graph, column: ir.Value, matrix: ir.Value) -> None:
     if inner is None or not _is_sum(inner, [1]) or dims(inner.inputs[0]) != dims(matrix):
         return
     op = GraphBuilder(graph, dtype=matrix.dtype or ir.DataType.FLOAT, prefix="onnxtrain/repeated")
-    loss = op.ReduceSum(op.Mul(matrix, inner.inputs[0]), keepdims=False)
-    replace_node(op, total, [op.Neg(loss) if negated else loss])
-    graph.sort()
-    remove_unread(graph, [node for node in graph if node in (weighted, made, inner)])
+    product = op.Mul(matrix, inner.inputs[0])
+    loss = op.ReduceSum(product, keepdims=False)
+    replace_in_order(op, total, [product, loss, op.Neg(loss)] if negated else [product, loss])
+    remove_unread(graph, [node for node in dict.fromkeys((inner, made, weighted)) if node is not None])
 
 
 def _made_by(node: ir.Node, operator: str) -> ir.Node | None:
