@@ -147,7 +147,7 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
         r.refuse("runtimes disagree on what its saved statistics are")
     of_mean, of_variance = _further(r, 1), _further(r, 2)
     centered, variance = _moments(r, r.x(), axes)
-    inverse = _reciprocal_deviation(r, op.Reshape(variance, [-1]))
+    inverse = _reciprocal_deviation(r, variance)
     rows, divided = _before_division(r, centered, inverse)
 
     def of_old(cotangent: ir.Value | None, index: int) -> ir.Value | None:
@@ -155,13 +155,15 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
             r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
         return None if cotangent is None else op.Mul(cotangent, old)
 
+    def total(value: ir.Value) -> ir.Value:
+        return op.ReduceSum(value, axes=axes, keepdims=True)
+
     def of_scale(g: ir.Value) -> ir.Value:
-        return divided(_channel_sums(r, op.Mul(g, rows)))
+        return divided(total(op.Mul(g, rows)))
 
     def of_output(g: ir.Value) -> ir.Value:
-        means = [op.Div(value, _count(r, axes)) for value in (_channel_sums(r, g), divided(of_scale(g)))]
-        factor, *means = [_channels(r, value) for value in (op.Mul(inverse, r.x(1)), *means)]
-        return _without_means(op, g, rows, factor, (means[0], means[1]))
+        means = op.Div(total(g), _count(r, axes)), op.Div(divided(of_scale(g)), _count(r, axes))
+        return _without_means(op, g, rows, op.Mul(inverse, _channels(r, r.x(1))), means)
 
     def of_value() -> ir.Value:
         cotangents = [] if g is None else [of_output(g)]
@@ -175,8 +177,8 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
 
     return (
         of_value,
-        lambda: None if g is None else of_scale(g),
-        lambda: None if g is None else _channel_sums(r, g),
+        lambda: None if g is None else op.Reshape(of_scale(g), [-1]),
+        lambda: None if g is None else op.Reshape(total(g), [-1]),
         lambda: of_old(of_mean, 3),
         lambda: of_old(of_variance, 4),
     )
@@ -190,7 +192,7 @@ def _before_division(
     A sum has one number per channel, so dividing it takes less time. Undivided sums may be infinite in float16.
     """
     if r.op.dtype is ir.DataType.FLOAT16:
-        return r.op.Mul(centered, _channels(r, inverse)), lambda value: value
+        return r.op.Mul(centered, inverse), lambda value: value
     return centered, lambda value: r.op.Mul(value, inverse)
 
 
@@ -200,8 +202,8 @@ def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
     factor = op.Mul(r.x(1), inverse)
 
     def of_scale() -> ir.Value:
-        rows, divided = _before_division(r, op.Sub(r.x(), _channels(r, r.x(3))), inverse)
-        return divided(_channel_sums(r, op.Mul(r.g, rows)))
+        rows, divided = _before_division(r, op.Sub(r.x(), _channels(r, r.x(3))), _channels(r, inverse))
+        return op.Reshape(divided(op.ReduceSum(op.Mul(r.g, rows), axes=[0, *range(2, r.rank())], keepdims=True)), [-1])
 
     return (
         lambda: op.Mul(r.g, _channels(r, factor)),
