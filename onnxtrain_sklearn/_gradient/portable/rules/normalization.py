@@ -124,6 +124,11 @@ def _channel_sums(r: Reverse, value: ir.Value) -> ir.Value:
     return r.op.ReduceSum(value, axes=[0, *range(2, rank)], keepdims=False)
 
 
+def _sums_kept(r: Reverse, value: ir.Value) -> ir.Value:
+    """Return the sum of each channel in a shape that broadcasts to the input."""
+    return r.op.ReduceSum(value, axes=[0, *range(2, r.rank())], keepdims=True)
+
+
 def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, list(range(2, r.rank()))
     z, inverse = _standardize(r, r.x(), axes)
@@ -150,19 +155,11 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
     inverse = _reciprocal_deviation(r, variance)
     rows, divided = _before_division(r, centered, inverse)
 
-    def of_old(cotangent: ir.Value | None, index: int) -> ir.Value | None:
-        if cotangent is not None and r.x(index).producer() is not None:
-            r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
-        return None if cotangent is None else op.Mul(cotangent, old)
-
-    def total(value: ir.Value) -> ir.Value:
-        return op.ReduceSum(value, axes=axes, keepdims=True)
-
     def of_scale(g: ir.Value) -> ir.Value:
-        return divided(total(op.Mul(g, rows)))
+        return divided(_sums_kept(r, op.Mul(g, rows)))
 
     def of_output(g: ir.Value) -> ir.Value:
-        means = op.Div(total(g), _count(r, axes)), op.Div(divided(of_scale(g)), _count(r, axes))
+        means = op.Div(_sums_kept(r, g), _count(r, axes)), op.Div(divided(of_scale(g)), _count(r, axes))
         return _without_means(op, g, rows, op.Mul(inverse, _channels(r, r.x(1))), means)
 
     def of_value() -> ir.Value:
@@ -178,10 +175,16 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
     return (
         of_value,
         lambda: None if g is None else op.Reshape(of_scale(g), [-1]),
-        lambda: None if g is None else op.Reshape(total(g), [-1]),
-        lambda: of_old(of_mean, 3),
-        lambda: of_old(of_variance, 4),
+        lambda: None if g is None else op.Reshape(_sums_kept(r, g), [-1]),
+        lambda: _of_old_statistic(r, of_mean, 3),
+        lambda: _of_old_statistic(r, of_variance, 4),
     )
+
+
+def _of_old_statistic(r: Reverse, cotangent: ir.Value | None, index: int) -> ir.Value | None:
+    if cotangent is not None and r.x(index).producer() is not None:
+        r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
+    return None if cotangent is None else r.op.Mul(cotangent, r.attribute("momentum", 0.9))
 
 
 def _before_division(
@@ -203,7 +206,7 @@ def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
 
     def of_scale() -> ir.Value:
         rows, divided = _before_division(r, op.Sub(r.x(), _channels(r, r.x(3))), _channels(r, inverse))
-        return op.Reshape(divided(op.ReduceSum(op.Mul(r.g, rows), axes=[0, *range(2, r.rank())], keepdims=True)), [-1])
+        return op.Reshape(divided(_sums_kept(r, op.Mul(r.g, rows))), [-1])
 
     return (
         lambda: op.Mul(r.g, _channels(r, factor)),
