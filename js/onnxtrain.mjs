@@ -217,8 +217,8 @@ export class Trainer {
   #counted(data, count) {
     const { inputs, target, targets } = this.manifest;
     const several = (targets ?? []).map((/** @type {any} */ one) => data[one.weight_input]);
-    const labels = target ? labelWeights(target.label_weights, data[target.input], count) : null;
-    const counts = (/** @type {number} */ i) => (labels ? labels[i] > 0 : several.some((/** @type {Values} */ own) => Number(own[i]) > 0));
+    const labels = target?.label_weights ? labelWeights(target.label_weights, data[target.input], count) : null;
+    const counts = (/** @type {number} */ i) => (targets ? several.some((/** @type {Values} */ own) => Number(own[i]) > 0) : !labels || labels[i] > 0);
     const found = Array.from({ length: count }, (_, i) => i).filter((i) => Number(data[inputs.sample_weight][i]) > 0 && counts(i));
     if (found.length === 0) throw new Error("All rows have weight zero.");
     return found;
