@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from .._graph.edits import bypass
 from .._graph.queries import dims, fixed, kind
 from .._runtime.binding import Array, DeviceArray
 from .._runtime.sessions import InferenceSession
@@ -22,20 +21,28 @@ RESHAPING = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
 def return_before_reshapes(graph: ir.Graph, names: Collection[str]) -> None:
     """Return the gradients of ``names`` in the shapes in which they are computed, under their names."""
     wanted = {f"{name}_grad" for name in names}
-    for output in [value for value in graph.outputs if value.name in wanted]:
+    outputs, dropped = list(graph.outputs), list[ir.Node]()
+    returned = set(outputs)
+    for i, output in enumerate(outputs):
         node = output.producer()
-        if node is None or kind(node) not in RESHAPING or output.uses():
+        if output.name not in wanted or node is None or kind(node) not in RESHAPING or output.uses():
             continue
         source, name = node.inputs[0], output.name
-        if source is not None and _is_computed(source, graph) and source.dtype is output.dtype:
-            bypass(node, source)
-            output.name, source.name = None, name
+        if source is None or source in returned or source.dtype is not output.dtype:
+            continue
+        if _is_computed(source, graph):
+            outputs[i], output.name, source.name = source, None, name
+            returned.add(source)
+            dropped.append(node)
+    graph.outputs.clear()  # once: to find each of them among all takes longer than the rest
+    graph.outputs.extend(outputs)
+    graph.remove(dropped, safe=True)
 
 
 def _is_computed(value: ir.Value, graph: ir.Graph) -> bool:
-    """Whether ``graph`` computes ``value``, in a shape that is known, and does not return it already."""
+    """Whether ``graph`` computes ``value``, in a shape that is known."""
     node = value.producer()
-    return node is not None and node.graph is graph and not value.is_graph_output() and fixed(dims(value))
+    return node is not None and node.graph is graph and fixed(dims(value))
 
 
 def in_written_shapes(session: InferenceSession, gradients: Mapping[str, Array]) -> dict[str, Array]:
