@@ -1,6 +1,9 @@
 """Models with other weights, whose graphs are copied late."""
 
+import gc
 import threading
+import weakref
+from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
@@ -9,6 +12,7 @@ from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.drawn_seed import seeded
+from onnxtrain_sklearn._graph import reweighted
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.structure import structure
 from onnxtrain_sklearn._graph.trainable import trainable_model
@@ -36,6 +40,22 @@ def test_graph_and_weights_are_those_of_a_copy(source, drawn):
     assert to_proto(found.model).SerializeToString() == to_proto(expected.model).SerializeToString()
     for name, array in before.items():
         assert_array_equal(source.weights()[name], array)
+
+
+@pytest.mark.parametrize("limit", [1, 2**23])
+def test_a_large_model_does_not_hold_the_weights_of_its_template(limit, drawn):
+    """The form of an untrained network is forgotten where it is too large to be kept for further fits."""
+    with mock.patch.object(reweighted, "COPIED_AT_ONCE", limit):
+        source = trainable_model(load(MLP((4,)).build(3, 2, 0)))
+        template, found = weakref.ref(source.model.graph), source.with_weights(drawn)
+        del source
+        gc.collect()
+        assert (template() is None) == (limit == 1)
+        expected = trainable_model(load(MLP((4,)).build(3, 2, 1)))
+        assert to_proto(found.model).SerializeToString() == to_proto(expected.model).SerializeToString()
+        other = {"layers.0.bias": np.arange(4.0, dtype=np.float32)}
+        assert_array_equal(found.with_weights(other).weights()["layers.0.bias"], other["layers.0.bias"])
+        assert_array_equal(found.weights()["layers.0.bias"], expected.weights()["layers.0.bias"])
 
 
 def test_second_change_keeps_the_first(source, drawn):

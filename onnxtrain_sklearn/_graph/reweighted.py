@@ -1,4 +1,4 @@
-"""Models with the form of another and other weights, whose graphs are copied where they are first asked for.
+"""Models with the form of another and other weights. Graphs of small ones are copied where they are first asked for.
 
 Before its first step, a fit of a known structure reads the form of its graph and its initial weights. Neither takes a
 copy of the graph, which costs more than all other parts of that time.
@@ -14,6 +14,10 @@ import onnx_ir as ir
 from .edits import swap_initializers
 from .structure import share_structure
 from .weights import array_of
+
+
+COPIED_AT_ONCE = 2**23
+"""Bytes of weights from which on a graph is copied at once: a model with a template holds the template's weights too."""
 
 
 class ReweightedModel(ir.Model):
@@ -51,7 +55,12 @@ def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
     """Return ``model``, which must not be changed later, with other values of some initializers, of their types."""
     template = form_of(model)
     before = model.arrays if isinstance(model, ReweightedModel) else {}
-    result = ReweightedModel(template, {**before, **arrays})
+    values = {**before, **arrays}
+    if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
+        result: ir.Model = ReweightedModel(template, values)
+    else:
+        result = template.clone()
+        swap_initializers(result.graph, values)
     share_structure(result, template)
     return result
 
