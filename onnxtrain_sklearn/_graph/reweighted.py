@@ -15,9 +15,8 @@ from .edits import swap_initializers
 from .structure import share_structure
 from .weights import array_of
 
-
 COPIED_AT_ONCE = 2**23
-"""Bytes of weights from which on a graph is copied at once: a model with a template holds the template's weights too."""
+"""Bytes of weights from which on a graph is copied at once: beside a template, its weights are held too."""
 
 
 class ReweightedModel(ir.Model):
