@@ -12,7 +12,8 @@
 #                        comes from PyPI and npm; where that fails, a sentence says what was not run (python -m tests.web
 #                        then exits with 77)
 #   make bench           time of a training step beside scikit-learn's MLP
-#   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch; THREADS="1 2"
+#   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch, with the table and the
+#                        picture of docs/performance.md; THREADS="1 2"
 #   make bench-web       CPU microseconds a step of training graphs in Python, Node and WebAssembly beside TensorFlow.js
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
@@ -114,11 +115,14 @@ bench-engines: $(STAMP)
 
 # The peers have an environment of their own, with the current release of onnxruntime.
 bench-peers: $(PEERS)/.installed
-	for threads in $(THREADS); do env -u OPENBLAS_CORETYPE $(PEERS)/bin/python benchmarks/peers.py --threads $$threads || exit 1; done
+	mkdir -p build
+	for threads in $(THREADS); do env -u OPENBLAS_CORETYPE $(PEERS)/bin/python benchmarks/peers.py --threads $$threads \
+	  --results build/peers_$$threads.json || exit 1; done
+	$(PEERS)/bin/python benchmarks/peers_report.py --results build/peers_$(firstword $(THREADS)).json
 
 build/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv build/peers
-	build/peers/bin/python -m pip install --quiet torch==2.13.0 skorch onnxruntime --editable .
+	build/peers/bin/python -m pip install --quiet torch==2.13.0 skorch onnxruntime --editable '.[demo]'
 	touch $@
 
 bench-networks: build/networks/.installed

@@ -2,23 +2,28 @@
 
 Every competitor has a process of its own, in which it alone has threads. The processes take turns, one fit each, and
 the least of the repetitions counts: a disturbance of the machine meets all of them. Settings are those of
-``fit_step.py``. A competitor that is not installed, or fails, is left out with the reason below the table.
+``fit_step.py``. A competitor that is not installed, or fails, is left out with the reason below the table. With
+``--results FILE`` the times are written to a file as well, of which ``peers_report.py`` makes a page and a picture.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 from fit_step import CASES, RATE, Case, Fit, data, sklearn_mlp
 
 OPTIMIZERS = ("sgd", "adamw")
+PACKAGES = ("onnxruntime", "scikit-learn", "torch", "skorch", "numpy")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 AIMS = {
     "sklearn": (6, 4.5, 3.2, 1.8, 1.4),
@@ -141,11 +146,23 @@ def line(number: int, optimizer: str, found: dict[str, np.ndarray | str]) -> str
     return "  ".join(cells)
 
 
+def row(number: int, optimizer: str, found: dict[str, np.ndarray | str]) -> dict[str, object]:
+    """Return the least wall and CPU microseconds of a step of each competitor, as a row of the results."""
+    times = {name: [round(float(t), 2) for t in pair] for name, pair in found.items() if not isinstance(pair, str)}
+    return {"case": number, "optimizer": optimizer, "microseconds": times}
+
+
+def write_results(path: Path, threads: int, rows: list[dict[str, object]]) -> None:
+    versions = {name: version(name) for name in PACKAGES}
+    path.write_text(json.dumps({"threads": threads, "versions": versions, "rows": rows}, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="CPU and wall time of a whole fit beside its peers.")
     parser.add_argument("--repeat", type=int, default=5, help="alternating repetitions (default: %(default)s)")
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers from 0 (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each library (default: %(default)s)")
+    parser.add_argument("--results", type=Path, help="file that the times are written to as well")
     options = parser.parse_args(arguments)
     os.environ.pop("OPENBLAS_CORETYPE", None)
     os.environ.update(dict.fromkeys(THREADS, str(options.threads)))  # read by the new processes
@@ -155,14 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         context.Process(target=serve, args=(name, theirs), daemon=True).start()
     others = [f"{name + ' wall':>14}{'cpu':>5} (aim)" for name in COMPETITORS if name != "ours"]
     print(f"{f'{options.threads} thread(s), µs a step':<33} {'wall':>9} {'cpu':>9}  {' '.join(others)}", flush=True)
-    reasons = {}
+    reasons, rows = {}, []
     for number in options.cases:
         for optimizer in OPTIMIZERS:
             found = measure(pipes, number, optimizer, options.repeat)
             reasons |= {name: times for name, times in found.items() if isinstance(times, str)}
             print(line(number, optimizer, found), flush=True)
+            rows.append(row(number, optimizer, found))
     for name, reason in reasons.items():
         print(f"{name}: {reason}")
+    if options.results:
+        write_results(options.results, options.threads, rows)
     for pipe in pipes.values():
         pipe.send(None)
 
