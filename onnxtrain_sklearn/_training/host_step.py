@@ -117,15 +117,15 @@ class HostStep(BaseStep):
         The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for. Scheduled
         dropout ratios are multiplied by ``dropout``.
         """
-        self._begin()
+        if self._tables:
+            self._begin()
         loss = self._current.run(self.state, dropout)
         return loss if self._penalty is None else loss + self._penalty.run(weight)
 
     def _begin(self) -> None:
         """Begin a step: no row of a matrix has occurred."""
-        if self._tables:
-            for table in self._tables.values():
-                table.begin()
+        for table in (self._tables or {}).values():
+            table.begin()
 
     def update(self, rates: Rates) -> None:
         """Update the parameters by the gradients."""

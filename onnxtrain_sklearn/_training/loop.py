@@ -269,8 +269,9 @@ def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[f
     total = seen = 0.0
     for weight, loss in steps:
         total += weight * loss
-        seen += weight
         if not math.isfinite(total):
             break
-        kept.keep()
+        if not seen:
+            kept.keep()
+        seen += weight
     return total, seen
