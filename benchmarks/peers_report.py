@@ -77,7 +77,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         )
     axes.axvline(1, color="gray", linewidth=0.8)
     axes.set_yticks(places, [f"{title(one)}, {OPTIMIZERS[one['optimizer']]}" for one in rows])
-    axes.set(xscale="log", xlabel="CPU time of a fit by that of onnxtrain_sklearn (above 1: ours is faster)")
+    axes.set(xscale="log", xlabel="CPU time of the peer by ours (above 1: ours is faster)")
     axes.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     axes.invert_yaxis()
     axes.legend(loc="lower right")
