@@ -280,13 +280,13 @@ def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
 def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(trainable, wrong, monkeypatch, tmp_path):
     """A weight that training starts from is another one than that of the file, be it trained or frozen."""
     onnx.save(LOGITS, tmp_path / "net.onnx")
-    settings, choose = SETTINGS | {"trainable": trainable}, run_setup._choose
+    settings, divide = SETTINGS | {"trainable": trainable}, run_setup._divided
 
-    def choose_wrong(run, names, weights, settings):
-        choose(run, names, weights | {wrong: weights[wrong] + 1}, settings)
+    def divide_wrong(model, names, weights, settings):
+        return divide(model, names, weights | {wrong: weights[wrong] + 1}, settings)
 
     OrtGradientClassifier(LOGITS, **settings).fit(X, THREE)
-    monkeypatch.setattr(run_setup, "_choose", choose_wrong)
+    monkeypatch.setattr(run_setup, "_divided", divide_wrong)
     for given in (LOGITS, LOGITS.SerializeToString(), tmp_path / "net.onnx"):
         with pytest.raises(ModelError, match="not start from the given graph: its scores"):
             OrtGradientClassifier(given, **settings).fit(X, THREE)

@@ -234,6 +234,8 @@ def test_targets_by_name_are_refused_where_there_is_one(tmp_path):
     classifier(max_iter=1).export_training(tmp_path / "folder", X, y, batch_size=8)
     with pytest.raises(ValueError, match="one target, but y is a dict: give its values alone"):
         load_training(tmp_path / "folder").partial_fit(X, {"y": y})
+    with pytest.raises(ValueError, match="one target, but sample_weight is a dict: give a number for each row"):
+        load_training(tmp_path / "folder").partial_fit(X, y, sample_weight={"y": np.ones(len(y))})
 
 
 def test_the_function_takes_estimators_and_models(tmp_path):

@@ -42,6 +42,9 @@ def loop_targets(
         return _several_targets(manifest["targets"], inputs, y, sample_weight, n)
     if isinstance(y, Mapping | Inputs):
         raise ValueError(f"These graphs have one target, but y is a {type(y).__name__}: give its values alone.")
+    if isinstance(sample_weight, Mapping | Inputs):
+        kind = type(sample_weight).__name__
+        raise ValueError(f"These graphs have one target, but sample_weight is a {kind}: give a number for each row.")
     fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
     values, weights = _encoded_targets(fact, y).values, checked_weights(sample_weight, n)
     trained = weights_of_rows(fact.get("label_weights"), values, weights)
