@@ -15,7 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib.metadata import Distribution, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -153,7 +153,7 @@ def row(number: int, optimizer: str, found: dict[str, np.ndarray | str]) -> dict
 
 
 def write_results(path: Path, threads: int, rows: list[dict[str, object]]) -> None:
-    versions = {name: version(name) for name in PACKAGES}
+    versions = {name: version(name) for name in PACKAGES if list(Distribution.discover(name=name))}
     path.write_text(json.dumps({"threads": threads, "versions": versions, "rows": rows}, indent=1) + "\n")
 
 

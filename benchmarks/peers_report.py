@@ -42,7 +42,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     """Return a line for each row: our CPU time, and the ratio of each competitor with its aim."""
     lines = ["| case | optimizer | our step, µs | " + " | ".join(NAMES.values()) + " |", "|---|---|---|---|---|---|"]
     for one in rows:
-        cells = [f"{ratio(one, name):.2f} ({AIMS[name][one['case']]:g})" for name in NAMES]
+        cells = [f"{ratio(one, name):.2f} ({AIMS[name][one['case']]:g})".replace("nan", "–") for name in NAMES]
         step = one["microseconds"]["ours"][1]
         own = f"{step:,.1f}" if step < 100 else f"{step:,.0f}"
         lines.append(f"| {title(one)} | {OPTIMIZERS[one['optimizer']]} | {own} | {' | '.join(cells)} |")

@@ -73,7 +73,8 @@ class HostPass:
             state.draws += 1
         for call in self._calls:
             call()
-        return self.loss.item()  # type: ignore[no-any-return]
+        loss: float = self.loss.item()
+        return loss
 
 
 def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
