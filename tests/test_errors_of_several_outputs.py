@@ -159,3 +159,11 @@ def test_other_types_of_numbers(kind):
 def test_parameters_are_checked_before_the_data():
     with pytest.raises(InvalidParameterError, match="'max_iter' parameter of OrtGradientMultiOutput"):
         net(max_iter=0).fit(X, Y["class"])
+
+
+@pytest.mark.parametrize("class_weight", ["balanced", {"class": "balanced"}], ids=str)
+def test_balanced_classes_need_all_rows(class_weight):
+    """Each call of `partial_fit` would weigh the classes by its own rows."""
+    model = net(class_weight=class_weight)
+    with pytest.raises(ValueError, match="class_weight='balanced' needs all data at once, partial_fit sees a part"):
+        model.partial_fit(X, TARGETS, classes={"class": ["a", "b", "c"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import onnx
@@ -129,6 +130,38 @@ def test_weights_of_rows_and_classes_go_on(weights, class_weight, tmp_path):
     assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
 
 
+@pytest.mark.parametrize("class_weight", ["balanced", {"class": "balanced"}], ids=str)
+@pytest.mark.parametrize("fitted", [True, False])
+@pytest.mark.parametrize("weights", [None, "by output", "missing"])
+def test_balanced_classes_go_on(weights, fitted, class_weight, tmp_path):
+    """With the weights that the rows of the fit, or of the export, came to: for each output those of its own rows."""
+    given, y = WEIGHTS.get(weights), targets()
+    model = net(class_weight=class_weight, alpha=0.1, max_iter=1)
+    if fitted:
+        quietly(model.fit, X, y, given).export_training(tmp_path / "folder")
+    else:
+        model.export_training(tmp_path / "folder", X, y)
+        given = None
+    training = load_training(tmp_path / "folder", shuffle=False)
+    own = np.ones(len(X)) if given is None else given["class"]
+    totals = np.array([own[Y["class"] == label].sum() for label in "abc"])
+    assert_allclose(training.manifest["targets"][0]["label_weights"], totals.sum() / 3 / totals, rtol=1e-12)
+    training.partial_fit(X, y, given)
+    quietly(model.set_params(warm_start=fitted).fit, X, y, given)
+    close(training.state, model)
+    assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
+
+
+def test_balanced_weights_come_back_from_pickles(tmp_path):
+    names = ["class", "number"]
+    model = quietly(net(names, class_weight="balanced").fit, X, targets(names))
+    for i, one in enumerate((model, pickle.loads(pickle.dumps(model)))):
+        one.export_training(tmp_path / str(i))
+    first, second = (load_training(tmp_path / name).manifest["targets"][0]["label_weights"] for name in "01")
+    assert first == second
+    assert len(set(first)) > 1
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -182,11 +215,10 @@ def test_the_function_takes_a_loss_for_each_output(tmp_path):
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    model = quietly(net(class_weight="balanced").fit, X, targets())
-    with pytest.raises(ModelError, match="Output 'class': Training graphs hold the weight of each class"):
-        model.export_training(tmp_path / "folder")
-    model.set_params(class_weight={"class": "balanced"})
-    with pytest.raises(ModelError, match=r"Output 'class': .*'balanced' takes them .* give a dict of weights by label"):
+    model = quietly(net().fit, X, targets()).set_params(class_weight={"class": "balanced"})
+    with pytest.raises(
+        ModelError, match=r"Output 'class': .* which this estimator was not fitted with: call fit again"
+    ):
         model.export_training(tmp_path / "folder")
     model.set_params(class_weight=None).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from .._optimizers.lbfgs import LBFGS
@@ -21,6 +23,13 @@ def check_one_pass(estimator: Parameters) -> None:
     if is_on(stopping) or isinstance(stopping, str):
         raise ValueError(
             f"partial_fit does not support early_stopping={stopping!r}; it makes one pass and cannot stop earlier."
+        )
+    given = getattr(estimator, "class_weight", None)
+    balances = given.values() if isinstance(given, Mapping) else [given]  # by output, where there are several
+    if any(isinstance(one, str) and one == "balanced" for one in balances):
+        raise ValueError(
+            "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
+            "sklearn.utils.class_weight.compute_class_weight makes."
         )
 
 

@@ -203,11 +203,6 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         self
         """
         check_one_pass(self)
-        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            raise ValueError(
-                "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
-                "sklearn.utils.class_weight.compute_class_weight makes."
-            )
         known = known_classes(self, classes, fitted=hasattr(self, "_run"))
         return self._train(Call(X, y, sample_weight, known, resume=True, one_pass=True))
 

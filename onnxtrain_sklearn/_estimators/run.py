@@ -67,6 +67,8 @@ class Run:
         The buffers of several moments of training whose networks predict together; empty: the parameters predict.
     balanced : tuple of float or None
         The weight of each class that ``class_weight="balanced"`` came to in the last fit.
+    balanced_outputs : tuple of (tuple of float or None)
+        The same for each of several outputs that are trained together.
     rows : int or None
         Rows of a full minibatch in the last step, to which a later call pads. None: not known, as in earlier pickles.
     sparse : tuple of str
@@ -94,6 +96,7 @@ class Run:
     step_key: object = None
     snapshots: tuple[np.ndarray, ...] = ()
     balanced: tuple[float, ...] | None = None
+    balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
     rows: int | None = None
     sparse: tuple[str, ...] = ()
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)

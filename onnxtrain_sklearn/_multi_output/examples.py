@@ -15,7 +15,7 @@ from .._data.positions import IGNORED
 from .._data.several_targets import SeveralTargets, joined_targets, spread
 from .._data.targets import Classes, Targets, checked_weights, require_labels, require_sorted, sorted_classes
 from .._estimators.class_axis import takes_positions
-from .._estimators.examples import Call, Examples, weighted_targets
+from .._estimators.examples import Call, Examples, balanced_weights, weighted_targets
 from .._estimators.graph_inputs import graph_inputs
 from .._estimators.parameters import Parameters
 from .._estimators.run import Run
@@ -137,6 +137,14 @@ def several_validation_examples(
         with naming(name):
             found.append(_targets_of_output(single, n_rows, y[name], weights[name], head.classes, head))
     return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))
+
+
+def balanced_outputs(singles: Singles, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
+    """Return the weights of the classes that ``class_weight="balanced"`` comes to, for each output; None for others."""
+    assert isinstance(examples.targets, SeveralTargets)
+    weights = weights_by_output(call.sample_weight, singles)
+    each = zip(singles.items(), examples.targets.parts, strict=True)
+    return tuple(balanced_weights(single, weights[name], part) for (name, single), part in each)
 
 
 def with_factors(examples: Examples, rows: np.ndarray) -> Examples:

@@ -11,7 +11,6 @@ from .._estimators.run import Run
 from .._export.source import ExportSource, OutputSource
 from .._inference.head import Head
 from .._training.total_loss import OutputLoss, TotalLoss
-from ..exceptions import ModelError
 from .single_estimators import OutputEstimator, loss_weights, naming, output_estimators
 
 
@@ -19,23 +18,15 @@ def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | 
     """Return the source of training graphs that go on as ``partial_fit`` would."""
     singles, weights = output_estimators(estimator), loss_weights(estimator)
     known = _losses_before(run) if any(head.positions is not None for head in run.head.parts) else {}
+    balances = run.balanced_outputs or [None] * len(singles)  # a pickle of an earlier version knows none
     found = []
-    for head, (name, single) in zip(run.head.parts, singles.items(), strict=True):
+    for head, (name, single), balanced in zip(run.head.parts, singles.items(), balances, strict=True):
         with naming(name):
             loss = _loss_of_output(name, single, head, weights[name], known)
-            class_weights = _weights_in_graph(single, head)
+            class_weights = exported_class_weights(single, head, balanced)
         ignored = None if head.positions is None else getattr(single, "ignore_label", None)
         found.append(OutputSource(loss, head, class_weights, ignored))
     return export_source(estimator, run, batch_size, target, tuple(found))
-
-
-def _weights_in_graph(single: OutputEstimator, head: Head) -> tuple[float, ...] | None:
-    if getattr(single, "class_weight", None) == "balanced" and head.positions is None:
-        raise ModelError(
-            "Training graphs hold the weight of each class, but class_weight='balanced' takes them from all data: give "
-            "a dict of weights by label for this output, such as sklearn.utils.class_weight.compute_class_weight makes."
-        )
-    return exported_class_weights(single, head, None)
 
 
 def _losses_before(run: Run) -> Mapping[str, OutputLoss]:

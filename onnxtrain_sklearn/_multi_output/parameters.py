@@ -39,7 +39,8 @@ Label that does not count at the positions of a row, as in :class:`OrtGradientCl
 or by output, -100 for others.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
     "class_weight": Parameter('"balanced", None or dict', """
 Weights of the classes: "balanced" for all outputs with labels, or by output a dict of weights by label or "balanced",
-as in :class:`OrtGradientClassifier`; None for others.""", (OneOf(("balanced",)), _BY_OUTPUT, None)),
+as in :class:`OrtGradientClassifier`; None for others.
+"balanced" is not for ``partial_fit``.""", (OneOf(("balanced",)), _BY_OUTPUT, None)),
     "scoring": Parameter("callable or None", """
 Score on the validation data, higher is better, in place of the mean of the scores of the outputs: a function
 ``(estimator, X, y) -> float``. It is called after each epoch with an estimator that predicts the validation data ``X``

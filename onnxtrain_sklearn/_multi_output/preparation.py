@@ -21,7 +21,7 @@ from .._graph.trainable import TrainableModel
 from .._training.loop import Trainer
 from ..exceptions import ModelError
 from ..models import resolve_builder
-from .examples import Singles, several_examples, with_factors
+from .examples import Singles, balanced_outputs, several_examples, with_factors
 from .heads import choose_heads, require_own_starts
 from .single_estimators import by_output, output_estimators
 from .validation import score_of_outputs, validation_rows_of_outputs
@@ -41,6 +41,7 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
     chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)
     run, settings = run_for(plan, chosen, examples)
+    run.balanced_outputs = balanced_outputs(singles, call, examples)
     require_own_starts(run, owns, examples.columns)
     _warn_of_rounding(run, by_output(call.y, singles, "y"))
     run.predictors.clear()  # they hold the current weights
