@@ -36,6 +36,7 @@ RECIPES = {
     "RealMLP": (RealMLPClassifier(hidden_layer_sizes=(8, 8), **SMALL), "labels"),
     "RealMLP, simple": (RealMLPRegressor("td-s", hidden_layer_sizes=(8,), **SMALL), "numbers"),
     "RealMLP, bins": (RealMLPRegressor(hidden_layer_sizes=(8,), embedding="piecewise_linear", **SMALL), "numbers"),
+    "no smoothing": (RealMLPClassifier("td-s", hidden_layer_sizes=(8,), label_smoothing=0.0, **SMALL), "labels"),
     "balanced": (RealMLPClassifier("td-s", hidden_layer_sizes=(8,), class_weight="balanced", **SMALL), "labels"),
     "TabM": (TabMClassifier(n_members=3, hidden_layer_sizes=(8,), **SMALL), "labels"),
     "TabM, bins": (

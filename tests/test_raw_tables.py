@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 
+from onnxtrain_sklearn import RealMLPRegressor
 from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 
@@ -127,3 +129,38 @@ def test_columns_of_other_names_are_refused():
     read_table(estimator, FRAME[["int", "text"]], reset=True)
     with pytest.raises(ValueError, match="feature names"):
         read(FRAME[["text", "int"]], estimator)
+
+
+DAYS = {
+    "day": [f"2024-01-{i % 28 + 1:02d}" for i in range(100)],
+    "time": [f"{i % 28 + 1}.3.2024 12:30" for i in range(100)],
+    "American": [f"3/{i % 28 + 1}/24" for i in range(99)] + [None],
+}
+NO_DAYS = {
+    "version": ["1.2.10", "1.2.11"] * 50,
+    "city": ["Bonn", "2024-01-01"] * 50,
+    "gone": np.array([None] * 100, object),
+}
+
+
+@pytest.mark.parametrize("convert", [str, "category", object])
+@pytest.mark.parametrize("name", DAYS)
+def test_columns_of_dates_give_a_warning(name, convert):
+    frame = pd.DataFrame({name: pd.Series(DAYS[name], dtype=convert), "x": np.arange(100)})
+    with pytest.warns(OnnxTrainWarning, match=f"Column '{name}' holds dates, which are trained on as texts: .* leave"):
+        RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1).fit(frame, np.arange(100.0))
+
+
+def test_columns_that_name_the_rows_give_a_warning(tmp_path):
+    frame = pd.DataFrame({"user": [f"u{i // 2}" for i in range(100)], "ticket": [f"t{i}" for i in range(100)]})
+    for use in (RealMLPRegressor.fit, partial(RealMLPRegressor.export_training, folder=tmp_path / "f")):
+        with pytest.warns(OnnxTrainWarning) as told:
+            use(RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1), X=frame, y=np.arange(100.0))
+        (message,) = [str(one.message) for one in told]
+        assert message.startswith("Column 'ticket' has 100 different texts in 100 rows; if they identify the rows,")
+
+
+def test_other_texts_and_columns_that_are_named_give_none():
+    regressor = RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1)
+    regressor.fit(pd.DataFrame(NO_DAYS), np.arange(100.0))
+    regressor.set_params(categorical_features=list(DAYS)).fit(pd.DataFrame(DAYS), np.arange(100.0))

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
@@ -131,6 +132,36 @@ def test_the_epoch_that_validates_best_is_kept():
     assert scores[-1] < max(scores) - 1e-3
     last = clone(regressor).set_params(validation_fraction=None).fit(X, y)
     assert last.validation_scores_ == [None]
+
+
+@pytest.mark.filterwarnings("ignore:Training has not converged")
+@pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
+def test_scoring_chooses_the_epoch(kind):
+    X, y = load_iris(return_X_y=True)
+    y = np.where(np.arange(150) < 3, 3, y)  # a class that no row held out has
+    settings = {"max_iter": 30, "random_state": 0, "hidden_layer_sizes": 16}
+    classifier = kind(scoring="neg_log_loss", **settings).fit(X, y)
+    (scores,) = classifier.validation_scores_
+    ((_, held),) = validation_folds(np.arange(len(y)), y, 1, 0.2, np.random.RandomState(0))
+    assert 3 not in y[held]
+    own = -log_loss(y[held], classifier.predict_proba(X[held]), labels=classifier.classes_)
+    assert own == pytest.approx(max(scores), rel=1e-4)
+    regressor = RealMLPRegressor(scoring="neg_mean_absolute_error", **settings).fit(X, X[:, 0])
+    assert -1 < max(regressor.validation_scores_[0]) < 0
+    with pytest.raises(ValueError, match="needs rows that are held out"):
+        kind(scoring="neg_log_loss", validation_fraction=None).fit(X, y)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_label_smoothing_bounds_the_probabilities(n_classes):
+    X = np.repeat(np.eye(n_classes), 50, axis=0)
+    settings = {**SMALL, "max_iter": 100, "validation_fraction": None}
+    for share in (0.1, 0.3):
+        largest = RealMLPClassifier(**settings, label_smoothing=share).fit(X, X.argmax(1)).predict_proba(X).max()
+        assert largest == pytest.approx(1 - share + share / n_classes, abs=0.02)
+    default = RealMLPClassifier(**settings).fit(X, X.argmax(1)).predict_proba(X).max()
+    assert default == pytest.approx(0.9 + 0.1 / n_classes, abs=0.02)
+    assert RealMLPClassifier(**settings, label_smoothing=0.0).fit(X, X.argmax(1)).predict_proba(X).max() > 0.998
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
@@ -258,6 +289,8 @@ def test_search_and_cross_validation_of_raw_tables():
         ({"n_ensembles": 0}, "'n_ensembles' parameter"),
         ({"validation_fraction": 0.6}, "'validation_fraction' parameter"),
         ({"learning_rate_init": 0}, "'learning_rate_init' parameter"),
+        ({"label_smoothing": 1.0}, "'label_smoothing' parameter"),
+        ({"scoring": "logloss"}, "Did you mean 'neg_log_loss'"),
         ({"categorical_features": ["color"]}, "names 'color', which is not a column"),
         ({"engine": "jax"}, "engine"),
         ({"device": "abacus"}, "device"),

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import get_scorer, log_loss, make_scorer, mean_pinball_loss
+from sklearn.metrics import d2_log_loss_score, get_scorer, log_loss, make_scorer, mean_pinball_loss
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
@@ -58,6 +58,22 @@ def test_several_classes_by_probabilities():
     fitted = OrtGradientClassifier(scoring="neg_log_loss", early_stopping=True, **SETTINGS).fit(DIGITS, DIGIT)
     assert -0.5 < fitted.best_validation_score_ < 0
     assert fitted.best_validation_score_ == max(fitted.validation_scores_)
+
+
+METRICS = {"neg_log_loss": log_loss, "d2_log_loss_score": d2_log_loss_score}
+
+
+@pytest.mark.parametrize("names", [[0, 1, 2], ["benign", "malignant", "unclear"]])
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("scoring", METRICS)
+def test_a_class_may_be_missing_in_the_validation_data(scoring, n_classes, names):
+    codes = np.concatenate([np.arange(6) % n_classes, Y[6:]])
+    labels, held = np.array(names)[codes], np.flatnonzero(codes[6:] < n_classes - 1) + 6
+    settings = {**SETTINGS, "scoring": scoring, "early_stopping": True}
+    net = OrtGradientClassifier(MLP((8,)), **settings).fit(X, labels, X_val=X[held], y_val=labels[held])
+    value = METRICS[scoring](labels[held], net.predict_proba(X[held]), labels=net.classes_)
+    assert len(net.classes_) == n_classes > len(set(labels[held]))
+    assert_allclose(max(net.validation_scores_), -value if scoring.startswith("neg") else value, rtol=1e-4)
 
 
 def test_the_weights_of_the_best_score_are_kept():

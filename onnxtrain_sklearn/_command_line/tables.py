@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from .._data.rounding import warn_of_rounding
-from ..exceptions import nearest, warn
+from .._data.text_columns import warn_of_texts
+from ..exceptions import nearest
 from .command import UsageError
 from .table_files import pandas_module
 
@@ -23,11 +23,6 @@ TableTask: TypeAlias = Literal["classification", "regression"]
 
 MOST_CLASSES = 20
 """Different integers in the target up to which they are taken for classes."""
-
-MANY_CATEGORIES = 20
-"""Different texts from which on a column that has one for every other row is suspicious."""
-
-DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ]\d{1,2}:\d{2}.*)?")
 
 NESTED = (list, tuple, dict, np.ndarray, bytes)
 """What a cell may not hold: text would be made of it."""
@@ -135,14 +130,6 @@ def text_columns(frame: pandas.DataFrame) -> list[str]:
 def warn_of_row_names(frame: pandas.DataFrame) -> None:
     """Warn of columns of text that hold dates, or seem to name the rows."""
     for name in text_columns(frame):
-        texts = {str(text) for text in frame[name].unique()} - {MISSING_TEXT, "nan", "None"}
-        if texts and all(DATE.fullmatch(text) for text in texts):
-            warn(
-                f"Column {name!r} holds dates, which are trained on as texts: make numbers of them, such as days since "
-                f"a date, or leave it out by --drop {name!r}."
-            )
-        elif frame[name].nunique() > max(MANY_CATEGORIES, len(frame) // 2):
-            warn(
-                f"Column {name!r} has {frame[name].nunique()} different texts in {len(frame)} rows; if they identify "
-                f"the rows, leave it out by --drop {name!r}."
-            )
+        texts = (str(text) for text in frame[name].unique())
+        known = [text for text in texts if text not in (MISSING_TEXT, "nan", "None")]
+        warn_of_texts(name, known, len(frame), f"leave the column out by --drop {name!r}")

@@ -18,7 +18,7 @@ from .progress import epochs_shown
 from .settings import apply_settings
 from .sources import RECIPES, ModelOption, fitted_columns, is_classifier_option
 from .table_pipeline import train_table_pipeline
-from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, text_columns, warn_of_row_names
+from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, text_columns
 from .trained import Rows, Trained
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def _train_recipe(
     estimator = clone(source.model) if source.kind == "own" else kind(random_state=seed)
     apply_settings(estimator, dict(settings))
     names = list(rows.frame.columns)
-    warn_of_row_names(as_numbers_and_text(rows.frame))
     with epochs_shown(estimator, console):
         estimator.fit(_raw_table(rows.frame[names]), rows.y)
     return Trained(estimator, estimator, lambda table: _raw_table(table[names]), names)

@@ -35,7 +35,7 @@ class FlatScorer:
 
     def __init__(self, estimator: Any, name: str, targets: Targets, weights: np.ndarray | None) -> None:
         self.name = name
-        self._scorer = _by_elements(name) or scorer_by_name(estimator, name)
+        self._scorer = _by_elements(name) or scorer_by_name(estimator, name, _classes_at_positions(targets))
         flat = _flat_labels if targets.has_positions else _flat_elements
         self._y, weights, self._flatten = flat(targets, weights)
         self._more = {} if weights is None else {"sample_weight": weights}
@@ -51,6 +51,10 @@ class FlatScorer:
             if hasattr(estimator, name):
                 setattr(flat, name, _flattened(getattr(estimator, name), self._flatten))
         return float(self._scorer(flat, X, self._y, **self._more))
+
+
+def _classes_at_positions(targets: Targets) -> np.ndarray | None:
+    return np.asarray(targets.classes) if targets.has_positions else None
 
 
 def _flattened(method: Callable[..., Any], flatten: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -12,12 +12,16 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from .._fitted import sklearn_private
+from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._support.typing import MatrixLike
 from ..exceptions import nearest
 from .run import Columns, Run
 
 Scoring: TypeAlias = "str | Callable[..., float]"
+
+OF_ALL_CLASSES = {"neg_log_loss": "log_loss", "d2_log_loss_score": "d2_log_loss_score"}
+"""Scorers whose metric has to be told the classes where the validation data lack one, a rare class for example."""
 
 
 def scorer_of(
@@ -40,7 +44,7 @@ def scorer_of(
         Those of the validation data by the parameters in training.
     """
     X, y, weights = data
-    scorer = scorer_by_name(estimator, scoring)
+    scorer = scorer_by_name(estimator, scoring, _classes_of_rows(run.head))
     twin = _twin(estimator, run, predictions)
     if weights is not None and not _takes_weights(scorer):
         raise ValueError(
@@ -61,10 +65,17 @@ def scorer_of(
     return score
 
 
-def scorer_by_name(estimator: Any, scoring: Scoring) -> Callable[..., float]:
-    """Return the scorer of scikit-learn of this name, or a function as it is."""
+def _classes_of_rows(head: Head) -> np.ndarray | None:
+    """Return the classes where each row has one label."""
+    return np.asarray(head.classes) if head.task in ("binary", "multiclass") else None
+
+
+def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None) -> Callable[..., float]:
+    """Return the scorer of scikit-learn of this name, or a function as it is; ``classes`` are those of each label."""
     from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
 
+    if classes is not None and isinstance(scoring, str) and scoring in OF_ALL_CLASSES:
+        return _scorer_of_classes(scoring, classes)
     names = get_scorer_names()
     if not callable(scoring) and scoring not in names:
         raise ValueError(
@@ -72,6 +83,17 @@ def scorer_by_name(estimator: Any, scoring: Scoring) -> Callable[..., float]:
             f"None, got {scoring!r}.{nearest(str(scoring), names)}"
         )
     scorer: Callable[..., float] = check_scoring(estimator, scoring)
+    return scorer
+
+
+def _scorer_of_classes(name: str, classes: np.ndarray) -> Callable[..., float]:
+    """Return a scorer of probabilities whose metric is told the classes."""
+    from sklearn import metrics
+
+    metric, higher = getattr(metrics, OF_ALL_CLASSES[name]), not name.startswith("neg_")
+    scorer: Callable[..., float] = metrics.make_scorer(
+        metric, greater_is_better=higher, response_method="predict_proba", labels=classes
+    )
     return scorer
 
 

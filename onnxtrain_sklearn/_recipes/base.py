@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_consistent_length
 from .._data.targets import Targets, row_weights
 from .._estimators.html import HtmlRepr
 from .._estimators.interrupts import raise_or_warn
+from .._estimators.scoring import Scoring
 from .._runtime import devices
 from .._runtime.devices import Device
 from .._support.declared import Declared
@@ -28,7 +29,7 @@ from .fitted_graph import FittedGraph
 from .member_tasks import MemberTasks, TracedRecipe, epochs_of
 from .members import MemberRecipe, Network, train_members
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures, categorical_columns, read_table
+from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_text_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +41,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
     categorical_features: CategoricalFeatures
     n_ensembles: int
     validation_fraction: float | None
+    scoring: Scoring | None
     callbacks: Sequence[object] | None
     random_state: int | np.random.RandomState | None
     engine: str
@@ -107,16 +109,28 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         table = read_table(self, X, reset=True)
         categorical = categorical_columns(table, self.categorical_features)
+        warn_of_text_columns(table, self.categorical_features)
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
         examples = TableExamples(table, categorical, targets, weights)
-        recipe = MemberRecipe(self._scaling, self._drops_constants, self._early_stopping, self._network, tasks.fit)
+        scaling = self._scaling, self._drops_constants
+        recipe = MemberRecipe(*scaling, self._early_stopping, self._watched(targets), self._network, tasks.fit)
         shares = self.n_ensembles, self.validation_fraction
         trained = train_members(recipe, examples, device, *shares, examples.generator(self))
         self._keep(examples, trained.networks, trained.graph, trained.preprocessing, device)
         return trained.interrupted
+
+    def _watched(self, targets: Targets) -> Scoring | None:
+        """Return the score on the rows held out; the recipes' authors watch the accuracy, not the loss."""
+        if self.scoring is None:
+            return None if targets.task == "regression" else "accuracy"
+        if self.validation_fraction is None:
+            raise ValueError(
+                f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."
+            )
+        return self.scoring
 
     def _keep(
         self, examples: TableExamples, networks: list[Network], graph: bytes, inputs: Preprocessing, device: Device

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from .._estimators.scoring import Scoring
 from .._graph.protobuf import to_proto
 from .._runtime.devices import Device
 from .assembly import Member, assembled
@@ -33,6 +34,8 @@ class MemberRecipe:
         Whether columns of one value are left out.
     early_stopping : bool or str
         That of the network, where rows are held out.
+    scoring : str, callable or None
+        The score on these rows, as the network takes it.
     network : callable
         Returns the estimator to train, given the preprocessing, the number of rows and a seed.
     fit : callable
@@ -42,6 +45,7 @@ class MemberRecipe:
     scaling: str
     drops_constants: bool
     early_stopping: bool | str
+    scoring: Scoring | None
     network: Callable[[Preprocessing, int, int], Network]
     fit: Callable[[Network, Any, Any, dict[str, Any]], None]
 
@@ -100,9 +104,7 @@ def _add_member(
     if len(held):
         names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, held, device)
         settings |= dict(zip(names, parts, strict=True))
-        # The recipes' authors watch the accuracy, not the loss.
-        scoring = {} if examples.classes is None else {"scoring": "accuracy"}
-        network.set_params(early_stopping=recipe.early_stopping, **scoring)
+        network.set_params(early_stopping=recipe.early_stopping, scoring=recipe.scoring)
     if examples.classes is not None:
         settings["classes"] = examples.classes
     trained.append((prepared, network))

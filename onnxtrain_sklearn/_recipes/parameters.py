@@ -13,13 +13,18 @@ from .._models.realmlp import RealMLP
 from .._models.tabm import TabM
 from .._support.declared import Parameter, switch
 from .._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
+from ..losses import LogLoss
 
 IN_ALL: Mapping[str, Parameter] = {
     "n_ensembles": Parameter("int", """
 Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
     "validation_fraction": Parameter("float or None", """
-Share of the rows that each model holds out, at most one half: the epoch that scores best on them ({score}) is kept.
+Share of the rows that each model holds out, at most one half: the epoch that scores best on them (``scoring``) is kept.
 None: nothing is held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
+    "scoring": Parameter("str, callable or None", """
+Score on the rows held out, higher is better: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for
+classes ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float``, which is given a network and
+its preprocessed rows. None: {score}."""),
     "categorical_features": Parameter('"from_dtype", list or None', """
 Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices or a mask
 of all columns; None: no column."""),
@@ -31,6 +36,13 @@ Seeds validation parts, initial weights, the order of the rows and dropout."""),
 CLASS_WEIGHT: Mapping[str, Parameter] = {
     "class_weight": Parameter('dict, "balanced" or None', """
 Weight of the rows of each class by label, multiplied with ``sample_weight``."""),
+}  # fmt: skip
+
+LABEL_SMOOTHING: Mapping[str, Parameter] = {
+    "label_smoothing": Parameter("float", """
+Share of each target that is spread evenly over the classes, in [0, 1). The 0.1 of RealMLP's authors is for labels: no
+probability of two classes is learned that is outside of 0.05 to 0.95. Where probabilities count, and not a class of few
+rows alone, take 0 together with ``scoring="neg_log_loss"``.""", LogLoss.valid["label_smoothing"]),
 }  # fmt: skip
 
 REALMLP: Mapping[str, Parameter] = {
@@ -96,7 +108,7 @@ model_ : onnx.ModelProto
 
 FOR_CLASSES: Mapping[str, str] = {
     "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
-    "score": "accuracy",
+    "score": "the accuracy",
 }
 """What the documentation of a classifier says in place of names in braces."""
 

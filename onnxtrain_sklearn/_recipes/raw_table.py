@@ -18,6 +18,7 @@ from sklearn.utils.validation import validate_data
 
 from .._data.inputs import is_frame
 from .._data.rounding import warn_of_rounding
+from .._data.text_columns import warn_of_texts
 from .._support.typing import MatrixLike
 
 CategoricalFeatures: TypeAlias = "str | Sequence[str] | Sequence[int] | Sequence[bool] | None"
@@ -149,6 +150,15 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
             raise ValueError(f"could not convert string to float: column {name!r} of X holds text and is not listed in "
                              f"categorical_features.")  # fmt: skip
     return tuple(i in places for i in range(len(table.names)))
+
+
+def warn_of_text_columns(table: RawTable, chosen: CategoricalFeatures) -> None:
+    """Warn of texts that are no categories, in columns that ``categorical_features`` does not name."""
+    if not isinstance(chosen, str):
+        return
+    for name, column in zip(table.names, table.columns, strict=True):
+        if column.dtype == object:
+            warn_of_texts(name, (value for value in column.tolist() if isinstance(value, str)), len(table))
 
 
 def _chosen_indices(table: RawTable, chosen: Collection[Any]) -> set[int]:

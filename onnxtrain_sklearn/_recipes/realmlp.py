@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,12 +17,11 @@ from .._support.typing import ClassWeight
 from ..losses import LogLoss
 from ..optimizers import AdamW
 from .kinds import ClassifierRecipe, RegressorRecipe
-from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, REALMLP
+from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
 
 BETA_2 = 0.95
-LABEL_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,10 @@ class RealMLPClassifier(ClassifierRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    declared: ClassVar = {**REALMLP, **CLASS_WEIGHT}
+    declared: ClassVar = {**REALMLP, **LABEL_SMOOTHING, **CLASS_WEIGHT}
 
     variant: str
+    label_smoothing: float
 
     _scaling = "robust"
 
@@ -130,6 +130,8 @@ class RealMLPClassifier(ClassifierRecipe):
         batch_size: int = 256,
         n_ensembles: int = 1,
         validation_fraction: float | None = 0.2,
+        scoring: str | Callable[..., float] | None = None,
+        label_smoothing: float = 0.1,
         class_weight: ClassWeight = None,
         categorical_features: CategoricalFeatures = "from_dtype",
         random_state: int | np.random.RandomState | None = None,
@@ -142,9 +144,8 @@ class RealMLPClassifier(ClassifierRecipe):
 
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientClassifier:
         settings = _realmlp_settings(self, VARIANTS[self.variant].rate_of_classes, n_rows, seed)
-        return OrtGradientClassifier(
-            _realmlp(self, preprocessing), loss=LogLoss(label_smoothing=LABEL_SMOOTHING), **settings
-        )
+        loss = LogLoss(label_smoothing=self.label_smoothing)
+        return OrtGradientClassifier(_realmlp(self, preprocessing), loss=loss, **settings)
 
 
 @documented(**ABOUT_REALMLP, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')
@@ -190,6 +191,7 @@ class RealMLPRegressor(RegressorRecipe):
         batch_size: int = 256,
         n_ensembles: int = 1,
         validation_fraction: float | None = 0.2,
+        scoring: str | Callable[..., float] | None = None,
         categorical_features: CategoricalFeatures = "from_dtype",
         random_state: int | np.random.RandomState | None = None,
         callbacks: Sequence[object] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,6 +117,7 @@ class TabMClassifier(ClassifierRecipe):
         batch_size: int = 256,
         n_ensembles: int = 1,
         validation_fraction: float | None = 0.2,
+        scoring: str | Callable[..., float] | None = None,
         class_weight: ClassWeight = None,
         categorical_features: CategoricalFeatures = "from_dtype",
         random_state: int | np.random.RandomState | None = None,
@@ -180,6 +181,7 @@ class TabMRegressor(RegressorRecipe):
         batch_size: int = 256,
         n_ensembles: int = 1,
         validation_fraction: float | None = 0.2,
+        scoring: str | Callable[..., float] | None = None,
         categorical_features: CategoricalFeatures = "from_dtype",
         random_state: int | np.random.RandomState | None = None,
         callbacks: Sequence[object] | None = None,

@@ -25,7 +25,7 @@ from .base import BaseRecipe
 from .examples import TableExamples
 from .folds import validation_folds
 from .preprocessing import Preprocessing, fit_preprocessing
-from .raw_table import categorical_columns, read_table
+from .raw_table import categorical_columns, read_table, warn_of_text_columns
 from .scaling import SCALINGS
 
 
@@ -111,6 +111,7 @@ def untrained_network(
 ) -> tuple[Any, Preprocessing, np.ndarray, np.ndarray]:
     """Return the network that ``fit`` trains, the preprocessing, and matrix and targets of the trained rows."""
     table = read_table(recipe, X, reset=True)
+    warn_of_text_columns(table, recipe.categorical_features)
     targets = recipe._encode(y)
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
