@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -17,9 +16,11 @@ from onnxtrain_sklearn import (
     TabMRegressor,
     load_training,
 )
-from onnxtrain_sklearn._recipes.training_files import untrained_network
+from onnxtrain_sklearn._export.folder import training_folder, write_folder
+from onnxtrain_sklearn._recipes.training_files import _source_of_networks, untrained_networks
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.training_graphs import SCHEMA
+from tests.helpers.training import quietly
+from tests.helpers.training_graphs import SCHEMA, Folder
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -67,10 +68,8 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
     given = X.fillna({"city": ""})
     for _ in range(4):
         training.partial_fit(given, y)
-    network, _, matrix, values = untrained_network(clone(recipe), X, y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        network.set_params(shuffle=False).fit(matrix, values)
+    (one,) = untrained_networks(clone(recipe), X, y)
+    network, matrix = quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values), one.matrix
     expected = network._run.parameters.vector
     np.testing.assert_allclose(training.state["parameters"], expected, rtol=0, atol=5e-6 * max(1, abs(expected).max()))
     if kind == "labels":
@@ -80,13 +79,84 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
         np.testing.assert_allclose(training.predict(given), network.predict(matrix), rtol=1e-4, atol=5e-5 * y.max())
 
 
+@pytest.mark.parametrize(("case", "columns"), [("balanced", "texts"), ("RealMLP, simple", "numbers")])
+def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
+    """Each from its own initial weights, by the schedules of the recipe; what they predict is averaged."""
+    recipe, kind = clone(RECIPES[case][0]).set_params(n_ensembles=3), RECIPES[case][1]
+    X = table()
+    y = target(X, kind)
+    X = X if columns == "texts" else X[["age", "pay"]]
+    recipe.export_training(tmp_path / "folder", X, y)
+    training = load_training(tmp_path / "folder", shuffle=False)
+    jsonschema.validate(training.manifest, SCHEMA)
+    given = X.fillna({"city": ""})
+    for _ in range(4):
+        training.partial_fit(given, y)
+    each = list(untrained_networks(clone(recipe), X, y))
+    assert len(each) == 3
+    for number, one in enumerate(each):
+        quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values)
+        found, expected = training.state[f"parameters/{number}"], one.network._run.parameters.vector
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6 * max(1, abs(expected).max()))
+    np.testing.assert_allclose(training.loss_curve_[-1], np.mean([one.network.loss_ for one in each]), rtol=1e-4)
+    if kind == "labels":
+        mean = np.mean([one.network.predict_proba(one.matrix) for one in each], axis=0)
+        np.testing.assert_allclose(training.predict_proba(given), mean, atol=1e-4)
+        np.testing.assert_array_equal(training.predict(given), each[0].network.classes_[mean.argmax(axis=1)])
+    else:
+        mean = np.mean([one.network.predict(one.matrix) for one in each], axis=0)
+        np.testing.assert_allclose(training.predict(given), mean, rtol=1e-4, atol=5e-5 * y.max())
+
+
+def random_numbers(folder: Folder, seed: int) -> list[dict]:
+    """Return random numbers for the steps of a pass."""
+    rng, facts = np.random.default_rng(seed), folder.manifest["graphs"]["step"]["inputs"]
+    shapes = {fact["name"]: fact["shape"] for fact in facts if fact["role"] == "random"}
+    steps = -(-len(table()) // folder.manifest["batch_size"])
+    return [{name: rng.random(shape, np.float32) for name, shape in shapes.items()} for _ in range(steps)]
+
+
+@pytest.mark.parametrize("form", ["step", "epoch"])
+@pytest.mark.parametrize("case", ["RealMLP", "RealMLP, bins", "TabM"])
+def test_several_networks_take_the_steps_of_their_own_graphs(case, form, tmp_path):
+    """Each behind the preprocessing of its own rows, and with random numbers of its own for dropout."""
+    recipe = clone(RECIPES[case][0]).set_params(n_ensembles=2, validation_fraction=0.25)
+    X = table()
+    y, X = target(X, RECIPES[case][1]), X[["age", "pay"]]
+    recipe.export_training(tmp_path / "both", X, y)
+    alone = []
+    for number, one in enumerate(untrained_networks(clone(recipe), X, y)):
+        write_folder(training_folder(_source_of_networks("", [one], "any"), "both"), tmp_path / str(number))
+        alone.append(Folder(tmp_path / str(number)))
+    both, (first, second) = Folder(tmp_path / "both"), alone
+    numbers = y[:, None] if RECIPES[case][1] == "numbers" else np.searchsorted(np.unique(y), y)
+    data = {"X": X.to_numpy(np.float32), first.manifest["target"]["input"]: numbers}
+    draws = [random_numbers(folder, seed) for seed, folder in enumerate(alone)]
+    joined = [{f"{n}/{i}": own[n] for i, own in enumerate(step) for n in own} for step in zip(*draws, strict=True)]
+    assert both.manifest["random"]["inputs"] == list(joined[0])
+    factors = {name: np.array(0.7, np.float32) for name in both.manifest["inputs"] if name.endswith("_factor")}
+    train = Folder.steps if form == "step" else Folder.epoch
+    for folder, own in ((both, joined), *zip(alone, draws, strict=True)):
+        train(folder, data, None, [{**factors, **step} for step in own])
+    for number, folder in enumerate(alone):
+        for name, array in folder.state.items():
+            found = both.state[name if name == "step" else f"{name}/{number}"]
+            np.testing.assert_allclose(found, array, rtol=0, atol=1e-6, err_msg=name)
+    assert abs(first.state["parameters"] - second.state["parameters"]).max() > 0.01
+    predicted, each = both.predict({"X": data["X"]})[-1], [one.predict({"X": data["X"]})[-1] for one in alone]
+    np.testing.assert_allclose(predicted, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_refused(tmp_path):
     X = table()
     y = target(X, "labels")
-    with pytest.raises(ModelError, match="hold one network, and n_ensembles=2: set n_ensembles=1, and export each"):
-        RealMLPClassifier(n_ensembles=2).export_training(tmp_path / "folder", X, y)
-    with pytest.raises(ModelError, match="has an input, a column or a weight 'step'"):
-        RealMLPClassifier().export_training(tmp_path / "folder", X.rename(columns={"age": "step"}), y)
+    for count, name in ((1, "step"), (2, "step"), (1, "parameters")):
+        with pytest.raises(ModelError, match=f"has an input, a column or a weight '{name}'"):
+            RealMLPClassifier(n_ensembles=count).export_training(
+                tmp_path / "folder", X.rename(columns={"age": name}), y
+            )
+    with pytest.raises(ModelError, match=r"The table has a column 'parameters/1', .* rename the column"):
+        RealMLPClassifier(n_ensembles=2).export_training(tmp_path, X.rename(columns={"age": "parameters/1"}), y)
     with pytest.raises(ValueError, match="form must be one of"):
         RealMLPClassifier().export_training(tmp_path / "folder", X, y, form="one")
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,8 @@ from .manifest import (
     predict_entry,
     step_entry,
 )
-from .predict_graph import predict_graph
+from .networks import joined_graphs
+from .predict_graph import PredictGraph, predict_graph
 from .source import ExportSource
 from .step_graph import StepGraph, step_graph
 from .tensor_files import tensor_bytes, tensors_of
@@ -50,8 +51,8 @@ class TrainingFolder:
 
 def training_folder(source: ExportSource, form: str) -> TrainingFolder:
     """Return the content of a folder with the training graphs of ``form``."""
-    step = step_graph(source)
-    entries = _entries(source, step, form)
+    step, predict = _training_graphs(source)
+    entries = _entries(step, predict, form)
     graphs = {name: entry.proto.SerializeToString() for name, entry in entries.items()}
     state = {one.name: np.asarray(one.value) for one in step.state}
     tensors = state_bytes(state)
@@ -60,10 +61,20 @@ def training_folder(source: ExportSource, form: str) -> TrainingFolder:
     return TrainingFolder(manifest_of(source, step, entries, facts), graphs, state, tensors)
 
 
-def _entries(source: ExportSource, step: StepGraph, form: str) -> dict[str, GraphEntry]:
-    predict, found = predict_graph(source, step), {}
+def _training_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
+    """Return the graph of a step and the one that predicts, behind what encodes a table."""
+    if source.others:
+        step, predict = joined_graphs(source)
+    else:
+        step = step_graph(source)
+        predict = predict_graph(source, step)
     if source.front is not None:
         step, predict = step_behind(source.front, step), predictions_behind(source.front, predict)
+    return step, predict
+
+
+def _entries(step: StepGraph, predict: PredictGraph, form: str) -> dict[str, GraphEntry]:
+    found = {}
     if "epoch" in TRAINING_FORMS[form]:
         epoch = epoch_graph(step)  # first, as what follows shortens the names of the step
         found["epoch"] = epoch_entry(epoch, compact_proto(epoch.model, "epoch"))

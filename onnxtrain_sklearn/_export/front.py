@@ -11,7 +11,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import append_nodes, replace_inputs
+from .._graph.edits import append_graph, replace_inputs
 from ..exceptions import ModelError
 from .predict_graph import PredictGraph
 from .step_graph import StepGraph
@@ -34,12 +34,8 @@ def _put_in_front(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
     _require_equal_opsets(front, graph)
     own, op = front.clone().graph, GraphBuilder(graph, prefix="front")
     names = [value.name or "" for value in own.outputs]
-    for value in list(own.initializers.values()):
-        del own.initializers[value.name or ""]
-        value.name = op.taken.free(f"front/{value.name}")
-        graph.register_initializer(value)
     columns = [ir.Value(name=v.name, type=v.type, shape=ir.Shape([rows, *(v.shape or ())[1:]])) for v in own.inputs]
-    computed = dict(zip(names, append_nodes(op, own, columns), strict=True))
+    computed = dict(zip(names, append_graph(op, own, columns, "front/"), strict=True))
     replace_inputs(graph, computed)
     taken = {value.name for value in (*graph.inputs, *graph.outputs)} | graph.initializers.keys()
     if clash := [column.name for column in columns if column.name in taken]:

@@ -61,6 +61,8 @@ class ExportSource:
         The graph from the columns of a table to the inputs of the trained graph; None: these are the data.
     minibatches : int, default=1
         The minibatches that the rows of a step are, each with statistics of its own, one after the other.
+    others : tuple of ExportSource
+        Further networks that are trained beside this one, each alone, and whose predictions are averaged with its own.
     """
 
     parts: StepParts
@@ -72,6 +74,7 @@ class ExportSource:
     outputs: tuple[OutputSource, ...] = ()
     front: ir.Model | None = None
     minibatches: int = 1
+    others: tuple[ExportSource, ...] = ()
 
     @property
     def scalar_type(self) -> ir.DataType:

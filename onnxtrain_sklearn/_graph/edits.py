@@ -113,6 +113,19 @@ def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) 
     return results
 
 
+def append_graph(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value], prefix: str = "") -> list[ir.Value]:
+    """Move all of ``graph`` to that of ``op``, where it reads ``inputs``; return the outputs.
+
+    Nodes get new names, and so do initializers: their own behind ``prefix``, if it is free.
+    """
+    held = list(graph.initializers.values())
+    graph.initializers.clear()
+    for value in held:
+        value.name = op.taken.free(f"{prefix}{value.name}")
+        op.graph.register_initializer(value)
+    return append_nodes(op, graph, inputs)
+
+
 def replace_input(graph: ir.Graph, old: ir.Value, new: ir.Value, value: ir.Value) -> None:
     """Replace the input ``old`` by ``new``; the nodes that read ``old`` read ``value``, which is computed from ``new``.
 

@@ -13,10 +13,10 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import append_nodes
 from .._graph.trainable import TrainableModel
 
-Weights = Mapping[str, np.ndarray]
+MemberWeights = Mapping[str, np.ndarray]
 
 
-def ensemble_of(model: TrainableModel, each: Sequence[Weights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
+def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
     """Return a model with a member for each of these weights, and the weights of all, under the names of that model."""
     whole = model.model.clone()
     op = GraphBuilder(whole.graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="ensemble", constant_nodes=True)
@@ -44,7 +44,7 @@ def _member_name(weight: str, number: int) -> str:
     return f"{number}.{weight}"
 
 
-def _rename_weights(op: GraphBuilder, graph: ir.Graph, weights: Weights, number: int) -> None:
+def _rename_weights(op: GraphBuilder, graph: ir.Graph, weights: MemberWeights, number: int) -> None:
     """Give the weights of a member names of their own, and move its constants to the graph of ``op``."""
     held = list(graph.initializers.values())
     graph.initializers.clear()

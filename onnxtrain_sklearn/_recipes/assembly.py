@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
-from .._graph.edits import append_nodes
+from .._graph.edits import append_graph
 from .._graph.shapes import infer_shapes
-from .._inference.graph import class_constant
+from .._inference.averages import averaged_predictions
 from .preprocessing import Preprocessing
 
 
@@ -40,7 +40,7 @@ def assembled(members: Sequence[Member], classes: np.ndarray | None) -> ir.Model
         _append_model(op, member.model, member.preprocessing.emit(op), f"{i}." if len(members) > 1 else "")
         for i, member in enumerate(members)
     ]
-    outputs = results[0] if len(members) == 1 else _averaged(op, results, classes)
+    outputs = results[0] if len(members) == 1 else averaged_predictions(op, results, classes)
     names = ["variable"] if classes is None else ["label", "probabilities"]
     for name, value in zip(names, outputs, strict=True):
         value.name = op.taken.free(name)
@@ -50,37 +50,9 @@ def assembled(members: Sequence[Member], classes: np.ndarray | None) -> ir.Model
     return model
 
 
-def _averaged(
-    op: GraphBuilder, results: Sequence[Sequence[ir.Value]], classes: np.ndarray | None
-) -> Sequence[ir.Value]:
-    """Return the mean of the last outputs, and for classifiers the label with the largest mean."""
-    if classes is None:
-        return [_mean_around(op, [result[-1] for result in results])]
-    total = results[0][-1]
-    for result in results[1:]:
-        total = op.Add(total, result[-1])
-    mean = op.Mul(total, 1 / len(results))
-    return [op.Gather(class_constant(classes), op.ArgMax(mean, axis=1, keepdims=False)), mean]
-
-
-def _mean_around(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
-    """Return the mean, which is exact where all values are equal."""
-    first, *others = values
-    differences = [op.Sub(other, first) for other in others]
-    total = differences[0]
-    for difference in differences[1:]:
-        total = op.Add(total, difference)
-    return op.Add(first, op.Mul(total, 1 / len(values)))
-
-
 def _append_model(op: GraphBuilder, model: ir.Model, matrix: ir.Value, prefix: str) -> list[ir.Value]:
     """Append a network under new names, its weights under ``prefix`` and their own; return its outputs."""
     graph = model.clone().graph
-    weights = list(graph.initializers.values())
-    graph.initializers.clear()
-    for weight in weights:
-        weight.name = op.taken.free(f"{prefix}{weight.name}")
-        op.graph.register_initializer(weight)
     for domain, version in graph.opset_imports.items():
         op.graph.opset_imports.setdefault(domain, version)
-    return append_nodes(op, graph, [matrix])
+    return append_graph(op, graph, [matrix], prefix)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,15 @@ from sklearn.utils.validation import check_consistent_length
 from .._data.targets import Targets, weights_of_classes
 from .._estimators.export_source import export_source, untrained_run
 from .._export.folder import TRAINING_FORMS, training_folder, write_folder
-from .._export.source import TARGETS
+from .._export.networks import name_in_network
+from .._export.source import TARGETS, ExportSource
 from .._runtime import devices
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
-from ..exceptions import ModelError
 from .base import BaseRecipe
 from .examples import TableExamples
 from .folds import validation_folds
+from .members import Network
 from .preprocessing import Preprocessing, fit_preprocessing
 from .raw_table import categorical_columns, read_table, warn_of_text_columns
 from .scaling import SCALINGS
@@ -61,7 +63,7 @@ class RecipeTrainingFiles(BaseRecipe):
         Raises
         ------
         ModelError
-            There are several networks (``n_ensembles``), or a column has the name of a tensor of the state.
+            A column has the name of a tensor of the state.
         FileExistsError
             The folder holds other files.
 
@@ -69,6 +71,8 @@ class RecipeTrainingFiles(BaseRecipe):
         -----
         A loop elsewhere trains to its last epoch: no rows are held out, and no best epoch is kept. What
         :func:`load_training` reads predicts from the table, also with a state that was trained elsewhere (``state``).
+
+        With ``n_ensembles``, a step trains all networks on the same minibatch, each as it would be alone.
 
         Examples
         --------
@@ -91,40 +95,61 @@ class RecipeTrainingFiles(BaseRecipe):
             raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
         twin = clone(self)
         twin.check_declared()
-        if twin.n_ensembles != 1:
-            raise ModelError(
-                f"Training graphs hold one network, and n_ensembles={twin.n_ensembles}: set n_ensembles=1, and export "
-                f"each of them with a random_state of its own."
-            )
-        network, prepared, matrix, values = untrained_network(twin, X, y)
+        networks = list(untrained_networks(twin, X, y))
         with refusing("The training graphs cannot be made"):
-            run = untrained_run(network, matrix, values)
-            front = _front(prepared, run.model.inputs[0].name)
-            source = export_source(network, run, None, target)
-            facts = {**source.facts, "estimator": type(self).__name__}
-            content = training_folder(replace(source, facts=facts, front=front), form)
+            content = training_folder(_source_of_networks(type(self).__name__, networks, target), form)
         write_folder(content, folder)
 
 
-def untrained_network(
-    recipe: BaseRecipe, X: MatrixLike, y: ArrayLike
-) -> tuple[Any, Preprocessing, np.ndarray, np.ndarray]:
-    """Return the network that ``fit`` trains, the preprocessing, and matrix and targets of the trained rows."""
+@dataclass(frozen=True, eq=False)
+class UntrainedNetwork:
+    """A network that ``fit`` trains, the preprocessing, and matrix and targets of the trained rows."""
+
+    network: Network
+    preprocessing: Preprocessing
+    matrix: np.ndarray
+    values: np.ndarray
+
+
+def untrained_networks(recipe: BaseRecipe, X: MatrixLike, y: ArrayLike) -> Iterator[UntrainedNetwork]:
+    """Yield the networks of a recipe as they are before training."""
     table = read_table(recipe, X, reset=True)
     warn_of_text_columns(table, recipe.categorical_features)
     targets = recipe._encode(y)
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
-    rng = check_random_state(recipe.random_state)
-    rows, _ = next(iter(validation_folds(examples.used, examples.labels, 1, recipe.validation_fraction, rng)))
-    own = np.random.RandomState(rng.randint(2**31 - 1))
+    rng, weights = check_random_state(recipe.random_state), _class_weights_by_label(recipe, targets)
+    folds = validation_folds(examples.used, examples.labels, recipe.n_ensembles, recipe.validation_fraction, rng)
+    for rows, _ in folds:
+        found = _untrained_network(recipe, examples, rows, np.random.RandomState(rng.randint(2**31 - 1)))
+        if weights:
+            found.network.set_params(class_weight=weights)
+        yield found
+
+
+def _untrained_network(
+    recipe: BaseRecipe, examples: TableExamples, rows: np.ndarray, rng: np.random.RandomState
+) -> UntrainedNetwork:
     scaling, drops = SCALINGS[recipe._scaling], recipe._drops_constants
-    prepared = fit_preprocessing(table.rows(rows), examples.categorical, scaling, own, drops_constants=drops)
-    network = recipe._network(prepared, len(rows), own.randint(2**31 - 1))
-    if weights := _class_weights_by_label(recipe, targets):
-        network.set_params(class_weight=weights)
+    prepared = fit_preprocessing(examples.table.rows(rows), examples.categorical, scaling, rng, drops_constants=drops)
+    network = recipe._network(prepared, len(rows), rng.randint(2**31 - 1))
     matrix, values, _ = examples.prepared(prepared, rows, devices.resolve_device(recipe.device))
-    return network, prepared, matrix, values
+    return UntrainedNetwork(network, prepared, matrix, values)
+
+
+def _source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], target: str) -> ExportSource:
+    """Return what the training graphs of all networks are made from; steps have the rows of the first one's."""
+    sources, batch = list[ExportSource](), None
+    for one in networks:
+        run = untrained_run(one.network, one.matrix, one.values)
+        sources.append(export_source(one.network, run, batch, target))
+        batch = sources[0].parts.batch
+    matrices = [source.parts.model.inputs[0].name for source in sources]
+    if len(networks) > 1:
+        matrices = [name_in_network(name, number) for number, name in enumerate(matrices)]
+    front = _front([one.preprocessing for one in networks], matrices)
+    first, *others = (replace(source, front=front) for source in sources)
+    return replace(first, facts={**first.facts, "estimator": estimator}, others=tuple(others))
 
 
 def _class_weights_by_label(recipe: BaseRecipe, targets: Targets) -> dict[Any, float] | None:
@@ -135,10 +160,11 @@ def _class_weights_by_label(recipe: BaseRecipe, targets: Targets) -> dict[Any, f
     return dict(zip(classes.tolist(), found.tolist(), strict=True))
 
 
-def _front(prepared: Preprocessing, matrix: str) -> ir.Model:
-    """Return the graph from the columns of the table to the input of the network."""
-    op = prepared.new_graph()
-    result = op.Identity(prepared.emit(op))
-    result.name = matrix
-    op.graph.outputs.append(result)
+def _front(each: Sequence[Preprocessing], matrices: Sequence[str]) -> ir.Model:
+    """Return the graph from the columns of the table to the inputs of the networks."""
+    op = each[0].new_graph()
+    for prepared, matrix in zip(each, matrices, strict=True):
+        result = op.Identity(prepared.emit(op))
+        result.name = matrix
+        op.graph.outputs.append(result)
     return ir.Model(op.graph, ir_version=8)

@@ -86,7 +86,7 @@ class Folder:
         feeds["sample_weight"] = np.ones(n, np.float32) if weights is None else weights.astype(np.float32)
         feeds["learning_rate"] = np.full(steps, self.rate, np.float32)
         feeds["order"] = order.reshape(steps, batch)
-        feeds |= {name: np.stack([one[name] for one in random]) for name in self.manifest["random"]["inputs"]}
+        feeds |= {name: np.stack([one[name] for one in random]) for name in (random[0] if random else ())}
         return self.run("epoch", feeds)["losses"].tolist()
 
     def predict(self, data: dict) -> list:
