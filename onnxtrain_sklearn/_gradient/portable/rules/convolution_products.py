@@ -111,7 +111,7 @@ def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
         return False
     line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
     channels, numbers = c.inputs * c.outputs, winograd.count_numbers(c)
-    if line > LONG_LINE or 2 * line * (c.inputs + c.outputs) > channels:
+    if line > LONG_LINE or line * (c.inputs + c.outputs) > channels:
         return False
     if 3 * numbers <= c.taps:
         return c.images > 1
