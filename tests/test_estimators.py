@@ -278,3 +278,22 @@ def test_nothing_is_warned_of_in_a_plain_fit():
         warnings.simplefilter("error", ConvergenceWarning)
         OrtGradientClassifier(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict_proba(X)
         OrtGradientRegressor(learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y).predict(X)
+
+
+class Untouched(str):
+    """The name of an attribute that a look through all of them meets."""
+
+    def endswith(self, *args: object) -> bool:
+        raise AssertionError("another thread that fits the estimator may change its attributes meanwhile")
+
+
+@pytest.mark.parametrize("make", [small_classifier, small_regressor])
+def test_being_fitted_is_known_without_a_look_through_the_attributes(make):
+    X, y = scaled_blobs()
+    estimator = make()
+    with pytest.raises(NotFittedError):
+        estimator.predict(X)
+    vars(estimator.fit(X, y))[Untouched("other")] = 0
+    assert estimator.weights_
+    assert len(estimator.predict(X.tolist())) == len(X)
+    assert estimator.score(X, y) <= 1.0

@@ -49,7 +49,11 @@ def test_named_providers_and_their_options():
         (("cpu", []), ValueError, "providers is an empty list"),
         (("cpu", [CPU], [{}, {}]), ValueError, "provider_options has 2 entries for 1 providers .*; give one dict each"),
         (("cpu", [(CPU, {})]), TypeError, "providers must list names, provider_options one dict for each"),
-        (("cpu", ["NoneProvider"]), DeviceError, r"needs NoneProvider, which the .* lacks; it has [^?]*CPU[^?]*$"),
+        (
+            ("cpu", ["NoneProvider"]),
+            DeviceError,
+            r"^providers=\['NoneProvider'\] needs NoneProvider, which the .* lacks; it has [^?]*CPU[^?]*$",
+        ),
         (("cpu", ["CPU"]), DeviceError, r"needs CPU, .* lacks; .* Did you mean 'CPUExecutionProvider'\?"),
         (("cpu", ["CUDA"]), DeviceError, r"needs CUDA, .* lacks; .* Did you mean 'CUDAExecutionProvider'\?"),
         (("cpu", ["CUDAProvider"]), DeviceError, r"Did you mean 'CUDAExecutionProvider'\?"),

@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_non_negative
 
 from .._graph.links import Task
 from .._support.typing import ClassWeight, SparseLike
+from .labels import sortable_labels
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""
@@ -92,6 +93,11 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    with sortable_labels(y, "y"):
+        return _class_targets(y, classes)
+
+
+def _class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     if not isinstance(classes, list) and (plain := _plain_labels(y)) is not None:
         return _label_targets(np.ascontiguousarray(y), classes, plain)
     if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
@@ -142,9 +148,10 @@ def encoded_labels(
 
 def sorted_classes(classes: ArrayLike) -> np.ndarray | list[np.ndarray]:
     """Return the classes that a user names without repetition, in order; of each of several labels a row."""
-    if isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes):
-        return [np.unique(known) for known in classes]
-    return np.unique(_flat(classes))
+    with sortable_labels(classes, "classes"):
+        if isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes):
+            return [np.unique(known) for known in classes]
+        return np.unique(_flat(classes))
 
 
 def require_sorted(classes: ArrayLike | None, known: np.ndarray | list[np.ndarray]) -> None:

@@ -66,6 +66,10 @@ class GraphEstimator(
             )
         return super().set_params(**resolved(self, params))
 
+    def __sklearn_is_fitted__(self) -> bool:
+        # Without it scikit-learn looks through all attributes, which fails while another thread fits the estimator.
+        return "_run" in vars(self)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True

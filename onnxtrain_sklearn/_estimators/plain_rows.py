@@ -31,10 +31,9 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
 
 
 def _checks_numbers_alone(estimator: Any) -> bool:
-    """Whether it is fitted by the usual sign of that, and without names of features."""
-    fitted = "_run" in estimator.__dict__ and "n_features_in_" in estimator.__dict__
-    own_sign = hasattr(estimator, "__sklearn_is_fitted__")
-    return fitted and not own_sign and getattr(estimator, "feature_names_in_", None) is None
+    """Whether it is fitted, and without names of features."""
+    fitted = "n_features_in_" in estimator.__dict__ and estimator.__sklearn_is_fitted__()
+    return fitted and getattr(estimator, "feature_names_in_", None) is None
 
 
 def _single_input(inputs: Sequence[TensorSpec]) -> TensorSpec | None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from ..exceptions import ModelError
+from ..exceptions import ModelError, instead_of
 from .builder import GraphBuilder, Operand
 from .links import Link, Task, row_sum, split_columns
 
@@ -137,7 +137,16 @@ def _known_shares(weights: ir.Value) -> ir.Value | None:
 
 def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
-    rows = loss(op, scores, y, link)
+    rows: object = loss(op, scores, y, link)
+    if not isinstance(rows, ir.Value):
+        raise ModelError(
+            f"{type(loss).__name__} must return the result of an operator (op.Abs(x)), {instead_of(rows)}."
+        )
+    if rows.dtype not in (None, op.dtype):
+        raise ModelError(
+            f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
+            f"op.Cast(x, to={int(op.dtype)})."
+        )
     return rows, _loss_columns(op, loss, scores, rows)
 
 

@@ -15,7 +15,7 @@ from onnx_ir import Value
 
 from .._graph.builder import GraphBuilder, Operand, new_graph
 from .._graph.edits import append_output
-from ..exceptions import ModelError
+from ..exceptions import ModelError, instead_of
 from .scheduled_decay import ScheduledDecay
 
 Coefficients: TypeAlias = "dict[str, float | int]"
@@ -80,7 +80,8 @@ def update_graph(
     scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
     op = new_graph([*vectors.values(), *scalars.values()], dtype, "update")
     state = {name: vectors[name] for name in slots}
-    parameters, new_state = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
+    emitted: object = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
+    parameters, new_state = _checked_step(emitted, author)
     if new_state.keys() != slots.keys():
         raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
     for name, value in _separate(op, {"parameters": parameters, **new_state}).items():
@@ -90,6 +91,17 @@ def update_graph(
         _require_scheduled(author, decaying, scalars)
     elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
     return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise, scheduled)
+
+
+def _checked_step(emitted: object, author: str) -> Step:
+    if isinstance(emitted, tuple) and len(emitted) == 2 and isinstance(emitted[1], Mapping):
+        values = emitted[0], *emitted[1].values()
+        if all(isinstance(value, Value) for value in values):
+            return emitted
+    raise ModelError(
+        f"{author} must return the new parameters and a dict of the new state, which are results of operators "
+        f"(op.Sub(parameters, step), {{}}); {instead_of(emitted)}."
+    )
 
 
 def update_rule(

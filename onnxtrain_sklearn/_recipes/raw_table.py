@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from .._data.inputs import is_frame
+from .._data.labels import is_missing
 from .._data.rounding import warn_of_rounding
 from .._data.text_columns import warn_of_texts
 from .._support.typing import MatrixLike
@@ -123,13 +124,6 @@ def _finite(name: str, numbers: np.ndarray) -> np.ndarray:
     if np.abs(numbers[~np.isnan(numbers)]).max(initial=0.0) > np.finfo(np.float32).max:
         raise ValueError(f"Input X contains infinity or a value too large for dtype('float32') in column {name!r}.")
     return numbers
-
-
-def is_missing(value: object) -> bool:
-    """Whether a cell holds None, NaN, or the missing values of pandas."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
 def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[bool, ...]:

@@ -51,7 +51,7 @@ def resolve_device(
             f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each."
         )
     if names != [_PROVIDERS["cpu"]]:  # which every onnxruntime has
-        _check_available(names, device)
+        _check_available(names, f"device={device!r}" if providers is None else f"providers={names}")
     if index and providers is None and kind != "cpu":
         options[0].setdefault("device_id", index)
     if names[-1] != _PROVIDERS["cpu"]:
@@ -83,11 +83,11 @@ def missing_providers(names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in available]
 
 
-def _check_available(names: Sequence[str], device: str) -> None:
+def _check_available(names: Sequence[str], setting: str) -> None:
     missing, available = missing_providers(names), available_providers()
     if missing:
         raise DeviceError(
-            f"device={device!r} needs {missing[0]}, which the installed onnxruntime {version()} "
+            f"{setting} needs {missing[0]}, which the installed onnxruntime {version()} "
             f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}."
             f"{_provider_hint(missing[0])} "
             f"For CUDA install onnxtrain-sklearn[portable-cuda] or [ort-training-cuda]; else use device='cpu'."

@@ -28,6 +28,7 @@ from .._graph.torch_program import is_from_torch
 from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
 from .._support.content import content, is_plain
+from ..exceptions import ModelError
 from .cpu_products import transpose_operands
 from .dropout import expose_dropout
 from .gathering import gather_rows
@@ -179,7 +180,10 @@ def _emitted(source: PassSource) -> _Emitted:
     lookups = take_lookups(graph, source.parameters.names, source.least_lookup) if source.adds_rows else []
     outside = {product.weight for product in products} | {lookup.weight for lookup in lookups}
     names = (*source.parameters.names, *source.parameters.running_statistics)
-    initializers_to_inputs(graph.graph, [name for name in names if name not in outside])
+    inputs = [name for name in names if name not in outside]
+    if unused := [name for name in inputs if name not in graph.graph.initializers]:
+        raise ModelError(f"The loss does not depend on {unused[0]!r}: compute it from the scores, its first operand.")
+    initializers_to_inputs(graph.graph, inputs)
     return _Emitted(graph, random, products, lookups)
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from ..exceptions import warn
-from ..schedules import Constant, Schedule
+from ..schedules import Constant, Progress, Schedule
 from .history import History
 from .step import Rates
 
 NEGLIGIBLE_FACTOR = 1e-3
 """Factor of a schedule below which a step has practically no effect."""
+
+
+def _factor(schedule: Schedule, progress: Progress) -> float:
+    factor: object = schedule.factor(progress)
+    if isinstance(factor, float | Real) and 0 <= factor < math.inf:
+        return factor
+    raise ValueError(
+        f"{schedule!r}.factor must return a finite number >= 0, by which the initial value is multiplied; for step "
+        f"{progress.step} it returned {factor!r}."
+    )
 
 
 class ScheduledRates:
@@ -44,9 +55,9 @@ class ScheduledRates:
     def advance(self) -> Rates:
         """Return the rates of the next step."""
         progress = self._history.progress
-        rate = self.initial * self._schedule.factor(progress)
+        rate = self.initial * _factor(self._schedule, progress)
         if self._changes_more:
-            self._latest = Rates(rate, self._decay.factor(progress), self._dropout.factor(progress))
+            self._latest = Rates(rate, _factor(self._decay, progress), _factor(self._dropout, progress))
         elif rate != self.learning_rate:
             self._latest = Rates(rate)
         self.learning_rate = rate
