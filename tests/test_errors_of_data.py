@@ -44,7 +44,7 @@ DATA: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one class": ({"X": X, "y": np.ones(60)}, ValueError, r"at least 2 classes in y, got 1 class: \[1.0\]"),
     "mixed y": ({"X": X, "y": np.array([1, "a"] * 30, dtype=object)}, ValueError, "not both; got int, str: make them"),
     "no text": ({"X": X, "y": np.array(["a", "b", None] * 20)}, ValueError, r"y lacks 20 of 60 labels \(None or NaN\)"),
-    "NaN for a text": ({"X": X, "y": pd.Series(["a", "b", None] * 20, dtype="category")}, ValueError, "y lacks 20 of 60"),
+    "NaN for a text": ({"X": X, "y": pd.Series(["a", None] * 30, dtype="category")}, ValueError, "y lacks 30 of 60"),
     "NA for a text": ({"X": X, "y": pd.Series(["a", "b", None] * 20, dtype="string")}, ValueError, "y lacks 20 of 60"),
     "no number": ({"X": X, "y": [3, 5, None] * 20}, ValueError, "y lacks 20 of 60 labels"),
     "a missing class": ({"X": X, "y": y, "classes": ["a", None]}, ValueError, "classes lacks 1 of 2 labels"),

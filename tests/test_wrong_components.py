@@ -62,7 +62,7 @@ def test_losses(function, message):
     ],
 )
 def test_optimizers(function):
-    with pytest.raises(ModelError, match="Wrong.update must return the new parameters and a dict of the new state"):
+    with pytest.raises(ModelError, match=r"Wrong\.update must return the new parameters and a dict of the new state"):
         fit(optimizer=Wrong(function))
 
 
