@@ -76,4 +76,4 @@ def test_schedules(name, factor):
 
 @pytest.mark.parametrize("factor", [1, True, np.float32(0.5), np.int64(1)])
 def test_schedules_may_return_any_number(factor):
-    assert fit(learning_rate=Wrong(lambda progress: factor)).history_[-1]["learning_rate"] == 0.001 * factor
+    assert fit(learning_rate=Wrong(lambda progress: factor)).history_[-1]["learning_rate"] == 0.001 * float(factor)

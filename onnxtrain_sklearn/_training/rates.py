@@ -16,8 +16,8 @@ NEGLIGIBLE_FACTOR = 1e-3
 
 def _factor(schedule: Schedule, progress: Progress) -> float:
     factor: object = schedule.factor(progress)
-    if isinstance(factor, float | Real) and 0 <= factor < math.inf:
-        return factor
+    if isinstance(factor, Real) and 0 <= (number := float(factor)) < math.inf:
+        return number
     raise ValueError(
         f"{schedule!r}.factor must return a finite number >= 0, by which the initial value is multiplied; for step "
         f"{progress.step} it returned {factor!r}."
