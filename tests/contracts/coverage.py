@@ -351,7 +351,7 @@ every operator that takes a float tensor and returns one, in a sequence or an op
 
 The last column lists the settings of such operators that an engine refuses. A gradient that is returned is right: an
 engine never guesses. Pairs of QuantizeLinear and DequantizeLinear, with integers between them, are trained as
-[your own graph](guide/graphs.md#which-numbers-are-weights) says.
+[your own graph](guide/graphs.md#quantized-graphs) says.
 
 {counts}
 
