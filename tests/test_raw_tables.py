@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 from functools import partial
 
@@ -26,7 +27,6 @@ FRAME = pd.DataFrame(
         "int": [1, 2, 3],
         "nullable": pd.array([1, None, 3], dtype="Int64"),
         "object numbers": np.array([1, None, 2.5], dtype=object),
-        "decimal": [decimal.Decimal("1.5"), decimal.Decimal(2), None],
         "bool": [True, False, True],
         "nullable bool": pd.array([True, None, False], dtype="boolean"),
         "text": np.array(["a", None, "b"], dtype=object),
@@ -104,6 +104,22 @@ def test_categorical_features_that_do_not_fit(chosen, message):
         (np.array([[1j]]), ValueError, "Complex data not supported"),
         (pd.DataFrame({"a": [{}]}), TypeError, "argument must be a string or a real number: column 'a' of X holds a d"),
         (pd.DataFrame({"a": [[1, 2], [3, 4]]}), TypeError, "holds a list"),
+        (
+            pd.DataFrame({"a": [datetime.date(2024, 1, 1)]}),
+            TypeError,
+            "holds a date. Give numbers .* days since a date",
+        ),
+        (
+            pd.DataFrame({"a": pd.period_range("2024", periods=1)}),
+            TypeError,
+            "holds a Period. Give numbers made of them",
+        ),
+        (
+            pd.DataFrame({"a": pd.cut([1.0, 2.0], 2)}),
+            TypeError,
+            r"holds a Interval. Convert the column to text, by .astyp",
+        ),
+        (pd.DataFrame({"a": [decimal.Decimal(1)]}), TypeError, "holds a Decimal. Convert the column to numbers"),
         (pd.DataFrame({"a": [np.inf]}), ValueError, "contains infinity .* 'a'"),
         (np.array([[1e39]]), ValueError, "contains infinity"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "several columns named 'a'"),
@@ -122,6 +138,29 @@ def test_integers_that_float32_rounds_give_a_warning():
         read(pd.DataFrame({"id": [2**24 + 1]}))
     with pytest.warns(OnnxTrainWarning, match="16777217"):
         read(np.array([[2**24 + 1]]))
+
+
+def test_numbers_that_float32_does_not_tell_apart_give_a_warning():
+    y = np.random.default_rng(0).normal(size=100)
+    quick = RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1)
+    for X, name in ((pd.DataFrame({"time": 1e9 + y}), "time"), (np.column_stack([y, 1e9 + y]), "x1")):
+        with pytest.warns(OnnxTrainWarning, match=f"'{name}' of X holds numbers near 1e.09 that are about 0.96 apart"):
+            quick.fit(X, y)
+    quick.predict(np.full((2, 2), 1e9 + y[:2]))  # two rows tell nothing about the column
+    far = {
+        "mostly 0": np.where(y > 2, 1e9, 0.1),
+        "constant": np.full(100, 1e9 + 0.1),
+        "near": 1e5 + y,
+        "int": 1e6 + y // 1,
+    }
+    quick.fit(pd.DataFrame(far), y)
+
+
+def test_a_column_with_an_empty_name_gets_one_in_the_graph():
+    frame = pd.DataFrame({"": np.arange(20.0), "text": ["a", "b"] * 10})
+    regressor = RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1).fit(frame, frame[""])
+    assert regressor.predict(frame).shape == (20,)
+    assert [value.name for value in regressor.to_onnx().graph.input] == ["x0", "text"]
 
 
 def test_columns_of_other_names_are_refused():

@@ -16,7 +16,7 @@ from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.losses import LOSSES, Huber, Loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -46,6 +46,16 @@ def test_the_unit_of_the_targets_does_not_matter(loss):
 def test_nor_does_their_origin(loss):
     scores = [scaled_regressor(loss=loss).fit(X, Y + origin).score(X, Y + origin) for origin in (-1e4, 0.0, 1e4)]
     assert_allclose(scores, scores[1], atol=1e-3)
+
+
+def test_targets_that_float32_does_not_tell_apart_give_a_warning():
+    near = np.column_stack([Y, 1e9 + Y / 100 + 0.25])
+    for y in (near[:, 1], near):
+        with pytest.warns(
+            OnnxTrainWarning, match=r"^y holds numbers near 1e.09 that are about 0.77 apart, and float32, "
+        ):
+            scaled_regressor(Linear(), max_iter=1).fit(X, y)
+    scaled_regressor(Linear(), max_iter=1).fit(X, np.column_stack([np.full(len(Y), 1e9 + 0.25), 1e5 + Y]))
 
 
 @pytest.mark.parametrize("engine", available_engines())

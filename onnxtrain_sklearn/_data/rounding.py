@@ -1,6 +1,7 @@
-"""Warnings of integers that the graph's type cannot hold: float32 has no odd integers above 2**24.
+"""Warnings of numbers that the graph's type cannot tell apart: float32 has no odd integers above 2**24.
 
-Identifiers, time stamps and prices in cents are such numbers. Rounding may make different rows equal.
+Identifiers, time stamps and prices in cents are such numbers, and so are numbers far from 0 that differ by little.
+Rounding may make different rows equal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,27 @@ from numpy.typing import ArrayLike
 
 from .._support.typing import DType, MatrixLike, SparseLike
 from ..exceptions import OnnxTrainWarning
+
+COARSE = 8
+"""Steps of the type in a standard deviation from which on the error of rounding does not matter: its variance is 1/768
+of that of the numbers."""
+
+
+def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
+    """Warn where ``dtype`` has fewer than eight numbers in a standard deviation of ``numbers``, which are float64."""
+    there = numbers[~np.isnan(numbers)]
+    if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:
+        return
+    largest, spread = np.abs(there).max(), float(there.std(dtype=np.float64))
+    step, constant = float(np.spacing(largest.astype(dtype))), there.min() == there.max()
+    if constant or spread > COARSE * step or (there == np.rint(there)).all():
+        return
+    warnings.warn(
+        f"{name} holds numbers near {largest:.6g} that are about {spread:.2g} apart, and {dtype}, the type of the "
+        f"graph, has none between steps of {step:.2g} there. Subtract a number near them, such as their mean.",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
 
 
 def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> None:

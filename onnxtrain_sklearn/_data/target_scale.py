@@ -8,6 +8,7 @@ import numpy as np
 
 from .._graph.links import TargetScaling
 from .._support.typing import DType
+from .rounding import COARSE, warn_of_steps
 from .targets import Targets
 
 
@@ -41,6 +42,13 @@ def require_in_range(scale: TargetScale, values: np.ndarray, dtype: DType) -> No
             f"The values of y are about {scale.scale.min():.2g} apart, which is too small for {limits.dtype}, the type "
             f"of the graph's output. Scale y."
         )
+
+
+def warn_of_equal_targets(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
+    """Warn where different targets ``values`` are one number in the type of the graph, as predictions then are."""
+    steps = np.spacing(np.abs(scale.center).astype(dtype))
+    for column in np.flatnonzero(scale.scale < COARSE * steps)[:1]:
+        warn_of_steps(values[:, column], dtype, "y")
 
 
 def target_scale(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._data.rounding import warn_of_rounding
-from .._data.target_scale import require_in_range
+from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._fitted.sample import sample_rows
 from .._given.ml_files import FittedFile
 from .._given.ml_start import started
@@ -38,3 +38,4 @@ def require_fit(plan: Plan, run: Run, examples: Examples) -> None:
         warn_of_rounding(plan.call.y, run.model.dtype, "y")
         if plan.rows.scale is not None:
             require_in_range(plan.rows.scale, examples.targets.values, run.model.dtype)
+            warn_of_equal_targets(plan.rows.scale, examples.targets.values, run.model.dtype)

@@ -29,7 +29,7 @@ from .fitted_graph import FittedGraph
 from .member_tasks import MemberTasks, TracedRecipe, epochs_of
 from .members import MemberRecipe, Network, train_members
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_text_columns
+from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,7 +109,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         table = read_table(self, X, reset=True)
         categorical = categorical_columns(table, self.categorical_features)
-        warn_of_text_columns(table, self.categorical_features)
+        warn_of_columns(table, self.categorical_features)
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))

@@ -6,6 +6,8 @@ NaN for missing ones. Categories are objects with None for missing ones.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -18,7 +20,7 @@ from sklearn.utils.validation import validate_data
 
 from .._data.inputs import is_frame
 from .._data.labels import is_missing
-from .._data.rounding import warn_of_rounding
+from .._data.rounding import warn_of_rounding, warn_of_steps
 from .._data.text_columns import warn_of_texts
 from .._support.typing import MatrixLike
 
@@ -33,7 +35,7 @@ class RawTable:
     Attributes
     ----------
     names : tuple of str
-        Of a data frame its own; else ``x0``, ``x1``, ...
+        Of a data frame its own, unless they are empty; else ``x0``, ``x1``, ...
     columns : tuple of ndarray
         A column is float64 with NaN for missing numbers, or of objects with None for missing values.
     is_categorical : tuple of bool
@@ -78,7 +80,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
 
 
 def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
-    names = [str(name) for name in X.columns]
+    names = [str(name) or f"x{i}" for i, name in enumerate(X.columns)]  # inputs of a graph have names
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"X has several columns named {min(twice)!r}; each column needs a name of its own.")
     rows, width = len(X), len(names)
@@ -112,11 +114,23 @@ def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
     """Return the numbers of a column of objects, where all are numbers, else the objects."""
     listed = [None if is_missing(value) else value for value in values.tolist()]
     for kind in {type(value) for value in listed if not isinstance(value, str | bytes | Real | None)}:
-        raise TypeError(f"argument must be a string or a real number: column {name!r} of X holds a {kind.__name__}.")
+        raise TypeError(
+            f"argument must be a string or a real number: column {name!r} of X holds a {kind.__name__}. "
+            f"{_instead(kind)}"
+        )
     numbers = [value for value in listed if value is not None]
     if numbers and not any(isinstance(value, str | bytes | bool) for value in numbers):
         return _finite(name, np.array([np.nan if value is None else float(value) for value in listed]))
     return np.array([*listed, None], object)[:-1]
+
+
+def _instead(kind: type) -> str:
+    """Return what to do with cells of a type that is neither text nor number."""
+    if issubclass(kind, datetime.date | datetime.time) or kind.__name__ == "Period":
+        return "Give numbers made of them, such as days since a date."
+    if issubclass(kind, decimal.Decimal | datetime.timedelta):
+        return "Convert the column to numbers."
+    return "Convert the column to text, by .astype(str) for example, if its values are categories."
 
 
 def _finite(name: str, numbers: np.ndarray) -> np.ndarray:
@@ -146,12 +160,12 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
     return tuple(i in places for i in range(len(table.names)))
 
 
-def warn_of_text_columns(table: RawTable, chosen: CategoricalFeatures) -> None:
-    """Warn of texts that are no categories, in columns that ``categorical_features`` does not name."""
-    if not isinstance(chosen, str):
-        return
+def warn_of_columns(table: RawTable, chosen: CategoricalFeatures) -> None:
+    """Warn of numbers that float32 does not tell apart, and of texts that are no categories, unless they are named."""
     for name, column in zip(table.names, table.columns, strict=True):
-        if column.dtype == object:
+        if column.dtype != object:
+            warn_of_steps(column, np.dtype(np.float32), f"Column {name!r} of X")
+        elif isinstance(chosen, str):
             warn_of_texts(name, (value for value in column.tolist() if isinstance(value, str)), len(table))
 
 

@@ -27,7 +27,7 @@ from .examples import TableExamples
 from .folds import validation_folds
 from .members import Network
 from .preprocessing import Preprocessing, fit_preprocessing
-from .raw_table import categorical_columns, read_table, warn_of_text_columns
+from .raw_table import categorical_columns, read_table, warn_of_columns
 from .scaling import SCALINGS
 
 
@@ -114,7 +114,7 @@ class UntrainedNetwork:
 def untrained_networks(recipe: BaseRecipe, X: MatrixLike, y: ArrayLike) -> Iterator[UntrainedNetwork]:
     """Yield the networks of a recipe as they are before training."""
     table = read_table(recipe, X, reset=True)
-    warn_of_text_columns(table, recipe.categorical_features)
+    warn_of_columns(table, recipe.categorical_features)
     targets = recipe._encode(y)
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
