@@ -173,6 +173,7 @@ def unchanged(model, call, message) -> None:
         ({"layers.9.weight": np.zeros(3)}, "The state holds 'layers.9.weight', which the graph lacks.*Did you mean"),
         ({"layers.0.bias": np.full(4, np.nan)}, "'layers.0.bias' with values that are NaN or infinite"),
         ({"layers.0.bias": np.array(["a"] * 4)}, "weights are numbers"),
+        ({"layers.0.bias": np.full(4, 1e300)}, "'layers.0.bias' with values that are too large for float32"),
     ],
     ids=str,
 )
@@ -187,6 +188,9 @@ def test_states_by_name_that_do_not_fit(change, message):
     [
         ({"parameters": np.zeros(7, np.float32)}, r"'parameters' of shape \[7\], and the estimator has \[29\]"),
         ({"second_moment": None}, r"the vectors \['first_moment'\] of an optimizer"),
+        ({"second_moment": np.full(29, 1e300)}, "'second_moment' with values that are too large for float32"),
+        ({"step": np.array(-3)}, r"'step' = -3, which must be a number of steps"),
+        ({"step": np.array(2.5)}, r"'step' = 2.5, which must be a number of steps"),
     ],
     ids=str,
 )

@@ -136,7 +136,7 @@ def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, 
     for name, array in arrays.items():
         if name not in current:
             raise ModelError(f"The state holds {name!r}, which the graph lacks.{nearest(name, current)}")
-        _require_fitting_array(name, array, current[name].shape)
+        _require_fitting_array(name, array, current[name].shape, run.parameters.buffer.dtype)
     if missing := [name for name in run.parameters.names if name not in arrays]:
         raise ModelError(f"The state lacks {missing[0]!r}, which is trained: it belongs to another model.")
     parameters = run.parameters.with_averages(run.parameters.averages)
@@ -168,8 +168,9 @@ def _of_vectors(
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
     for name, array in arrays.items():
-        _require_fitting_array(name, array, known.get(name, size))
-    if moments.keys() != set(slots) and (moments or int(arrays.get(STEP, np.array(0)))):
+        _require_fitting_array(name, array, known.get(name, size), old.vector.dtype)
+    t = _steps(arrays.get(STEP, np.array(0)))
+    if moments.keys() != set(slots) and (moments or t):
         raise ModelError(
             f"The state holds the vectors {sorted(moments)} of an optimizer, and that of the estimator has "
             f"{sorted(slots)}: set the optimizer that the state was trained with, or leave its vectors and "
@@ -184,13 +185,19 @@ def _of_vectors(
     if parameters.average is not None:
         parameters.average[...] = arrays[AVERAGE]
     typed = {name: array.astype(old.vector.dtype) for name, array in moments.items()}
-    t = int(arrays[STEP]) if STEP in arrays else 0
     averaged = run.state.averaged + t - run.state.t if AVERAGE in arrays else 0
     state = replace(run.state, t=t, slots=typed, averaged=max(0, averaged))
     return parameters, run.frozen, state
 
 
-def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+def _steps(array: np.ndarray) -> int:
+    """Return the number of steps that a state holds."""
+    if not 0 <= array < 2**63 or array != np.floor(array):
+        raise ModelError(f"The state holds {STEP!r} = {array}, which must be a number of steps: an integer >= 0.")
+    return int(array)
+
+
+def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if array.dtype.kind not in "fiu":
         raise ModelError(f"The state holds {name!r} of type {array.dtype}; weights are numbers.")
     if array.shape != shape:
@@ -200,3 +207,7 @@ def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...])
         )
     if not np.isfinite(array).all():
         raise ModelError(f"The state holds {name!r} with values that are NaN or infinite: that training diverged.")
+    if np.abs(array).max(initial=0) > np.finfo(dtype).max:
+        raise ModelError(
+            f"The state holds {name!r} with values that are too large for {dtype}, in which it is trained."
+        )
