@@ -169,7 +169,7 @@ def _of_vectors(
     moments = {name: array for name, array in arrays.items() if name not in known}
     for name, array in arrays.items():
         _require_fitting_array(name, array, known.get(name, size), old.vector.dtype)
-    t = _steps(arrays.get(STEP, np.array(0)))
+    t = _steps_of_state(arrays.get(STEP, np.array(0)))
     if moments.keys() != set(slots) and (moments or t):
         raise ModelError(
             f"The state holds the vectors {sorted(moments)} of an optimizer, and that of the estimator has "
@@ -190,7 +190,7 @@ def _of_vectors(
     return parameters, run.frozen, state
 
 
-def _steps(array: np.ndarray) -> int:
+def _steps_of_state(array: np.ndarray) -> int:
     """Return the number of steps that a state holds."""
     if not 0 <= array < 2**63 or array != np.floor(array):
         raise ModelError(f"The state holds {STEP!r} = {array}, which must be a number of steps: an integer >= 0.")
