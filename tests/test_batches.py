@@ -188,3 +188,20 @@ def test_distinct_rows_are_in_the_order_of_their_bytes(width):
     _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
     np.testing.assert_array_equal(rows, first)
     np.testing.assert_array_equal(sums[rows], np.bincount(group.ravel()))
+
+
+def test_buffers_of_several_batches_know_whether_their_weights_are_one():
+    """Weights are written again where others were written before."""
+    known, weights = new_buffers(4), np.array([1.0, 2, 0.5, 1])
+    plain, weighted = batches(4, size=4), batches(4, weights=weights, size=4)
+    for source, rows, wanted in (
+        (plain, [0, 1, 2, 3], [1, 1, 1, 1]),
+        (weighted, [0, 1, 2, 3], [1, 2, 0.5, 1]),
+        (plain, [3, 2, 1, 0], [1, 1, 1, 1]),
+        (plain, [3, 2], [1, 1, 0, 0]),
+        (plain, [0, 1, 2, 3], [1, 1, 1, 1]),
+        (weighted, [2], [0.5, 0, 0, 0]),
+    ):
+        source.gather(np.array(rows), known)
+        assert known.sample_weight.tolist() == wanted
+        assert known.has_ones == (wanted == [1, 1, 1, 1])

@@ -47,16 +47,17 @@ def distinct_rows(
     return rows[first], merged
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class BatchBuffers:
     """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights.
 
-    Columns whose rows stay sparse have a place in ``sparse`` instead.
+    Columns whose rows stay sparse have a place in ``sparse`` instead. ``has_ones``: all weights are known to be one.
     """
 
     columns: Mapping[str, np.ndarray]
     sample_weight: np.ndarray
     sparse: Mapping[str, SparseRows] = field(default_factory=dict)
+    has_ones: bool = False
 
 
 class Batches:
@@ -149,7 +150,9 @@ class Batches:
     def minibatches(self) -> list[np.ndarray]:
         """Return the rows of each minibatch of the next pass."""
         order = self._rows if self._rng is None or self._is_whole else self._rng.permutation(self._rows)
-        return [order[i * self.size : (i + 1) * self.size] for i in range(self.steps)]
+        whole = len(order) // self.size * self.size
+        found = list(order[:whole].reshape(-1, self.size))  # takes less time than slices
+        return found if whole == len(order) or self.drop_last else [*found, order[whole:]]
 
     def weights_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the weights of these rows."""
@@ -168,7 +171,7 @@ class Batches:
             if changes or self._loaded is not target:
                 self.gather(rows, target)
                 self._loaded = target
-            yield self.weight_of(rows)
+            yield float(count) if self._weights is None else self.weight_of(rows)
 
     def weight_of(self, rows: np.ndarray) -> float:
         """Return the sum of the weights of these rows."""
@@ -185,12 +188,11 @@ class Batches:
             self._gathers = buffers, [self._into(name, buffers) for name in self._columns]
         for write in self._gathers[1]:
             write(padded)
-        if self._weights is None:
-            buffers.sample_weight.fill(1.0)
-        else:
-            buffers.sample_weight[:count] = self._weights[rows]
-        if count < capacity:
+        are_ones = self._weights is None and count == capacity
+        if not (are_ones and buffers.has_ones):
+            buffers.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]
             buffers.sample_weight[count:] = 0.0
+            buffers.has_ones = are_ones
 
     def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
         """Return a function that writes rows of one column into its place in the buffers."""

@@ -9,36 +9,17 @@ from functools import cached_property, partial
 import numpy as np
 
 from .._data.batches import BatchBuffers
-from .._graph.loss_terms import LEAST_TOTAL
 from .._runtime import devices
 from .._runtime.binding import Binding
 from .dropout import UniformNumbers
-from .loss_graph import LOSS, PARALLEL_WORK, WEIGHT
+from .labeled_shares import LABELED
+from .loss_graph import LOSS, PARALLEL_WORK, TARGET, WEIGHT
 from .pass_graph import PassGraph
 from .repeated_shares import REPEATED
 from .row_gradients import HostLookups, RowGradients, host_lookups
+from .row_shares import LabeledShares, RowShares
 from .sparse_products import HostProduct, host_products
 from .step import OptimizerState
-
-
-class RowShares:
-    """The weights of the rows of a minibatch divided by their sum; those of most minibatches are equal.
-
-    They are a column, and a matrix of so many equal columns.
-    """
-
-    def __init__(self, weights: np.ndarray, columns: int = 0) -> None:
-        self._weights, self._known = weights, b""
-        self.column = np.zeros((len(weights), 1), weights.dtype)
-        self.matrix = np.zeros((len(weights), columns), weights.dtype)
-
-    def update(self) -> None:
-        """Compute the shares if the weights have changed."""
-        content = self._weights.tobytes()
-        if content != self._known:
-            np.divide(self._weights[:, None], max(self._weights.sum(), LEAST_TOTAL), self.column)
-            self.matrix[...] = self.column
-            self._known = content
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +31,7 @@ class HostPass:
 
     buffers: BatchBuffers
     shares: RowShares
+    labeled: LabeledShares | None
     gradient: Binding
     loss: np.ndarray
     uniform: UniformNumbers
@@ -64,13 +46,16 @@ class HostPass:
         after = [product.backward for product in self.products]
         after += [self.lookups.write_gradients] if self.lookups.reads else []
         after += [partial(np.copyto, *pair) for pair in self.moved]
-        return *forward, self.shares.update, self.gradient.run, *after
+        labeled = [] if self.labeled is None else [self.labeled.update]
+        return *forward, *labeled, self.gradient.run, *after
 
     def run(self, state: OptimizerState, dropout: float) -> float:
         """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
         if self.uniform.buffers:
             self.uniform.draw(state.draws, dropout)
             state.draws += 1
+        if not (self.shares.of_ones and self.buffers.has_ones):
+            self.shares.update()
         for call in self._calls:
             call()
         loss: float = self.loss.item()
@@ -89,7 +74,9 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
     products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen, tables)
     shares = RowShares(buffers.sample_weight, graph.program.repeated_shares)
+    labeled = LabeledShares(buffers.columns[TARGET], shares) if graph.program.labeled_shares else None
     inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: shares.column, REPEATED: shares.matrix}
+    inputs |= {} if labeled is None else {LABELED: labeled.matrix}
     inputs |= {product.first.name: product.product for product in products}
     lookups = host_lookups(graph.program.lookups, tables)
     outside = {product.first.weight for product in products}.union(tables)
@@ -99,4 +86,4 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     outputs = {LOSS: loss, **{read.lookup.indices: read.indices for read in lookups.reads}}
     binding = graph.bind(inputs, outputs, gradients, moved, threads)
     statistics = [(parameters.view(name), moved[name]) for name in moved]
-    return HostPass(buffers, shares, binding, loss, uniform, statistics, products, lookups)
+    return HostPass(buffers, shares, labeled, binding, loss, uniform, statistics, products, lookups)

@@ -33,6 +33,7 @@ from .cpu_products import transpose_operands
 from .dropout import expose_dropout
 from .gathering import gather_rows
 from .gradient_shapes import return_before_reshapes
+from .labeled_shares import take_labeled_shares
 from .loss_graph import LAZY, LOSS, TARGET, StepSettings, training_graph, work
 from .parameters import FlatParameters
 from .random_numbers import expose_random
@@ -63,6 +64,8 @@ class PassProgram:
         The segments of the forward pass that the backward pass computes again.
     repeated_shares : int
         The columns of the matrix of shares that the graph reads, 0: it reads none.
+    labeled_shares : bool
+        Whether the graph reads the shares at the labels in place of the labels.
     """
 
     graph: bytes
@@ -75,6 +78,7 @@ class PassProgram:
     lookups: Sequence[Lookup] = ()
     segments: int = 0
     repeated_shares: int = 0
+    labeled_shares: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +209,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     if source.any_shape:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
     repeated = repeat_shares(model.graph) if source.for_cpu and source.gives_shares else 0
+    labeled = take_labeled_shares(model.graph) if repeated else False
     if source.for_cpu:
         transpose_operands(model.graph)
     return PassProgram(
@@ -218,6 +223,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         emitted.lookups,
         again,
         repeated,
+        labeled,
     )
 
 

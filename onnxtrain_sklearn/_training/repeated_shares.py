@@ -52,14 +52,14 @@ def _multiplied_columns(node: ir.Node) -> int:
 def _sum_at_once(graph: ir.Graph, column: ir.Value, matrix: ir.Value) -> None:
     """Replace the loss ``sum_i s_i sum_j m_ij``, or its negative, by ``sum_ij s_ij m_ij``."""
     total = next(value for value in graph.outputs if value.name == LOSS).producer()
-    weighted = None if total is None or not _is_sum(total, []) else _made_by(total, "Mul")
+    weighted = None if total is None or not is_sum(total, []) else _made_by(total, "Mul")
     rows = None if weighted is None else next((v for v in weighted.inputs if v is not column), None)
     if total is None or weighted is None or rows is None or column not in weighted.inputs:
         return
     made = rows.producer()
     negated = made is not None and kind(made) == "Neg"
     inner = _made_by(made, "ReduceSum") if made is not None and negated else made
-    if inner is None or not _is_sum(inner, [1]) or dims(inner.inputs[0]) != dims(matrix):
+    if inner is None or not is_sum(inner, [1]) or dims(inner.inputs[0]) != dims(matrix):
         return
     op = GraphBuilder(graph, dtype=matrix.dtype or ir.DataType.FLOAT, prefix="onnxtrain/repeated")
     product = op.Mul(matrix, inner.inputs[0])
@@ -75,7 +75,7 @@ def _made_by(node: ir.Node, operator: str) -> ir.Node | None:
     return made if made is not None and kind(made) == operator else None
 
 
-def _is_sum(node: ir.Node, axes: list[int]) -> bool:
+def is_sum(node: ir.Node, axes: list[int]) -> bool:
     """Whether a node is a sum over ``axes`` of a matrix, which are kept; over all and none kept, without axes."""
     if kind(node) != "ReduceSum" or attribute(node, "keepdims", 1) != bool(axes):
         return False
