@@ -29,7 +29,7 @@ class FineTuner(Component):
     The results for a path of strengths λ, the anchors themselves, and the unchanged model are candidates. Each is
     judged by the losses of the rows held out in turn. The result is the mean of the candidates, weighted by
     :math:`e^{-2 z}`, where z is the difference of its loss to that of the best one in standard errors. Where the scores
-    are not linear in the weights, only candidates of one anchor are averaged. The model stays as it is unless this
+    are not linear in the weights, only candidates of the best search are averaged. The model stays as it is unless this
     mean, or else the best recalibration, has a lower loss on the held-out rows. With ``X_val``, the candidate that
     scores best on these data is taken. The attribute ``fine_tuning_`` of the estimator holds the candidates.
 
@@ -45,7 +45,7 @@ class FineTuner(Component):
         "auto": chosen from 3, 1, 0.3 and 0.1.
     margin : float, default=0.0
         Number of standard errors by which the loss of held-out rows must be below that of the old model, which stays
-        otherwise. 1 is the one-standard-error rule.
+        otherwise. 1: the one-standard-error rule, for whom a change must prove itself.
     new_head : bool, default=False
         Whether the last layer of the model is replaced by a new linear layer, for other classes or targets: that of the
         estimator's ``output``, which may be any tensor inside the graph, or of the input of the last layer. The head is

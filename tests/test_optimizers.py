@@ -109,6 +109,12 @@ class TestCoefficients:
         late = Adam().coefficients(0.001, 10**6)
         assert late == {"learning_rate": 0.001, "epsilon": 1e-8}
 
+    def test_adamw_has_those_of_adam_and_the_decay(self) -> None:
+        for rate, t in ((0.001, 1), (0.3, 2), (1e-5, 777), (0.0, 10**7)):
+            parameters = {"beta_1": 0.8, "beta_2": np.float32(0.99), "epsilon": 1e-7, "weight_decay": np.float32(0.03)}
+            found, adam = AdamW(**parameters).coefficients(rate, t), Adam(**parameters).coefficients(rate, t)
+            assert found == {**adam, "decay": rate * float(np.float32(0.03))}
+
     def test_names_are_the_inputs_of_the_graph(self) -> None:
         for kind in OPTIMIZERS.values():
             if issubclass(kind, Optimizer):

@@ -152,19 +152,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X : array-like or sparse matrix of shape (n_samples, n_features), or dict of str to array-like
-            Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
-            several inputs takes a dict of arrays by input name, :class:`Inputs`, or a data frame whose columns are
-            named after the inputs; a fitted model that encodes text takes what it was fitted on.
-        y : array-like of shape (n_samples,) or (n_samples, n_labels), or of more axes
-            Labels: one a row, several a row, or one at each position of a row, for which the graph has scores.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Weight of each row in the mean loss, >= 0; None: one.
-        X_val, y_val, sample_weight_val : like the ones above, default=None
-            Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
-        X_old, y_old, sample_weight_old : like the ones above, default=None
-            Rows like those that a model was trained on before, for fine-tuning only: they help where the new rows are
-            few. How much they count beside the new ones is ``old_weight`` of :class:`FineTuner`.
+        X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old : array-like
+            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels: one a row, several a row, or one at each
+            position of a row, (n_samples, ...), for which the graph has scores.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
             The scores belong to the labels in sorted order. None: the labels in ``y``.
@@ -175,12 +165,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Raises
         ------
-        ValueError, TypeError
-            A parameter or the data are invalid; the estimator is unchanged.
-        ModelError
-            The graph cannot be read, or cannot be trained on these data.
-        DivergenceError
-            The loss became NaN or infinite; the estimator holds the last finite weights.
+        ValueError, TypeError, ModelError, DivergenceError
+            As in :meth:`OrtGradientRegressor.fit`.
 
         Examples
         --------

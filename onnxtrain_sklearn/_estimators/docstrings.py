@@ -67,11 +67,10 @@ validation_scores_ : list of float or None
 best_validation_score_ : float or None
     Best of these scores; with early stopping that of the best epoch, whose weights are kept.
 fine_tuning_ : dict of str to ndarray
-    The candidates of fine-tuning, in columns: ``candidate`` names the anchor ("old", "shifted", "rescaled", "zero",
-    "old rows"), ``strength`` is that of the pull, infinite for the anchor itself, or the weight of the old rows,
-    ``loss`` is that of held-out rows, ``gain`` and ``standard_error`` say how far it is below that of the old model,
-    ``share`` is the share in the result. With ``X_val``, ``score`` replaces the losses. Plain training has no such
-    attribute.
+    The candidates of fine-tuning, in columns: ``candidate`` names the search ("old", "shifted", "rescaled", "zero",
+    "old rows"), ``strength`` that of its pull, infinite for its start, or the weight of the old rows, ``loss`` is that
+    of held-out rows, ``gain`` and ``standard_error`` say how far it is below that of the old model, ``share`` is the
+    share in the result. With ``X_val``, ``score`` replaces the losses. Plain training has no such attribute.
 engine_, device_ : str
     The gradient engine and the device that were used.
 model_ : onnx.ModelProto

@@ -42,28 +42,24 @@ def _listed(registry: Mapping[str, object]) -> str:
 
 SHARED: Mapping[str, Parameter] = {
     "model": Parameter("onnx.ModelProto, bytes, path, ONNXProgram, fitted estimator, graph builder, str or None", """
-The network to train. Training starts from the weights in it; the model itself is not changed. :meth:`describe` lists
-the weights.
-
-- A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a
-  builder with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``.
-- An ONNX graph as ``ModelProto``, bytes or path, or the ``ONNXProgram`` that ``torch.onnx.export`` returns; copies of
-  the estimator hold its protobuf. The graph is float32 or float64; float16 and bfloat16 are trained in float32 and
-  exported in their own type. Opsets 11 to 26 are trained as far as the installed onnxruntime takes them; ONNX converts
-  others where it can. A final activation is recognized, also behind operators that change only the shape: the loss is
-  taken on the scores before it, and ``predict_proba`` returns what the graph gives.
-- A fitted scikit-learn model or pipeline of the same kind is converted by skl2onnx and trained from its own numbers.
-  Its features and labels are kept, columns of text that it encodes too. Outlier detectors count as classifiers, with
-  the labels -1 and 1.
-
-Names of builders:
+The graph to train: float32 or float64; float16 and bfloat16 are trained in float32 and exported in their own type.
+Training starts from the weights in it; the model itself is not changed. :meth:`describe` lists the weights. Opsets 11
+to 26 are trained as far as the installed onnxruntime takes them; ONNX converts others where it can. A final activation
+is recognized, also behind operators that change only the shape: the loss is taken on the scores before it, and
+``predict_proba`` returns what the graph gives.
+The ``ONNXProgram`` that ``torch.onnx.export`` returns is taken as well; copies of the estimator hold its protobuf.
+A fitted scikit-learn model or pipeline of the same kind is converted by skl2onnx and trained from its own numbers. Its
+features and labels are kept, columns of text that it encodes too. Outlier detectors count as classifiers, with the
+labels -1 and 1.
+A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a builder
+with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``. Names:
 """ + _listed(MODELS)),
     "loss": Parameter("str, Loss or block", """
 What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
-:mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. It is the mean over the rows of a minibatch, weighted
-by ``sample_weight``. For a fitted scikit-learn model the default stands for the loss that the model minimizes: the
-hinge loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or quantile loss for
-regressors that minimize it."""),
+:mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. The mean over the rows of a minibatch, weighted by
+``sample_weight``. For a fitted scikit-learn model the default stands for the loss that the model minimizes: the hinge
+loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or quantile loss for regressors
+that minimize it."""),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the
 learning rate a step, as in PyTorch. Names:
@@ -71,7 +67,7 @@ learning rate a step, as in PyTorch. Names:
     "learning_rate_init": Parameter("float", """
 Learning rate that the schedule starts from; 0 leaves the weights as they are.""", (NOT_NEGATIVE,)),
     "learning_rate": Parameter("str or Schedule", """
-The schedule that the learning rate follows, a name or an object. Names:
+The schedule that the rate follows, a name or an object. Names:
 """ + _listed(SCHEDULES)),
     "batch_size": Parameter('int or "auto"', """
 Rows of a minibatch; "auto": min(200, n_samples). L-BFGS always takes all rows.""", (OneOf(("auto",)), COUNT)),
@@ -106,9 +102,8 @@ Decay of an exponential moving average of the weights, in [0, 1), such as 0.999.
 for its start: the initial weights are not part of it. Running statistics are not averaged. None: no average.""",
         (BELOW_ONE, None)),
     "accumulate": Parameter("int", """
-Minibatches whose gradients are added up for one step. The step is that of one minibatch of ``accumulate`` times
-``batch_size`` rows, but takes the memory of a small one. Only batch statistics and dropout masks are those of each
-minibatch.""",
+Minibatches whose gradients are added up for one step: the same step as by one minibatch of ``accumulate`` times
+``batch_size`` rows, in the memory of one. Only batch statistics and dropout masks are those of each minibatch.""",
         (COUNT,)),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
@@ -122,13 +117,11 @@ the other parameters too. Predictions, ``weights_`` and ``to_onnx()`` have them 
 holds them by name, :meth:`save_adapter` writes them to a file. None: the parameters themselves are trained.""",
         (Instance(LoRA, "a LoRA"), None)),
     "finetune": Parameter('"auto", FineTuner or None', """
-How ``fit`` trains a model that has been trained before.
-
-- "auto": a fitted scikit-learn model, also in an ONNX file, is fine-tuned by :class:`~onnxtrain_sklearn.FineTuner`,
-  which adapts it to few new rows, unless a parameter of plain training (``optimizer``, ``learning_rate_init``,
-  ``max_iter``, ``early_stopping``, ``warm_start``, ...) differs from its default.
-- A ``FineTuner``: given graphs of any kind are fine-tuned, with its settings.
-- None, and always for builders and ``partial_fit``: plain training by ``optimizer``.""",
+How ``fit`` trains a model that has been trained before. "auto": a fitted scikit-learn model, also in an ONNX file, is
+fine-tuned by :class:`~onnxtrain_sklearn.FineTuner`, which adapts it to few new rows, unless a parameter of plain
+training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...) differs from its
+default. A FineTuner: given graphs of any kind are fine-tuned, with its settings. None, and always for builders and
+``partial_fit``: plain training by ``optimizer``.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
     "output": Parameter("str or None", """
 The output of the graph to train; None: the first float output that depends on a float initializer. With
@@ -142,21 +135,18 @@ evaluation mode. A BatchNormalization whose scale and shift ``trainable`` freeze
 the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
     "checkpoint_activations": switch("""
 Whether the backward pass computes activations again instead of keeping those of the whole graph, which takes less
-memory and more time: for deep graphs and large minibatches. The results are the same, but for rounding where
-onnxruntime fuses other operators. The gradients are those of the portable engine."""),
+memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. The portable
+engine does so. It pays for deep graphs and large minibatches."""),
     "sparse_updates": Parameter('{"exact", "lazy"}', """
 What a step does with weights that its minibatch does not read: the rows of an embedding that no index names (of a
 trained matrix that only Gather reads, along its first axis), and, where ``X`` is a sparse matrix, the rows of the
-matrix that it is multiplied by whose column of ``X`` is zero throughout the minibatch.
-
-- "exact": the optimizer updates them like all other parameters. They are skipped where that leaves them as they are,
-  as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and ``alpha``.
-- "lazy": they stay as they are, and so does the state of the optimizer for them, as with ``torch.optim.SparseAdam``:
-  weight decay, ``alpha`` and momentum act only on the rows that occur. That takes less time where the matrix is large,
-  and it is another optimizer where rows are rare. For the CPU alone.
-
-All other matrices are updated as usual: one that is the output layer as well, and one that dense data are multiplied
-by.""",
+matrix that it is multiplied by whose column of ``X`` is zero throughout the minibatch. "exact": the optimizer updates
+them as all other parameters; they are skipped where that leaves them as they are, as with
+:class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and ``alpha``. "lazy": they stay as they are, and so does
+the state of the optimizer for them, as with ``torch.optim.SparseAdam``: weight decay, ``alpha`` and momentum act on the
+rows that occur alone. That takes less time where the matrix is large, and it is another optimizer where rows are rare.
+A matrix that is read otherwise too, such as one that is the output layer as well, has a gradient in all rows, and is
+updated as usual, and so is one that dense data are multiplied by. On the CPU alone.""",
         (OneOf((EXACT, LAZY)),)),
     "tol": Parameter("float", """
 Least improvement of the loss, or of what ``early_stopping`` watches, that counts as one.""",
@@ -167,11 +157,9 @@ Training ends after more epochs than this in a row without improvement; np.inf: 
     "early_stopping": Parameter('bool or "best_epoch"', """
 Whether to watch validation data instead of the training loss, and to end with the weights that were best on them,
 whatever ``tol`` is. Classifiers watch the loss on them, since the accuracy on few rows stands still for many epochs
-while the network learns; regressors and several outputs watch the score. ``scoring`` names a score to watch instead.
-
-- True: training ends after ``n_iter_no_change`` epochs without improvement. Of equal epochs the first is the best.
-- "best_epoch": training takes all ``max_iter`` epochs. Of equal epochs the latest is the best.""",
-        (bool, OneOf(("best_epoch",)))),
+while the network learns; regressors and several outputs watch the score, and ``scoring`` names a score to watch
+instead. "best_epoch": the same, but training takes all ``max_iter`` epochs, and of equal ones the latest is the best;
+else it is the first.""", (bool, OneOf(("best_epoch",)))),
     "scoring": Parameter("str, callable or None", """
 Score on the validation data, higher is better, in place of the accuracy or R²; early stopping watches it as it is:
 the name of a scorer of scikit-learn (``"accuracy"``, ``"neg_log_loss"``, ``"roc_auc"``,
@@ -186,8 +174,8 @@ Share of the data that early stopping holds out where ``fit`` is given no ``X_va
 Callbacks of :mod:`onnxtrain_sklearn.callbacks`, such as ``EarlyStopping()`` and ``Checkpoint("folder")``, those of
 ``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), other objects in that form, and functions. They belong to
 this estimator alone; ``set_callbacks`` (scikit-learn 1.9) sets those that take part in the levels of a pipeline or a
-search. A function is called after each epoch with an object that has the ``number``, ``loss``, ``validation_score`` and
-``learning_rate`` of the epoch. Training ends where a callback returns True.""",
+search. A function is called after each epoch, of ``fit`` and of ``partial_fit``, with an object that has ``number``,
+``loss``, ``validation_score`` and ``learning_rate`` of the epoch. Training ends where a callback returns True.""",
         (Callbacks(HOOKS), None)),
     "warm_start": switch("""
 Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
@@ -198,8 +186,8 @@ Seeds the initial weights of builders, the order of the rows, the validation spl
 Whether to print what is trained, and its progress. True: a line with a bar and the time left where it can be written
 over, in a terminal and in a notebook, else a table of epochs. 2: always the table.""", (bool, Range(Integral, 0))),
     "engine": Parameter('{"auto", "ort-training", "portable"}', """
-What differentiates the graph. "auto" takes, of the engines that are installed and proven right for every operator
-between the parameters and the loss, the faster one by a measured table. ``engine_`` says which one was used."""),
+What differentiates the graph. "auto": of the engines that are installed and proven right for every operator between the
+parameters and the loss the faster one, by a measured table of operators. ``engine_`` says which one was used."""),
     "device": Parameter("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
     "providers": Parameter("list or None", """
@@ -218,28 +206,18 @@ predict something else."""
 REGRESSOR: Mapping[str, Parameter] = {
     **SHARED,
     "output_kind": Parameter('{"auto", "scores", "means"}', f"""
-What the output of a given graph holds.
-
-- "means": the means that are predicted.
-- "scores": for the losses with a log link (poisson, gamma, tweedie) the logarithms of the means; for others the same
-  as means.
-- "auto": means where the operators at the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else
-  scores.
-{_CHECKED_ON_DATA}""",
+What the output of a given graph holds. "means": the means that are predicted. "scores": for the losses with a log link
+(poisson, gamma, tweedie) the logarithms of the means; for others the same as means. "auto": means where the operators
+at the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.{_CHECKED_ON_DATA}""",
         (OneOf(("auto", "scores", "means")),)),
     "target_scaling": Parameter('"auto" or None', """
-Units that the targets are trained in.
-
-- "auto": a graph that is built for the data is trained on targets of mean 0 and standard deviation 1, for the losses
-  with a log link (poisson, gamma, tweedie) on targets of mean 1, so that the unit of ``y`` does not matter. Mean and
-  deviation are those of the rows that the first call trains on, weighted. Given graphs and fitted models keep their own
-  units. Builders and losses of your own keep them too, unless their attributes ``scales_targets`` and
-  ``target_scaling`` say otherwise.
-- None: the units of ``y``.
-
-Predictions, ``to_onnx()``, ``coef_`` and validation scores are in the units of ``y``; ``loss_``, ``weights_`` and
-parameters of the loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are in those that are
-trained.""",
+Units that the targets are trained in. "auto": a graph that is built for the data is trained on targets of mean 0 and
+standard deviation 1, for the losses with a log link (poisson, gamma, tweedie) on targets of mean 1, so that the unit of
+``y`` does not matter. Mean and deviation are those of the rows that the first call trains on, weighted. Predictions,
+``to_onnx()``, ``coef_`` and validation scores are in the units of ``y``; ``loss_``, ``weights_`` and parameters of the
+loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are in those that are trained. Given graphs and
+fitted models keep their own units. Builders and losses of your own keep them too, unless their attributes
+``scales_targets`` and ``target_scaling`` say otherwise. None: the units of ``y``.""",
         (OneOf(("auto",)), None)),
     "clip_predictions": switch("""
 Whether predictions are clipped to the range of the targets, from the smallest to the largest of each output: of the
@@ -250,22 +228,16 @@ scores are clipped; the loss is not. The bounds are rounded to the type of the g
 CLASSIFIER: Mapping[str, Parameter] = {
     **SHARED,
     "output_kind": Parameter('{"auto", "scores", "probabilities"}', f"""
-What the output of a given graph holds.
-
-- "scores": logits, or margins.
-- "probabilities": of the classes, or of the second of two. Where the scores behind them cannot be found, the loss is
-  taken on their logarithms.
-- "auto": probabilities where a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1];
-  else, with a warning, where the numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.
-{_CHECKED_ON_DATA}""",
+What the output of a given graph holds. "scores": logits, or margins. "probabilities": of the classes, or of the second
+of two; where the scores behind them cannot be found, the loss is taken on their logarithms. "auto": probabilities where
+a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
+numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.{_CHECKED_ON_DATA}""",
         (OneOf(("auto", "scores", "probabilities")),)),
     "class_axis": Parameter('{"auto", 1, -1}', """
 Axis of the classes in the scores of a graph that has them at each position of a row, such as the words of a text or the
-pixels of an image; ``y`` then holds a label at each position.
-
-- "auto": ``y`` holds labels at positions if it has more than two axes, or fewer than the scores. The axis is the last
-  one for scores (n, ..., k), the first after the rows for (n, k, ...).
-- 1 or -1: that axis, also for scores without such an axis, which are those of the second of two classes.""",
+pixels of an image; ``y`` then holds a label at each position. "auto": ``y`` does if it has more than two axes, or less
+than the scores; the axis is the last one for scores (n, ..., k), the first after the rows for (n, k, ...). 1 or -1:
+that one, also for scores without such an axis, which are those of the second of two classes.""",
         (OneOf(("auto", 1, -1)),)),
     "ignore_label": Parameter("int, float, str or None", """
 Label that does not count where ``y`` holds a label at each position, such as that of the padding of short rows: it has

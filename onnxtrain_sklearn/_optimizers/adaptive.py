@@ -112,9 +112,9 @@ class AdamW(Adam):
         super().__init__(beta_1, beta_2, epsilon, weight_decay)
 
     def coefficients(self, learning_rate: float, t: int) -> Coefficients:
-        found = super().coefficients(learning_rate, t)
-        found["decay"] = float(learning_rate) * float(self.weight_decay)
-        return found
+        rate, root = float(learning_rate), sqrt(1.0 - float(self.beta_2) ** t)
+        scaled, decay = rate * root / (1.0 - float(self.beta_1) ** t), rate * float(self.weight_decay)
+        return {"learning_rate": scaled, "epsilon": float(self.epsilon) * root, "decay": decay}
 
     def emit_coefficients(self, op: GraphBuilder, learning_rate: Value, t: Value) -> dict[str, Value]:
         decay = op.Mul(learning_rate, scalar_operand(self.weight_decay))

@@ -49,13 +49,14 @@ class ScheduledRates:
         self._history, self.initial = history, learning_rate_init
         self._schedule, self._decay, self._dropout = schedule, decay, dropout
         self._changes_more = not (isinstance(decay, Constant) and isinstance(dropout, Constant))
+        self._is_constant = type(schedule) is Constant
         self.learning_rate: float | None = None
         self._latest = Rates(math.nan)
 
     def advance(self) -> Rates:
         """Return the rates of the next step."""
         progress = self._history.progress
-        rate = self.initial * _factor(self._schedule, progress)
+        rate = self.initial * (1.0 if self._is_constant else _factor(self._schedule, progress))
         if self._changes_more:
             self._latest = Rates(rate, _factor(self._decay, progress), _factor(self._dropout, progress))
         elif rate != self.learning_rate:
@@ -80,7 +81,7 @@ class ScheduledRates:
 
     def follow(self, schedule: Schedule) -> None:
         """Take another schedule of the learning rate."""
-        self._schedule = schedule
+        self._schedule, self._is_constant = schedule, type(schedule) is Constant
 
     @property
     def finished(self) -> bool:

@@ -45,6 +45,8 @@ class SegmentUpdate:
         found, factor = self.program.coefficients, self.factors.rate
         if self.program.scheduled:
             return lambda rates, t: found(rates.learning_rate * factor, t, rates.decay)
+        if factor == 1:
+            return lambda rates, t: found(rates.learning_rate, t)
         return lambda rates, t: found(rates.learning_rate * factor, t)
 
 
