@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 
 from onnxtrain_sklearn import RealMLPRegressor
+from onnxtrain_sklearn._data.text_columns import warn_of_texts
 from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 
@@ -197,6 +198,40 @@ def test_columns_that_name_the_rows_give_a_warning(tmp_path):
             use(RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1), X=frame, y=np.arange(100.0))
         (message,) = [str(one.message) for one in told]
         assert message.startswith("Column 'ticket' has 100 different texts in 100 rows; if they identify the rows,")
+
+
+CENTS = [f"{i / 100:.2f}" for i in range(100)]
+NUMBERS_AS_TEXTS = {
+    "marked": ([*CENTS[1:], "?"], "'0.01' is one, '[?]' is none"),
+    "money": ([f"${1000 * i:,}" for i in range(100)], "such as '[$]0'"),
+    "percent": ([f"{text}%" for text in CENTS], "such as '0.00%'"),
+    "comma": ([text.replace(".", ",") for text in CENTS], "such as '0,00'"),
+    "signed": ([f"-{text}e-3" for text in CENTS], "such as '-0.00e-3'"),
+    "whole": ([*map(str, range(1, 50)), *["unknown", None] * 25, "7"], "'1' is one, 'unknown' is none"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_AS_TEXTS)
+def test_numbers_among_texts_give_a_warning(name):
+    texts, examples = NUMBERS_AS_TEXTS[name]
+    with pytest.warns(OnnxTrainWarning, match=f"^Column '{name}' holds numbers as texts, .* categories: {examples}[.]"):
+        warn_of_texts(name, [text for text in texts if text is not None], 1000)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"{i:05d}" for i in range(100)],
+        [*(f"0{i}" for i in range(50)), "unknown"],
+        [str(i) for i in range(100)],
+        [f"10.0.0.{i}" for i in range(100)],
+        [f"A{i}" for i in range(50)],
+        [f"{i}+" for i in range(50)],
+        CENTS[:20],
+    ],
+)
+def test_codes_and_few_numbers_give_none(texts):
+    warn_of_texts("code", texts, 1000)
 
 
 def test_other_texts_and_columns_that_are_named_give_none():

@@ -51,7 +51,10 @@ def _read_csv(pandas: ModuleType, path: Path, separator: str) -> Any:
             frame = pandas.read_csv(path, sep=separator, low_memory=False, index_col=False)
         header = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, encoding="utf-8-sig")
     except pandas.errors.ParserWarning as error:
-        raise ValueError(f"{str(path)!r} has more fields in a row than names in its header.") from error
+        raise ValueError(
+            f"{str(path)!r} has more fields in a row than names in its header. Where another mark than {separator!r} "
+            f"stands between its columns, name it, such as --separator ';'."
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} cannot be read as a CSV file in UTF-8, save it so: {error}") from error
     except (ValueError, OSError) as error:  # what pandas raises for files that are none, empty or cut off

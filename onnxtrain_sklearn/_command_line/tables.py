@@ -12,7 +12,7 @@ import numpy as np
 
 from .._data.rounding import warn_of_rounding
 from .._data.text_columns import warn_of_texts
-from ..exceptions import nearest
+from ..exceptions import nearest, warn
 from .command import UsageError
 from .table_files import pandas_module
 
@@ -78,18 +78,21 @@ def _task_of(series: pandas.Series) -> tuple[TableTask, str]:
     different = series.nunique()
     if series.dtype.kind not in "iuf":
         return "classification", "it holds text or truth values"
-    if series.dtype.kind in "iu" and different <= MOST_CLASSES:
-        return "classification", f"it holds {different} different integers"
-    return (
-        "regression",
-        "it holds fractions" if series.dtype.kind == "f" else f"it holds {different} different integers",
-    )
+    if series.dtype.kind == "f" and not _are_whole(series):
+        return "regression", "it holds fractions"
+    task: TableTask = "classification" if different <= MOST_CLASSES else "regression"
+    return task, f"it holds {different} different integers"
+
+
+def _are_whole(series: pandas.Series) -> bool:
+    numbers = series.to_numpy(np.float64)
+    return bool((numbers == np.rint(numbers)).all())
 
 
 def _onnx_labels(series: pandas.Series) -> np.ndarray:
     """Return labels that ONNX has: integers or strings."""
     values = series.to_numpy()
-    if series.dtype.kind in "iuf" and (np.asarray(values, np.float64) == np.rint(values.astype(np.float64))).all():
+    if series.dtype.kind in "iuf" and _are_whole(series):
         return np.asarray(values, np.int64)
     return np.array([str(value) for value in values])
 
@@ -125,6 +128,13 @@ def _as_number_or_text(name: str, series: pandas.Series) -> np.ndarray:
 def text_columns(frame: pandas.DataFrame) -> list[str]:
     """Return the names of the columns that hold text."""
     return [name for name in frame.columns if not is_number(frame[name])]
+
+
+def warn_of_row_numbers(frame: pandas.DataFrame) -> None:
+    """Warn of columns that count the rows in the order of the file, which is often that of the target."""
+    for name in frame.columns:
+        if len(frame) > 2 and getattr(frame[name].dtype, "kind", "O") in "iu" and (frame[name].diff()[1:] == 1).all():
+            warn(f"Column {name!r} counts the rows; if it says nothing about them, leave it out by --drop {name!r}.")
 
 
 def warn_of_row_names(frame: pandas.DataFrame) -> None:

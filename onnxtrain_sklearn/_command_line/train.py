@@ -27,6 +27,7 @@ from .tables import (
     require_columns,
     table_arguments,
     target_of,
+    warn_of_row_numbers,
     without_columns,
 )
 from .trained import Rows, Trained
@@ -121,6 +122,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         raise ValueError(f"{options.data}: there is no column besides the target {target.name!r} to predict it from.")
     console.progress(f"{options.data}: {len(frame)} rows, {len(frame.columns) - 1} columns besides the target")
     console.progress(f"target {target.name!r}: {target.task}, {target.reason}")
+    warn_of_row_numbers(frame.drop(columns=target.name))
     splits = _splits(options, frame.drop(columns=target.name), target)
     begun = time.monotonic()
     trained = train_source(

@@ -229,6 +229,18 @@ def test_odd_tables_of_the_default_model(tmp_path, capsys):
     assert "there is no column besides the target 'y'" in told["none"]
 
 
+def test_columns_that_count_the_rows_give_a_warning(tmp_path, capsys):
+    columns = {"a": np.arange(30) ** 2, "number": np.arange(30.0), "text": ["a", "b"] * 15, "y": np.arange(30)}
+    pd.DataFrame(columns, index=range(5, 35)).to_csv(tmp_path / "t.csv")
+    files = [tmp_path / "t.csv", "--target", "y", "--output", tmp_path / "m.onnx"]
+    for left_out, warnings in {"a": 1, "Unnamed: 0": 0}.items():
+        arguments = ("train", *files, "--drop", left_out, "--model", "linear", "--set", "max_iter=1")
+        assert program.main([str(one) for one in arguments]) == 0
+        told = capsys.readouterr().err
+        assert told.count("counts the rows") == warnings
+        assert warnings == 0 or "Column 'Unnamed: 0' counts the rows; if it says nothing about them, leave it" in told
+
+
 def test_the_task_is_found_in_the_target(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=60)
@@ -238,6 +250,8 @@ def test_the_task_is_found_in_the_target(tmp_path, capsys):
         "count": rng.integers(0, 1000, 60),
         "word": np.where(x > 0, "a", "b"),
         "fraction": x,
+        "grade": rng.integers(1, 6, 60).astype(float),
+        "amount": rng.integers(0, 1000, 60).astype(float),
     }
     tasks = {}
     for name, y in targets.items():
@@ -245,7 +259,7 @@ def test_the_task_is_found_in_the_target(tmp_path, capsys):
         options = ["--target", name, "--output", tmp_path / "m.onnx", "--model", "linear", "--set", "max_iter=1"]
         _, told = program_json(capsys, "train", tmp_path / "t.csv", *options)
         tasks[name] = told["task"]
-    classes = {"flag", "level", "word"}
+    classes = {"flag", "level", "word", "grade"}
     assert tasks == {name: "classification" if name in classes else "regression" for name in targets}
 
 
