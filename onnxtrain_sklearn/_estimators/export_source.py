@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,13 +21,12 @@ from .._training.loop import TrainerSettings
 from .._training.loss_graph import StepSettings, TrainedPositions
 from .._training.total_loss import TotalLoss
 from ..exceptions import ModelError, instead_of
-from ..optimizers import resolve_optimizer
 from ..schedules import resolve_schedule
 from .examples import FitRows
-from .factors import factors_of, require_schedulable, sparse_updates_of
 from .head_choice import loss_of
 from .run import Run
 from .settings import batch_limit, trainer_settings
+from .step_settings import settings_with_graph, settings_with_head
 
 SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
 FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter", "random_state")
@@ -63,29 +63,12 @@ def export_source(
 
 def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
     """Return the settings of a step on all rows of its minibatches."""
-    optimizer = resolve_optimizer(estimator.optimizer)
-    require_schedulable(loop.scheduled, optimizer)
-    return StepSettings(
-        loss=loss_of(estimator, run.fitted, run.source) if total is None else total,
-        task=run.head.task,
-        link=run.head.link,
-        n_outputs=run.head.n_outputs if total is None else total.width,
-        groups=run.head.groups,
-        optimizer=optimizer,
-        alpha=float(estimator.alpha),
-        l1_ratio=float(estimator.l1_ratio),
-        max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
-        engine="portable",
-        device=run.device,
-        session_options=None,
-        seed=run.seed,
-        sparse_updates=sparse_updates_of(estimator, run.device),
-        factors=factors_of(estimator, run.source, optimizer),
-        ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
-        positions=_trained_positions(run),
-        scheduled=loop.scheduled,
-        checkpoint_activations=bool(estimator.checkpoint_activations),
-    )
+    loss = loss_of(estimator, run.fitted, run.source) if total is None else total
+    positions = _trained_positions(run)
+    found = settings_with_head(estimator, loss, run.head, run.device, "portable", run.seed, positions)
+    found = replace(found, session_options=None, accumulate=1)
+    found = found if total is None else replace(found, n_outputs=total.width)
+    return settings_with_graph(estimator, found, run.source, loop.scheduled)
 
 
 def _checked_batch(batch_size: object) -> int:

@@ -1,4 +1,4 @@
-"""Chooses the head, that is, what follows the scores (task, link, labels), and the settings of the training step.
+"""Chooses the head, that is, what follows the scores: task, link, labels.
 
 The loss, the targets and the number of scores determine the head. For a given graph, the content of its output is
 determined first.
@@ -23,21 +23,19 @@ from .._given.comparison import (
     run_graph,
     settled,
 )
-from .._gradient.engine import choose_engine
 from .._graph.links import Link, Task
 from .._graph.positions import Positions
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._runtime import devices
 from .._runtime.devices import Device
-from .._training.loss_graph import StepSettings, TrainedPositions, n_classes_of
-from .._training.total_loss import TotalLoss
+from .._training.loss_graph import StepSettings, n_classes_of
 from ..losses import LOSSES, Loss, resolve_loss
-from ..optimizers import resolve_optimizer
 from .class_axis import class_axis_of, positions_of
 from .examples import Examples, trained_positions
 from .parameters import Parameters
 from .run import Columns, Run
+from .step_settings import engine_of, settings_with_head
 
 
 @dataclass(frozen=True)
@@ -97,37 +95,9 @@ def choose_head(
         n_columns = examples.targets.n_outputs
     seen, head = head_for(source, loss, examples.targets, n_columns, positions)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
-    settings = step_settings(estimator, loss, head, device, seed, trained_positions(head, examples.targets))
+    known = trained_positions(head, examples.targets)
+    settings = settings_with_head(estimator, loss, head, device, engine_of(estimator), seed, known)
     return HeadChoice(source, seen, head, settings, own)
-
-
-def step_settings(
-    estimator: Parameters,
-    loss: Loss | TotalLoss,
-    head: Head,
-    device: Device,
-    seed: int,
-    positions: TrainedPositions | None = None,
-) -> StepSettings:
-    """Return the settings of the step, by the parameters of the estimator; ``positions``: None for whole rows."""
-    return StepSettings(
-        loss=loss,
-        task=head.task,
-        link=head.link,
-        n_outputs=head.n_outputs,
-        groups=head.groups,
-        positions=positions,
-        optimizer=resolve_optimizer(estimator.optimizer),
-        alpha=float(estimator.alpha),
-        l1_ratio=float(estimator.l1_ratio),
-        max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
-        engine=_engine_of(estimator),
-        device=device,
-        accumulate=int(estimator.accumulate),
-        ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
-        session_options=estimator.session_options,
-        seed=seed,
-    )
 
 
 def places_of_labels(
@@ -146,19 +116,6 @@ def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     else:
         require_column_shape(own.row_shape, own.name)
     return own
-
-
-def _engine_of(estimator: Parameters) -> str:
-    """Return the name of the engine; activations are computed again by the portable one."""
-    chosen = choose_engine(estimator.engine)
-    if not estimator.checkpoint_activations:
-        return chosen
-    if chosen == "ort-training":
-        raise ValueError(
-            "checkpoint_activations=True needs the portable engine, and engine='ort-training' keeps all activations. "
-            "Set engine='auto' or 'portable'."
-        )
-    return "portable"
 
 
 def _require_scores(estimator: Parameters) -> None:

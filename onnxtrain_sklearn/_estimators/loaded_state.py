@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 StateArrays = Mapping[str, np.ndarray]
-StateSource = str | os.PathLike[str] | StateArrays
 
 
 class LoadsState:

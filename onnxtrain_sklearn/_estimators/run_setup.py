@@ -20,28 +20,21 @@ from .._training.step import OptimizerState
 from ..losses import Loss
 from .adaptation import adapted
 from .examples import Examples
-from .factors import factors_of, require_schedulable, require_steps, sparse_updates_of
+from .factors import require_steps
 from .fine_tuning import tuned_names
 from .head_choice import HeadChoice
 from .plan import Plan
 from .run import Columns, Run, sparse_inputs, trained_form
 from .start import Start
+from .step_settings import settings_with_graph
 
 
 def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, StepSettings]:
     """Return a new run with this head, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
-    factors = factors_of(estimator, seen, chosen.settings.optimizer)
-    require_schedulable(plan.loop.scheduled, chosen.settings.optimizer)
-    require_steps(estimator, chosen.settings.optimizer)
-    settings = replace(
-        chosen.settings,
-        factors=factors,
-        scheduled=plan.loop.scheduled,
-        checkpoint_activations=bool(estimator.checkpoint_activations),
-        sparse_updates=sparse_updates_of(estimator, chosen.settings.device),
-    )
+    settings = settings_with_graph(estimator, chosen.settings, seen, plan.loop.scheduled)
+    require_steps(estimator, settings.optimizer)
     trainable = estimator.trainable
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph

@@ -11,9 +11,10 @@ from sklearn.base import is_classifier
 from .._data.several_targets import SeveralTargets
 from .._data.targets import Targets
 from .._estimators.examples import Examples, trained_positions
-from .._estimators.head_choice import HeadChoice, head_for, of_whole_rows, places_of_labels, step_settings
+from .._estimators.head_choice import HeadChoice, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import Parameters
 from .._estimators.run import Columns, Run
+from .._estimators.step_settings import engine_of, settings_with_head
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._graph.trainable import TrainableModel, with_outputs_of
 from .._inference.graph import inference_model
@@ -21,7 +22,6 @@ from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._runtime import devices
 from .._runtime.devices import Device
-from .._training.loss_graph import StepSettings
 from .._training.total_loss import OutputLoss, TotalLoss
 from .examples import Singles
 from .single_estimators import OutputEstimator, loss_weights, naming
@@ -60,7 +60,7 @@ def choose_heads(
     model = replace(source, model=whole.model)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
     total = TotalLoss(_losses_of_parts(estimator, singles, parts, targets), targets.has_factors)
-    settings: StepSettings = step_settings(estimator, total, joined, device, seed)
+    settings = settings_with_head(estimator, total, joined, device, engine_of(estimator), seed)
     given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
     choice = HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, None)
     return choice, [part.own for part in parts]
