@@ -297,3 +297,16 @@ def test_being_fitted_is_known_without_a_look_through_the_attributes(make):
     assert estimator.weights_
     assert len(estimator.predict(X.tolist())) == len(X)
     assert estimator.score(X, y) <= 1.0
+
+
+@pytest.mark.parametrize("labels", [1, 2, 4, (2, 2), (3, 4)], ids=str)
+def test_types_of_scores_and_probabilities_follow_the_data(labels):
+    """Of 2, 3 and 5 classes, and of two labels a row."""
+    X, _ = scaled_blobs()
+    places = np.arange(len(X))
+    y = places % (labels + 1) if isinstance(labels, int) else np.stack([places % k for k in labels], axis=1)
+    fitted = small_classifier(max_iter=1).fit(X, y)
+    for given, wanted in ((np.float32, np.float32), (np.float64, np.float64), (np.int64, np.float64)):
+        for method in (fitted.decision_function, fitted.predict_proba):
+            found = method(X.astype(given))
+            assert {part.dtype for part in (found if isinstance(found, list) else [found])} == {np.dtype(wanted)}

@@ -86,6 +86,12 @@ def test_wrapped_regressors_learn(wrapper):
     assert wrapper().fit(R, r).score(R, r) > 0.95
 
 
+def test_calibration_with_weights():
+    """Scikit-learn 1.6 takes scores and weights of one type alone."""
+    calibrated = CalibratedClassifierCV(wrapped_classifier(), cv=2)
+    assert calibrated.fit(X, y, sample_weight=np.linspace(0.5, 1.5, 150)).score(X, y) > 0.88
+
+
 def test_several_outputs_by_copies():
     Y = np.c_[y == 0, y == 1].astype(int)
     for wrapper in (MultiOutputClassifier(wrapped_classifier()), ClassifierChain(wrapped_classifier())):

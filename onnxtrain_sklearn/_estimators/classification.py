@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .._data.inputs import prediction_type
 from .._data.positions import accuracy_at_positions, validation_accuracy
 from .._data.targets import Classes, Targets, labels_of, require_sorted, sorted_classes
 from .._data.validation_scores import accuracy
 from .._fitted.model import is_estimator, listed
 from .._inference.head import Head
+from .._support.typing import MatrixLike
 from ..models import resolve_builder
 from .base import BaseOrtGradient
 
@@ -39,9 +41,9 @@ def typed_labels(head: Head, labels: np.ndarray) -> np.ndarray:
     return np.asarray(labels).astype(np.result_type(*several))
 
 
-def decisions(head: Head, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
-    """Return the scores of the labels from those of the graph."""
-    scores = by_label(head, numbers)
+def decisions(head: Head, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
+    """Return the scores of the labels from those of the graph, in a type that follows ``X``."""
+    scores = by_label(head, numbers.astype(np.result_type(prediction_type(X), numbers), copy=False))
     if isinstance(scores, list):
         share = 1.0 if head.has_probabilities else 0.5  # the margins of two classes are -s and s
         return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]

@@ -257,7 +257,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
             A list if a row has several labels that are not binary. With a label at each position of a row,
-            (n_samples, ...) for two classes, else (n_samples, ..., n_classes).
+            (n_samples, ...) for two classes, else (n_samples, ..., n_classes). float32 if ``X`` and the graph are, else
+            float64.
 
         Notes
         -----
@@ -266,7 +267,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         (hinge) they are the mean of the members' scores.
         """
         scores = self._predict(X, output=-1, with_scores=True)  # raises if it is not fitted
-        return decisions(self._run.head, scores)
+        return decisions(self._run.head, scores, X)
 
     def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy.

@@ -111,7 +111,9 @@ class OutputResults:
             For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
         """
         found = self._predicted(X, -1, with_scores=True)
-        return OutputPredictions((name, decisions(head, own)) for name, head, own in found if head.task != "regression")
+        return OutputPredictions(
+            (name, decisions(head, own, X)) for name, head, own in found if head.task != "regression"
+        )
 
     def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
         """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.
