@@ -108,6 +108,20 @@ def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
         np.testing.assert_allclose(training.predict(given), mean, rtol=1e-4, atol=5e-5 * y.max())
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("case", ["RealMLP", "RealMLP, bins", "TabM"])
+def test_the_networks_are_those_that_fit_trains(case, count, tmp_path):
+    """A fit that learns nothing predicts as the graphs do before their training."""
+    recipe, kind = RECIPES[case]
+    recipe = clone(recipe).set_params(n_ensembles=count, validation_fraction=0.25, learning_rate_init=1e-15)
+    X = table()
+    y = target(X, kind)
+    recipe.export_training(tmp_path / "folder", X, y)
+    training, method = load_training(tmp_path / "folder"), "predict_proba" if kind == "labels" else "predict"
+    found = getattr(training, method)(X.fillna({"city": ""}))
+    np.testing.assert_allclose(found, getattr(quietly(recipe.fit, X, y), method)(X), rtol=1e-4, atol=1e-4)
+
+
 def random_numbers(folder: Folder, seed: int) -> list[dict]:
     """Return random numbers for the steps of a pass."""
     rng, facts = np.random.default_rng(seed), folder.manifest["graphs"]["step"]["inputs"]

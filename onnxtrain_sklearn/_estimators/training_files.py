@@ -8,8 +8,8 @@ from collections.abc import Callable
 import onnx
 from sklearn.utils.validation import check_is_fitted
 
-from .._export.folder import TRAINING_FORMS, training_folder, write_folder
-from .._export.source import TARGETS, ExportSource
+from .._export.folder import require_known_form, training_folder, write_folder
+from .._export.source import ExportSource
 from .._export.training_info import training_model
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.refusal import refusing
@@ -78,10 +78,7 @@ class TrainingFiles(LoadsState):
         ...     sorted(os.listdir(f"{folder}/iris"))
         ['epoch.onnx', 'manifest.json', 'predict.onnx', 'state.safetensors', 'step.onnx']
         """
-        if form not in TRAINING_FORMS:
-            raise ValueError(f"form must be one of {', '.join(map(repr, TRAINING_FORMS))}, got {form!r}.")
-        if target not in TARGETS:
-            raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
+        require_known_form(form, target)
         if X is None or y is None:
             check_is_fitted(self)
             run = self._run

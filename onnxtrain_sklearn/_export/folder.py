@@ -31,7 +31,7 @@ from .manifest import (
 )
 from .networks import joined_graphs
 from .predict_graph import PredictGraph, predict_graph
-from .source import ExportSource
+from .source import TARGETS, ExportSource
 from .step_graph import StepGraph, step_graph
 from .tensor_files import tensor_bytes, tensors_of
 
@@ -47,6 +47,14 @@ class TrainingFolder:
     graphs: Mapping[str, bytes]
     state: Mapping[str, np.ndarray]
     state_file: bytes | None = None
+
+
+def require_known_form(form: str, target: str) -> None:
+    """Raise unless both are among the choices of ``export_training``."""
+    if form not in TRAINING_FORMS:
+        raise ValueError(f"form must be one of {', '.join(map(repr, TRAINING_FORMS))}, got {form!r}.")
+    if target not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
 
 
 def training_folder(source: ExportSource, form: str) -> TrainingFolder:

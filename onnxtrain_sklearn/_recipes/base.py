@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from .._support.typing import MatrixLike
 from .examples import TableExamples
 from .fitted_graph import FittedGraph
 from .member_tasks import MemberTasks, TracedRecipe, epochs_of
-from .members import MemberRecipe, Network, train_members
+from .members import MemberRecipe, MemberTraining, Network, PreparedMember, prepared_members, train_members
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 
@@ -115,12 +115,16 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
         examples = TableExamples(table, categorical, targets, weights)
-        scaling = self._scaling, self._drops_constants
-        recipe = MemberRecipe(*scaling, self._early_stopping, self._watched(targets), self._network, tasks.fit)
-        shares = self.n_ensembles, self.validation_fraction
-        trained = train_members(recipe, examples, device, *shares, examples.generator(self))
+        training = MemberTraining(self._early_stopping, self._watched(targets), tasks.fit)
+        trained = train_members(self._members(examples), training, examples, device)
         self._keep(examples, trained.networks, trained.graph, trained.preprocessing, device)
         return trained.interrupted
+
+    def _members(self, examples: TableExamples) -> Iterator[PreparedMember]:
+        """Yield the networks to train."""
+        recipe = MemberRecipe(self._scaling, self._drops_constants, self._network)
+        shares = self.n_ensembles, self.validation_fraction
+        return prepared_members(recipe, examples, *shares, examples.generator(self))
 
     def _watched(self, targets: Targets) -> Scoring | None:
         """Return the score on the rows held out; the recipes' authors watch the accuracy, not the loss."""

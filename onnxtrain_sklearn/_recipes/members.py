@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,22 +32,42 @@ class MemberRecipe:
         Name of the scaling of numbers.
     drops_constants : bool
         Whether columns of one value are left out.
-    early_stopping : bool or str
-        That of the network, where rows are held out.
-    scoring : str, callable or None
-        The score on these rows, as the network takes it.
     network : callable
         Returns the estimator to train, given the preprocessing, the number of rows and a seed.
-    fit : callable
-        Fits it, given X, y and further arguments.
     """
 
     scaling: str
     drops_constants: bool
+    network: Callable[[Preprocessing, int, int], Network]
+
+
+@dataclass(frozen=True)
+class MemberTraining:
+    """How a member is trained.
+
+    Attributes
+    ----------
+    early_stopping : bool or str
+        That of the network, where rows are held out.
+    scoring : str, callable or None
+        The score on these rows, as the network takes it.
+    fit : callable
+        Fits the network, given X, y and further arguments.
+    """
+
     early_stopping: bool | str
     scoring: Scoring | None
-    network: Callable[[Preprocessing, int, int], Network]
     fit: Callable[[Network, Any, Any, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedMember:
+    """A network before its training, the preprocessing before it, and the rows to train and to validate it on."""
+
+    network: Network
+    preprocessing: Preprocessing
+    rows: np.ndarray
+    held: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,52 +80,55 @@ class TrainedMembers:
     interrupted: KeyboardInterrupt | None
 
 
-def train_members(
+def prepared_members(
     recipe: MemberRecipe,
     examples: TableExamples,
-    device: Device,
     n_members: int,
     validation_fraction: float | None,
     rng: np.random.RandomState,
+) -> Iterator[PreparedMember]:
+    """Yield the members one after the other, each with a preprocessing that is fitted to its own rows."""
+    for rows, held in validation_folds(examples.used, examples.labels, n_members, validation_fraction, rng):
+        own, table = np.random.RandomState(rng.randint(2**31 - 1)), examples.table.rows(rows)
+        scaling, drops = SCALINGS[recipe.scaling], recipe.drops_constants
+        prepared = fit_preprocessing(table, examples.categorical, scaling, own, drops_constants=drops)
+        yield PreparedMember(recipe.network(prepared, len(rows), own.randint(2**31 - 1)), prepared, rows, held)
+
+
+def train_members(
+    members: Iterable[PreparedMember], training: MemberTraining, examples: TableExamples, device: Device
 ) -> TrainedMembers:
     """Train the members one after the other; an interrupt ends the training if one has begun."""
-    interrupted, trained = None, list[tuple[Preprocessing, Network]]()
+    interrupted, begun = None, list[PreparedMember]()
     try:
-        for split in validation_folds(examples.used, examples.labels, n_members, validation_fraction, rng):
-            _add_member(trained, recipe, examples, split, device, np.random.RandomState(rng.randint(2**31 - 1)))
+        for member in members:
+            _train_member(member, training, examples, device, begun)
     except KeyboardInterrupt as error:
         interrupted = error
-        trained = [(prepared, network) for prepared, network in trained if hasattr(network, "n_iter_")]
-        if not trained:
+        begun = [one for one in begun if hasattr(one.network, "n_iter_")]
+        if not begun:
             raise
-    members = [Member(prepared, ir.from_proto(network.to_onnx())) for prepared, network in trained]
-    graph, networks = assembled(members, examples.classes), [network for _, network in trained]
-    return TrainedMembers(networks, to_proto(graph).SerializeToString(), members[0].preprocessing, interrupted)
+    models = [Member(one.preprocessing, ir.from_proto(one.network.to_onnx())) for one in begun]
+    graph, networks = to_proto(assembled(models, examples.classes)).SerializeToString(), [one.network for one in begun]
+    return TrainedMembers(networks, graph, begun[0].preprocessing, interrupted)
 
 
-def _add_member(
-    trained: list[tuple[Preprocessing, Network]],
-    recipe: MemberRecipe,
+def _train_member(
+    member: PreparedMember,
+    training: MemberTraining,
     examples: TableExamples,
-    split: tuple[np.ndarray, np.ndarray],
     device: Device,
-    rng: np.random.RandomState,
+    begun: list[PreparedMember],
 ) -> None:
-    """Train a member of the ensemble on the first rows of ``split``, and validate it on the others.
-
-    It is among ``trained`` before its training begins, so that an interrupt does not lose it.
-    """
-    rows, held = split
-    own, scaling = examples.table.rows(rows), SCALINGS[recipe.scaling]
-    prepared = fit_preprocessing(own, examples.categorical, scaling, rng, drops_constants=recipe.drops_constants)
-    network = recipe.network(prepared, len(rows), rng.randint(2**31 - 1))
-    X, y, weights = examples.prepared(prepared, rows, device)
+    """Train a member; it is among ``begun`` before its training begins, so that an interrupt does not lose it."""
+    network, prepared = member.network, member.preprocessing
+    X, y, weights = examples.prepared(prepared, member.rows, device)
     settings: dict[str, Any] = {"sample_weight": weights}
-    if len(held):
-        names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, held, device)
+    if len(member.held):
+        names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, member.held, device)
         settings |= dict(zip(names, parts, strict=True))
-        network.set_params(early_stopping=recipe.early_stopping, scoring=recipe.scoring)
+        network.set_params(early_stopping=training.early_stopping, scoring=training.scoring)
     if examples.classes is not None:
         settings["classes"] = examples.classes
-    trained.append((prepared, network))
-    recipe.fit(network, X, y, settings)
+    begun.append(member)
+    training.fit(network, X, y, settings)

@@ -11,24 +11,21 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 from sklearn.base import clone
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, weights_of_classes
 from .._estimators.export_source import export_source, untrained_run
-from .._export.folder import TRAINING_FORMS, training_folder, write_folder
+from .._export.folder import require_known_form, training_folder, write_folder
 from .._export.networks import name_in_network
-from .._export.source import TARGETS, ExportSource
+from .._export.source import ExportSource
 from .._runtime import devices
 from .._support.refusal import refusing
 from .._support.typing import MatrixLike
 from .base import BaseRecipe
 from .examples import TableExamples
-from .folds import validation_folds
 from .members import Network
-from .preprocessing import Preprocessing, fit_preprocessing
+from .preprocessing import Preprocessing
 from .raw_table import categorical_columns, read_table, warn_of_columns
-from .scaling import SCALINGS
 
 
 class RecipeTrainingFiles(BaseRecipe):
@@ -89,10 +86,7 @@ class RecipeTrainingFiles(BaseRecipe):
         >>> bool((training.predict(X) == y).all())
         True
         """
-        if form not in TRAINING_FORMS:
-            raise ValueError(f"form must be one of {', '.join(map(repr, TRAINING_FORMS))}, got {form!r}.")
-        if target not in TARGETS:
-            raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
+        require_known_form(form, target)
         twin = clone(self)
         twin.check_declared()
         networks = list(untrained_networks(twin, X, y))
@@ -118,23 +112,12 @@ def untrained_networks(recipe: BaseRecipe, X: MatrixLike, y: ArrayLike) -> Itera
     targets = recipe._encode(y)
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
-    rng, weights = check_random_state(recipe.random_state), _class_weights_by_label(recipe, targets)
-    folds = validation_folds(examples.used, examples.labels, recipe.n_ensembles, recipe.validation_fraction, rng)
-    for rows, _ in folds:
-        found = _untrained_network(recipe, examples, rows, np.random.RandomState(rng.randint(2**31 - 1)))
+    weights, device = _class_weights_by_label(recipe, targets), devices.resolve_device(recipe.device)
+    for member in recipe._members(examples):
         if weights:
-            found.network.set_params(class_weight=weights)
-        yield found
-
-
-def _untrained_network(
-    recipe: BaseRecipe, examples: TableExamples, rows: np.ndarray, rng: np.random.RandomState
-) -> UntrainedNetwork:
-    scaling, drops = SCALINGS[recipe._scaling], recipe._drops_constants
-    prepared = fit_preprocessing(examples.table.rows(rows), examples.categorical, scaling, rng, drops_constants=drops)
-    network = recipe._network(prepared, len(rows), rng.randint(2**31 - 1))
-    matrix, values, _ = examples.prepared(prepared, rows, devices.resolve_device(recipe.device))
-    return UntrainedNetwork(network, prepared, matrix, values)
+            member.network.set_params(class_weight=weights)
+        matrix, values, _ = examples.prepared(member.preprocessing, member.rows, device)
+        yield UntrainedNetwork(member.network, member.preprocessing, matrix, values)
 
 
 def _source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], target: str) -> ExportSource:
