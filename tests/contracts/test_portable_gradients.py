@@ -39,6 +39,13 @@ OTHER_VALUES = {
 }
 """Operators whose value can differ from the reference's, and why."""
 
+REFUSED_GRAPHS = {
+    "Conv": r"Op \(Mul\) \[ShapeInferenceError\] Incompatible dimensions",
+    "LayerNormalization": r"Size of X\.shape\[axis:\] must be larger than 1",
+}
+"""What onnxruntime 1.21 says of graphs that are right: sizes of auto_pad are inferred
+wrongly, and one number is not normalized."""
+
 
 @functools.cache
 def expected(index):
@@ -80,25 +87,29 @@ def differences_or_skip(index, opset, arrays, form):
         pytest.skip("what is dropped is random; test_portable.py holds the mask to what was dropped")
     if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and distributions.version().startswith("1.19"):
         pytest.skip(OTHER_VALUES["STFT"])
-    with skipping_without_kernel():
+    with skipping_without_kernel(CASES[index].operator):
         weighting, loss, wanted = expected(index)
     arrays["weighting"] = weighting.astype(arrays["x"].dtype)
     return model_of(CASES[index], opset, without_weighting(arrays), arrays["weighting"], form), loss, wanted
 
 
 @contextmanager
-def skipping_without_kernel():
+def skipping_without_kernel(operator):
     try:
         yield
     except Exception as error:
-        if not re.search(NO_KERNEL, str(error)):
+        if not re.search(NO_KERNEL, str(error)) and not refused_itself(operator, str(error)):
             raise
         pytest.skip(f"this runtime cannot run the graph itself: {error}")
 
 
+def refused_itself(operator, message):
+    return distributions.version().startswith("1.21") and re.search(REFUSED_GRAPHS.get(operator, "(?!)"), message)
+
+
 def require_right_value(index, model, arrays, loss):
     """Skip what the runtime cannot run itself, or computes otherwise than the standard."""
-    with skipping_without_kernel():
+    with skipping_without_kernel(CASES[index].operator):
         given = session(model)
         value = given.run(["loss"], {i.name: arrays[i.name].copy() for i in given.get_inputs()})[0]
     if not np.allclose(value, loss, 1e-3, 1e-4):
