@@ -35,6 +35,9 @@ COMPARED_ROWS = 13
 COMPARED_NUMBERS = 2**20
 """Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
 
+SOME_STEPS = 0.1
+"""Largest difference of outputs of a quantized graph: what rounds the other way in one layer does so in later ones."""
+
 _ENOUGH = 8
 """Smallest number of rows in [0, 1] for which a warning is issued."""
 
@@ -158,12 +161,11 @@ def _require_independent_rows(
     A graph with a free batch axis may decide for all rows together, which is said. A recurrent one goes along that axis
     by mistake: PyTorch's layers take the steps first by default.
     """
-    again = _as_flat_rows(predictor.run(columns, rows[[0, -1, 0]]))
+    again = _as_flat_rows(_own_numbers(whole, predictor, columns, rows[[0, -1, 0]]))
     expected = numbers[[0, -1, 0]]
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
-    # Quantization may round by the range of the batch: rows then differ by some of its steps.
-    rounds = any("Quantize" in node.op_type for node in whole.graph.all_nodes())
-    error = 0.1 if rounds else 1e-3
+    rounds = is_quantized(whole.graph)  # perhaps by the range of the batch: rows then differ by some of its steps
+    error = SOME_STEPS if rounds else 1e-3
     if again.shape == expected.shape and np.allclose(again, expected, rtol=error, atol=error * scale, equal_nan=True):
         return
     if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
@@ -175,6 +177,11 @@ def _require_independent_rows(
         f"minibatches are drawn and filled up. Where the first axis of the graph is not that of rows, give X an axis "
         f"before it; where the graph is to see all rows together, set batch_size to their number and shuffle=False."
     )
+
+
+def is_quantized(graph: ir.Graph) -> bool:
+    """Whether numbers of the graph are rounded to integers; QuantizeLinear is trained as Round."""
+    return any(node.op_type == "Round" or "Quantize" in node.op_type for node in graph.all_nodes())
 
 
 def require_own_features(model: ir.Model, name: str, columns: Mapping[str, Column], device: Device) -> None:
@@ -340,9 +347,12 @@ def require_own_start(
 
     ``predictor`` returns the scores as its last output.
     """
+    # Runtimes compute pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of floats
+    # in another, which round otherwise where a number lies between two integers.
+    relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(own.graph.graph) else (1e-4, 2 * NARROW)
     for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
-        if not np.allclose(numbers, expected, rtol=1e-4, atol=2 * NARROW * scale, equal_nan=True):
+        if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
             again = own.as_matrix(run_graph(own.graph, columns, own.rows, device))
             if np.allclose(
                 again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True

@@ -14,7 +14,7 @@ _ATEN = (
 ).replace(" ", "|")
 _MADE_UP = re.compile(
     rf"""
-    val_\d+ | \d+ | _?(?:{_ATEN})(?:_like)?(?:_\d+)?      # PyTorch: nodes of its traced program, folded
+    val_\d+ | \d+ | _?(?:{_ATEN})(?:_like)?(?:_default)?(?:_\d+)?  # PyTorch: nodes of its traced program, folded
     | (?:c_)?_?(?:lifted_|tensor_)?(?:tensor|constant)_?\d*
     | onnx::\w+ | .*\bConstant(?:_\d+)?(?:_output_\d+)?   # the older exporter of PyTorch, and Constant nodes anywhere
     | /.+_output_\d+                                      # its nodes, which tools that simplify graphs have folded

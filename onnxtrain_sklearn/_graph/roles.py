@@ -9,6 +9,7 @@ exporter, any other name a weight.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ import onnx_ir as ir
 from .affine_roles import role_in_affine
 from .exporter_names import is_buffer, is_made_up, is_paddle_parameter
 from .fake_quantization import is_fake, is_held_as_integers
-from .queries import graphs_in
+from .queries import dims, graphs_in
 from .torch_program import TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
 
@@ -52,13 +53,16 @@ _WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul"
 
 LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
-MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+MOVES = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that return the numbers of their first input in another shape, order or type."""
 
 COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"})
 """Operators without a gradient, whose operands are no weights."""
 
 PARTS = frozenset({"Slice", "Split"})
+
+PRODUCER = "producer"
+"""Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
 """Operators of ONNX and onnxruntime that compute with integers instead of floats."""
@@ -118,7 +122,12 @@ class Roles:
         return found
 
     def _is_made_up(self, value: ir.Value) -> bool:
-        """Whether an exporter made up the name of a constant, and nothing says that it comes from a parameter."""
+        """Whether an exporter made up the name of a constant, and nothing says that it comes from a parameter.
+
+        All arrays that a JAX function reads have such names: parameters, and few others.
+        """
+        if self._graph.meta.get(PRODUCER) == "jax2onnx" and value.producer() is None and math.prod(dims(value) or []) > 1:
+            return False
         return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
 
     def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
@@ -146,6 +155,8 @@ class Roles:
             return Verdict(False, f"a setting of {kind}")
         if not node.domain and kind in COMPARISONS:
             return Verdict(False, f"a bound in {kind}")
+        if kind == "Gemm" and index == 2 and not array.ndim and not array.any():
+            return Verdict(False, "filled in for a Gemm without a bias")
         if not node.domain and index in PRODUCTS.get(kind, ()):
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
         if not np.isfinite(array).all():
@@ -202,7 +213,7 @@ class Roles:
         role = role_in_affine(node, index, array) if made_up and not self._is_raw(other) else None
         if role is not None:
             return Verdict(True, f"{role} of a normalization with stored statistics")
-        if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]):
+        if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]) and not _enlarges(node):
             return Verdict(False, f"the {'mean' if kind == 'Sub' else 'scale'} of the data: it standardizes an input")
         if array.size == 1:
             number = float(array.ravel()[0])
@@ -235,6 +246,12 @@ class Roles:
     def _is_of_activations(self, node: ir.Node | None) -> bool:
         product = node is not None and node.op_type in ("MatMul", "Einsum")
         return product and all(x in self._varying for x in node.inputs)  # type: ignore[union-attr]
+
+
+def _enlarges(node: ir.Node) -> bool:
+    """Whether the result is larger than the first operand: distances to centers, say, and no standardized input."""
+    before, after = (None if x is None else dims(x) for x in (node.inputs[0], node.outputs[0]))
+    return before is not None and after is not None and before[1:] != after[1:]
 
 
 def _differentiates(node: ir.Node, index: int) -> bool:

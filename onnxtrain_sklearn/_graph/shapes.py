@@ -24,7 +24,7 @@ _LISTS = ("nodes_", "class_", "target_")
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
-    with _without_nodes_of_trees(model.graph):
+    with _without_nodes_of_trees(model.graph), _without_groups(model.graph):
         infer_types(model)
     for node in every_node(model.graph):
         if node.op_type in _NO_TENSORS and not node.domain:
@@ -37,6 +37,19 @@ def infer_anew(model: ir.Model) -> ir.Model:
     """Infer all shapes from those of the inputs, in place; declared shapes of computed values are dropped."""
     forget_shapes(model.graph)
     return infer_shapes(model)
+
+
+@contextmanager
+def _without_groups(graph: ir.Graph) -> Iterator[None]:
+    """Let nodes without a shape inference of their own be ones that return the shape of their first input, too."""
+    nodes = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
+    for node in nodes:
+        node.op_type = "InstanceNormalization"
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.op_type = "GroupNormalization"
 
 
 def infer_over_declared(model: ir.Model) -> ir.Model:

@@ -245,7 +245,8 @@ class TorchProgram:
 
     def folded_names(self, node: ir.Node) -> list[str]:
         """Return the names of what a node's call read that no node computes: the exporter did so in advance."""
-        return [name for name in names_read(node) if name not in self.kinds and name not in self._computed]
+        names = (name for name in names_read(node) if name not in self.kinds and name not in self._computed)
+        return [name for name in names if not _OF_NUMBERS.fullmatch(name)]
 
     def unseen_within(self, module: str) -> list[str]:
         """Return the parameters of a module, by their names, that no node's call reads."""
@@ -255,7 +256,10 @@ class TorchProgram:
     def reads_constant(self, node: ir.Node, index: int) -> bool:
         """Whether what a node reads at a position is neither a parameter nor may come from one."""
         call = call_of(node)
-        if call is not None and (call.function, node.op_type) in _FILLERS:
+        if call is not None and (call.function, node.op_type) in _OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
+"""Results of calls that read numbers of the program alone."""
+
+_FILLERS:
             return index > 0
         known = self._computed | (self.kinds.keys() - self._parameters)
         return call is not None and all(name in known for name in call.names)

@@ -27,12 +27,13 @@ from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .edits import keep_outputs
 from .final_activation import activation_of
 from .keras_layers import restore_layers
+from .loops import read_constant_states
 from .low_rank import LowRank
 from .narrow import NOTHING_KEPT, KeptTypes, kept_types
 from .queries import is_float, reaching
 from .ranges import range_of
 from .reweighted import form_of, initial_value, reweighted
-from .roles import Verdict
+from .roles import PRODUCER, Verdict
 from .shapes import free_batch_axis, infer_anew, infer_shapes
 from .torch_parameters import own_names, restore_parameters
 from .versions import readable
@@ -273,8 +274,10 @@ def trainable_model(
     free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
+        graph.meta[PRODUCER] = model.producer_name
         restore_parameters(graph)
         restore_layers(model)
+        read_constant_states(graph)
         store_weights(graph)
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
