@@ -164,6 +164,14 @@ def test_a_classifier_is_not_trained_as_a_regressor():
         OrtGradientRegressor(file_of("LogisticRegression")).fit(X, y)
 
 
+def test_a_file_without_labels_is_not_trained_as_a_classifier():
+    X, y = DATA["cancer"]
+    proto = onnx.ModelProto.FromString(file_of("LogisticRegression").SerializeToString())
+    del proto.graph.output[0]
+    with pytest.raises(ModelError, match="returns 'output_probability' without labels, so it is a regressor"):
+        OrtGradientClassifier(proto).fit(X, y)
+
+
 def test_counts_have_no_gradient():
     X, y = DATA["iris"]
     proto = to_onnx(KNeighborsClassifier().fit(X, y), X[:1], options={"zipmap": False})

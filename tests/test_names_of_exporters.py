@@ -34,6 +34,7 @@ CONSTANTS = {
     "YOLO: anchors that a simplifier folded": (SHIFTED, "/model.22/Concat_4_output_0", CHANNELS, WEIGHTS),
     "tf2onnx: the reciprocal in a mean": (SCALED, "net/LayerNorm_1/truediv_recip:0", NUMBERS, WEIGHTS),
     "TensorFlow Lite: a fused logarithm": (SCALED, "net/log/truediv;net/log/Log_1", NUMBERS, WEIGHTS),
+    "PyTorch: a number of a decomposed operator": (SHIFTED, "scalar_tensor_default_3", NUMBERS, WEIGHTS),
     "PyTorch: a basis of a transform": (
         SPECTRUM, "stft.forward_basis_buffer", KERNEL["k"], {"q": np.full((10, 4), 0.2, np.float32), "v": WEIGHTS["v"]}
     ),
@@ -97,3 +98,37 @@ def test_paddle_parameters_in_constant_nodes_are_trained():
     net = OrtGradientRegressor(model(body, name, array, others, in_nodes=True), max_iter=3)
     net.fit(rows(), rows(8, 1, seed=1).ravel())
     assert set(net.weights_) == {name, *others}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_numbers_of_the_program_are_not_trained_beside_parameters_that_were_computed_in_advance():
+    """What was computed of ``tau`` is no node of the file, so that other unknown names may stand for it."""
+    proto = model(SHIFTED, "scalar_tensor_default", NUMBERS, WEIGHTS, in_nodes=False)
+    lines = ["# inputs", *(f"p_{name}: PARAMETER target='{name}'" for name in ("w", "v", "tau"))]
+    signature = "\n".join([*lines, "x: USER_INPUT", "# outputs", "y: USER_OUTPUT"])
+    proto.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    reads = {"MatMul": "%x, %p_w", "Relu": "%mm", "Add": "%relu, %scalar_tensor_default"}
+    for node, (name, call) in zip(
+        proto.graph.node, zip(("mm", "relu", "add"), reads.items(), strict=True), strict=False
+    ):
+        target = f"call_function[target=torch.ops.aten.{name}.default]"
+        line = f"%{name} : [num_users=1] = {target}(args = ({call[1]}), kwargs = {{}})"
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=line)
+    net = OrtGradientRegressor(proto, max_iter=3).fit(rows(), rows(8, 1, seed=1).ravel())
+    assert set(net.weights_) == {"w", "v"}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("body", "trained"), [("u = Unsqueeze(X, two) s = Sub(u, centers)", True), ("s = Sub(X, mean)", False)]
+)
+def test_centers_of_distances_are_trained_and_the_mean_of_the_data_is_not(body, trained):
+    text = f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] y)
+        <int64[1] two = {{2}}, int64[2] flat = {{0, -1}}, float[4] centers = {{-1, -0.3, 0.4, 1}},
+         float[3] mean = {{0.1, 0.2, 0.3}}>
+        {{ {body} q = Mul(s, s) n = Neg(q) e = Exp(n) f = Reshape(e, flat) y = MatMul(f, w) }}"""
+    proto = onnx.parser.parse_model(text)
+    w = np.linspace(-1, 1, 12 if trained else 3, dtype=np.float32)[:, None]
+    proto.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    net = OrtGradientRegressor(proto, max_iter=3).fit(rows(), rows(8, 1, seed=1).ravel())
+    assert set(net.weights_) == ({"w", "centers"} if trained else {"w"})

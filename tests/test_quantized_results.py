@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
 from onnxtrain_sklearn import FineTuner, LoRA, OrtGradientClassifier
+from onnxtrain_sklearn._given import comparison
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
 
@@ -118,3 +119,19 @@ def test_low_rank_factors_are_refused():
         trained(model, rows, adapters=LoRA(2, ["0.weight"]))
     with pytest.raises(ModelError, match=r"integers among them.* Take export_training"):
         trained(model, rows).to_training_onnx()
+
+
+@pytest.mark.parametrize(("shift", "starts"), [(0.02, True), (5.0, False)])
+def test_scores_may_differ_from_those_of_the_file_by_steps_of_integers(shift, starts, monkeypatch):
+    """One session computes products of integers, another one of floats: a tie is rounded otherwise."""
+    compared = comparison._compared_outputs
+
+    def moved(*arguments):
+        return [(what, numbers + shift, expected) for what, numbers, expected in compared(*arguments)]
+
+    monkeypatch.setattr(comparison, "_compared_outputs", moved)
+    if starts:
+        assert trained(*read("quantized_mlp")).t_ == 900
+        return
+    with pytest.raises(ModelError, match=r"Training would not start from the given graph: .* differ by up to 5 "):
+        trained(*read("quantized_mlp"))

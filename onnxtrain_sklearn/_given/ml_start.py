@@ -37,8 +37,13 @@ Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"
 
 
 def of_kind(given: Given, *, classifies: bool) -> Given:
-    """Return ``given``; raise if a file that returns labels would be trained for regression."""
+    """Return ``given``; raise if a file that returns labels would be trained for regression, or the other way round."""
     known = given[1]
+    if isinstance(known, FittedFile) and known.label is None and classifies:
+        raise ModelError(
+            f"The ONNX file has operators of ai.onnx.ml and returns {known.values!r} without labels, so it is a "
+            f"regressor: train it with OrtGradientRegressor, or make the label of its classifier an output too."
+        )
     if isinstance(known, FittedFile) and known.label is not None and not classifies:
         raise ModelError("The ONNX file is a classifier: train it with OrtGradientClassifier.")
     return given

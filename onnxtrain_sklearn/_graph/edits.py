@@ -170,6 +170,37 @@ def read_from_outside(body: ir.Graph, value: ir.Value, outside: ir.Value) -> Non
         body.remove(producer, safe=True)
 
 
+def remove_states(node: ir.Node, states: Sequence[int], first: int, done: int) -> None:
+    """Let the body of a Loop or Scan read the initial values of some states from outside, in place.
+
+    ``first`` and ``done`` are the numbers of inputs and of outputs of the body before its states.
+    """
+    body, starts = node.attributes["body"].as_graph(), list(node.inputs)[first:]
+    for i in reversed(states):
+        start = starts[i]
+        assert start is not None
+        node.outputs[i].replace_all_uses_with(start)
+        body.outputs.pop(done + i)
+        body.inputs.pop(first + i).replace_all_uses_with(start)
+    if states:
+        read = [x for i, x in enumerate(node.inputs) if i - first not in states]
+        _replace_iteration(node, read, [value for i, value in enumerate(node.outputs) if i not in states])
+
+
+def _replace_iteration(node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> None:
+    """Replace a node by one of the same body, in place; its outputs get the names of ``outputs``."""
+    assert node.graph is not None
+    attributes = dict(node.attributes)
+    node.attributes.clear()  # a body belongs to one node
+    fewer = ir.node(node.op_type, inputs, attributes, num_outputs=len(outputs), name=node.name)
+    node.graph.insert_before(node, fewer)
+    for old, new in zip(outputs, fewer.outputs, strict=True):
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        new.name, old.name = old.name, None
+        copy_type(new, old)
+    node.graph.remove(node, safe=True)
+
+
 def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str) -> None:
     """Let the nodes that read ``value`` read a new initializer of ``graph``."""
     own = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .edits import copy_type
+from .edits import remove_states
 from .queries import dims, every_node, graphs_in
 from .shapes import infer_shapes
-
 
 _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
 """Inputs of a node and of its body, and outputs of the body, before those of the states."""
@@ -23,9 +22,8 @@ def read_constant_states(graph: ir.Graph) -> None:
     """Let bodies read from outside what no iteration changes, in place: JAX's loops take their weights as states."""
     for node in every_node(graph):
         if node.op_type in _LEADING and not node.domain:
-            states = _constant_states(node)
-            if states:
-                _without_states(node, states)
+            first, done = _LEADING[node.op_type]
+            remove_states(node, _constant_states(node), first, done)
 
 
 def _constant_states(node: ir.Node) -> list[int]:
@@ -33,37 +31,14 @@ def _constant_states(node: ir.Node) -> list[int]:
     body = node.attributes["body"].as_graph()
     first, done = _LEADING[node.op_type]
     pairs = zip(list(body.inputs)[first:], list(body.outputs)[done:], node.outputs, strict=False)
-    return [i for i, (x, y, end) in enumerate(pairs) if _source(y) is x and not end.is_graph_output()]
+    return [i for i, (x, y, end) in enumerate(pairs) if _before_identities(y) is x and not end.is_graph_output()]
 
 
-def _source(value: ir.Value) -> ir.Value:
+def _before_identities(value: ir.Value) -> ir.Value:
     while (node := value.producer()) is not None and node.op_type == "Identity" and not node.domain:
         assert node.inputs[0] is not None
         value = node.inputs[0]
     return value
-
-
-def _without_states(node: ir.Node, states: list[int]) -> None:
-    """Replace a node by one without these states, in place."""
-    body, (first, done) = node.attributes["body"].as_graph(), _LEADING[node.op_type]
-    for i in reversed(states):
-        start, x = node.inputs[first + i], body.inputs[first + i]
-        assert start is not None
-        node.outputs[i].replace_all_uses_with(start)
-        body.outputs.pop(done + i)
-        body.inputs.pop(first + i)
-        x.replace_all_uses_with(start)
-    read = [x for i, x in enumerate(node.inputs) if i - first not in states]
-    kept = [value for i, value in enumerate(node.outputs) if i not in states]
-    fewer = ir.node(node.op_type, read, dict(node.attributes), num_outputs=len(kept), name=node.name)
-    assert node.graph is not None
-    node.graph.insert_before(node, fewer)
-    for old, new in zip(kept, fewer.outputs, strict=True):
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        new.name, old.name = old.name, None
-        copy_type(new, old)
-    node.attributes.clear()
-    node.graph.remove(node, safe=True)
 
 
 def infer_loops(model: ir.Model) -> None:
@@ -79,11 +54,25 @@ def infer_loops(model: ir.Model) -> None:
         infer_shapes(model)
         kept = [state for state in assumed if state.holds()]
         if kept == assumed:
-            return
+            break
         for state in assumed:
             if state not in kept:
                 state.value.shape = state.declared
         assumed = kept
+    ends = [end for loop in loops for end in _ends_of_known_shape(loop)]
+    for end, shape in ends:
+        end.shape = shape
+    if ends:
+        infer_shapes(model)
+
+
+def _ends_of_known_shape(loop: ir.Node) -> Iterator[tuple[ir.Value, ir.Shape]]:
+    """Yield the results of states that keep their shape, with this shape, if they have none."""
+    body = loop.attributes["body"].as_graph()
+    for x, y, end in zip(list(body.inputs)[2:], list(body.outputs)[1:], loop.outputs, strict=False):
+        shape = dims(x)
+        if end.shape is None and shape == dims(y) and shape is not None and None not in shape:
+            yield end, ir.Shape(shape)
 
 
 @dataclass(frozen=True, eq=False)

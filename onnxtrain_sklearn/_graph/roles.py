@@ -9,7 +9,6 @@ exporter, any other name a weight.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -61,7 +60,7 @@ COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN",
 
 PARTS = frozenset({"Slice", "Split"})
 
-PRODUCER = "producer"
+EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
@@ -126,7 +125,8 @@ class Roles:
 
         All arrays that a JAX function reads have such names: parameters, and few others.
         """
-        if self._graph.meta.get(PRODUCER) == "jax2onnx" and value.producer() is None and math.prod(dims(value) or []) > 1:
+        of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
+        if of_jax and value.const_value is not None and value.const_value.size > 1:
             return False
         return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
 

@@ -256,10 +256,7 @@ class TorchProgram:
     def reads_constant(self, node: ir.Node, index: int) -> bool:
         """Whether what a node reads at a position is neither a parameter nor may come from one."""
         call = call_of(node)
-        if call is not None and (call.function, node.op_type) in _OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
-"""Results of calls that read numbers of the program alone."""
-
-_FILLERS:
+        if call is not None and (call.function, node.op_type) in _FILLERS:
             return index > 0
         known = self._computed | (self.kinds.keys() - self._parameters)
         return call is not None and all(name in known for name in call.names)
@@ -297,6 +294,9 @@ _FILLERS:
             return None
         return self._in_slot(call, node.op_type, 2)
 
+
+_OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
+"""Results of calls that read numbers of the program alone."""
 
 _FILLERS = frozenset({("group_norm", "InstanceNormalization"), ("native_group_norm", "InstanceNormalization")})
 """Normalization by groups is written so, with a scale and a bias that are no parameters."""

@@ -33,7 +33,7 @@ from .narrow import NOTHING_KEPT, KeptTypes, kept_types
 from .queries import is_float, reaching
 from .ranges import range_of
 from .reweighted import form_of, initial_value, reweighted
-from .roles import PRODUCER, Verdict
+from .roles import EXPORTER, Verdict
 from .shapes import free_batch_axis, infer_anew, infer_shapes
 from .torch_parameters import own_names, restore_parameters
 from .versions import readable
@@ -253,6 +253,15 @@ def with_output_for(
     return replace(found, log_output=log, normalised=normalised)
 
 
+def _store_foreign_weights(model: ir.Model) -> None:
+    """Make the weights of a foreign graph its initializers, in place."""
+    model.graph.meta[EXPORTER] = model.producer_name
+    restore_parameters(model.graph)
+    restore_layers(model)
+    read_constant_states(model.graph)
+    store_weights(model.graph)
+
+
 @refusing("The graph cannot be prepared for training")
 def trainable_model(
     source: ir.Model,
@@ -274,11 +283,7 @@ def trainable_model(
     free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
-        graph.meta[PRODUCER] = model.producer_name
-        restore_parameters(graph)
-        restore_layers(model)
-        read_constant_states(graph)
-        store_weights(graph)
+        _store_foreign_weights(model)
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
     wanted: Sequence[str | None] = several or [output]
