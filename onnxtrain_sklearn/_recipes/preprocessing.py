@@ -53,7 +53,8 @@ class Categories:
         """Return the column as the graph takes it: text, or float32."""
         if self.missing is None:
             return _as_numbers(name, column).astype(np.float32)
-        return np.array([self._text(name, value) for value in column.tolist()], object)
+        texts = [value if type(value) is str else self._text(name, value) for value in column.tolist()]
+        return np.array(texts, object)
 
     def _text(self, name: str, value: object) -> str:
         if value is None or value != value:  # NaN

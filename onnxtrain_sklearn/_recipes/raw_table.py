@@ -107,19 +107,24 @@ def _from_series(name: str, series: Any) -> np.ndarray:
         raise TypeError(
             f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them, such as {such}."
         )
+    if hasattr(series, "iloc"):  # of pandas, which takes a tenth of the time of a loop over its text
+        return _numbers_or_objects(name, series.to_numpy(dtype=object))
     return _numbers_or_objects(name, np.array([*series, None], object)[:-1])  # None: lists in cells make no second axis
 
 
 def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
     """Return the numbers of a column of objects, where all are numbers, else the objects."""
-    listed = [None if is_missing(value) else value for value in values.tolist()]
-    for kind in {type(value) for value in listed if not isinstance(value, str | bytes | Real | None)}:
+    listed = values.tolist()
+    if set(map(type, listed)) == {str}:
+        return values
+    listed = [value if type(value) is str or not is_missing(value) else None for value in listed]
+    kinds = set(map(type, listed)) - {type(None)}
+    if refused := next((kind for kind in kinds if not issubclass(kind, str | bytes | Real)), None):
         raise TypeError(
-            f"argument must be a string or a real number: column {name!r} of X holds a {kind.__name__}. "
-            f"{_instead(kind)}"
+            f"argument must be a string or a real number: column {name!r} of X holds a {refused.__name__}. "
+            f"{_instead(refused)}"
         )
-    numbers = [value for value in listed if value is not None]
-    if numbers and not any(isinstance(value, str | bytes | bool) for value in numbers):
+    if kinds and not any(issubclass(kind, str | bytes | bool) for kind in kinds):
         return _finite(name, np.array([np.nan if value is None else float(value) for value in listed]))
     return np.array([*listed, None], object)[:-1]
 
