@@ -126,16 +126,16 @@ class RealMLP(GraphModel):
     @property
     def learning_rate_factors(self) -> dict[str, float]:
         """Factors of the learning rate, by patterns of names: the last that matches counts."""
-        return {"*": 0.1, "layers.*.weight": 1.0, "scale": 6.0} | self._for_vectors(1.0)
+        return {"*": 0.1, "layers.*.weight": 1.0, "scale": 6.0} | self._for_vectors()
 
     @property
     def weight_decay_factors(self) -> dict[str, float]:
         """Factors of the weight decay; a parameter with a factor of the rate decays by its square."""
-        return {"*": 0.1, "layers.*.weight": 1.0, "layers.*.bias": 0.0, "scale": 6.0} | self._for_vectors(1.0)
+        return {"*": 0.1, "layers.*.weight": 1.0, "layers.*.bias": 0.0, "scale": 6.0} | self._for_vectors()
 
-    def _for_vectors(self, factor: float) -> dict[str, float]:
+    def _for_vectors(self) -> dict[str, float]:
         large = any(size > self._max_one_hot() for size in (self.categories or {}).values())
-        return {"categories.weight": factor} if large else {}
+        return {"categories.weight": 1.0} if large else {}
 
     def _max_one_hot(self) -> float:
         return MAX_ONE_HOT if self.variant == "td" else np.inf

@@ -27,13 +27,13 @@ Inverse = Callable[[Source, ir.Value, Path], ir.Value]
 """``inverse(source, y, path)`` inverts the transformer at a path from the regressor."""
 
 
-def _scaled(scale: str, shift: str | None = None) -> Inverse:
+def _scaled(shift: str | None = None) -> Inverse:
     """Return the inverse of a transformer that subtracts its shift and divides by its scale, where it has them."""
 
     def inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
         transformer = follow(s.estimator, path)
-        if getattr(transformer, scale) is not None:
-            y = s.op.Mul(y, s.parameter(s.estimator, (*path, scale)))
+        if transformer.scale_ is not None:
+            y = s.op.Mul(y, s.parameter(s.estimator, (*path, "scale_")))
         if shift and getattr(transformer, shift) is not None and getattr(transformer, "with_mean", True):
             y = s.op.Add(y, s.parameter(s.estimator, (*path, shift)))
         return y
@@ -86,12 +86,12 @@ def _steps(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 INVERSES: dict[type, Inverse] = {
     FunctionTransformer: _target_function,
-    MaxAbsScaler: _scaled("scale_"),
+    MaxAbsScaler: _scaled(),
     MinMaxScaler: _from_range,
     Pipeline: _steps,
     PowerTransformer: _from_powers,
-    RobustScaler: _scaled("scale_", "center_"),
-    StandardScaler: _scaled("scale_", "mean_"),
+    RobustScaler: _scaled("center_"),
+    StandardScaler: _scaled("mean_"),
 }
 """The inverses by the class of the transformer."""
 

@@ -12,12 +12,11 @@ import onnx_ir as ir
 from .context import Fused, FusionRule, Outputs, plus
 
 
-def _layer_normalized(
-    f: Fused, x: ir.Value, scale: ir.Value, bias: ir.Value | None, epsilon: float, axis: int = -1
-) -> ir.Value:
+def _layer_normalized(f: Fused, x: ir.Value, scale: ir.Value, bias: ir.Value | None, epsilon: float) -> ir.Value:
+    """Return the values normalized over the last axis."""
     if f.op.opset >= 17:
-        return f.op.LayerNormalization(x, scale, bias, axis=axis, epsilon=epsilon)
-    return _normalized(f, x, scale, bias, epsilon, axis)[0]
+        return f.op.LayerNormalization(x, scale, bias, axis=-1, epsilon=epsilon)
+    return _normalized(f, x, scale, bias, epsilon, -1)[0]
 
 
 def _normalized(
