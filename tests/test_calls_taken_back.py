@@ -103,6 +103,25 @@ def test_a_call_that_failed_has_changed_nothing(name):
     assert seen(estimator) == seen(twin) != before
 
 
+class Asking(Failing):
+    """Asks for predictions in the course of the call."""
+
+    def on_fit_task_end(self, estimator, context):
+        if self.armed:
+            estimator.predict_proba(X)
+        super().on_fit_task_end(estimator, context)
+
+
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_predictions_in_a_call_that_failed_are_not_kept(call):
+    asking = Asking(epochs=1)
+    estimator = OrtGradientClassifier(MLP((8,)), callbacks=[asking], **SETTINGS).fit(X, Y)
+    expected = pickle.loads(pickle.dumps(estimator)).predict_proba(X)
+    asking.armed = True
+    attempted(estimator, call)
+    np.testing.assert_array_equal(estimator.predict_proba(X), expected)
+
+
 @pytest.mark.parametrize("hook", ["setup", "on_fit_task_begin", "on_fit_task_end", "teardown"])
 def test_a_pass_that_failed_has_changed_nothing(hook):
     estimator, failing = fails_once(hook, 1)

@@ -36,7 +36,8 @@ def _faults_of(suffix: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         if type(error) not in (ValueError, TypeError, ModelError):
             raise
-        raise type(error)(_NAMES.sub(rf"\1_{suffix}", str(error))) from error
+        text, named = _NAMES.subn(rf"\1_{suffix}", str(error))
+        raise type(error)(text if named else f"X_{suffix}, y_{suffix}: {text}") from error
 
 
 def split_rows(

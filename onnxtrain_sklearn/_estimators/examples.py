@@ -67,7 +67,7 @@ class FitRows:
     old: GivenRows
 
     def call(self, classes: Classes, *, resume: bool) -> Call:
-        """Return the call; ValueError if ``X`` and ``y`` of a part are not given together."""
+        """Return the call; ValueError if ``X`` and ``y`` of a part are not given together, or weights without them."""
         validation, old = _together(self.validation, "val"), _together(self.old, "old")
         return Call(*self.training, classes, validation, resume=resume, old=old)
 
@@ -75,6 +75,8 @@ class FitRows:
 def _together(rows: GivenRows, suffix: str) -> Validation | None:
     if (rows[0] is None) != (rows[1] is None):
         raise ValueError(f"X_{suffix} and y_{suffix} belong together: give both or neither.")
+    if rows[0] is None and rows[2] is not None:
+        raise ValueError(f"sample_weight_{suffix} holds the weights of X_{suffix} and y_{suffix}: give them too.")
     return None if rows[0] is None or rows[1] is None else (rows[0], rows[1], rows[2])
 
 

@@ -104,6 +104,7 @@ class StateBefore:
         vars(run.state).update(self._state)
         run.history.change(**self._history)
         run.rng.set_state(self._random)
+        run.predictors.clear()  # callbacks and other threads may have asked for predictions in the course of the call
 
 
 def _as_far_as_possible(memory: State) -> State:
