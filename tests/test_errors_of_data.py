@@ -59,8 +59,8 @@ DATA: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "tiny weights": ({"X": X, "y": y, "sample_weight": np.full(60, 1e-200)}, ValueError, "1e-200: scale them"),
     "X_val alone": ({"X": X, "y": y, "X_val": X}, ValueError, "X_val and y_val belong together"),
     "y_val alone": ({"X": X, "y": y, "y_val": y}, ValueError, "X_val and y_val belong together"),
-    "weights alone": ({"X": X, "y": y, "sample_weight_val": np.ones(60)}, ValueError, "weights of X_val and y_val: give"),
-    "no rows of X_val": ({"X": X, "y": y, "X_val": X[:0], "y_val": y[:0]}, ValueError, r"X_val, y_val: .*0 sample\(s\)"),
+    "weights alone": ({"X": X, "y": y, "sample_weight_val": np.ones(60)}, ValueError, "weights of X_val and y_val"),
+    "no X_val": ({"X": X, "y": y, "X_val": X[:0], "y_val": y[:0]}, ValueError, r"X_val, y_val: .*0 sample\(s\)"),
     "labels of y_val": (
         {"X": X, "y": y, "X_val": X, "y_val": y + 1}, ValueError, r"not among the classes: \[4, 6\].*are \[3, 5\]",
     ),
