@@ -1,9 +1,11 @@
-"""The floor of a step: its matrix products alone, by three libraries, beside whole steps of ``fit``.
+"""The floor of a step: its matrix products and its update alone, beside whole steps of ``fit``.
 
 The forward pass of a layer is one product, its backward pass two, and one for the first layer, whose input needs no
-gradient. They are run on arrays that are there, each competitor in a process of its own, in turns with the others. A
-step cannot take less than its products do, so the speed-up over a peer is at most the peer's step by the products of
-the fastest library. Needs PyTorch: run it in the environment of ``peers.py``.
+gradient. They are run by three libraries on arrays that are there. The update is that of one vector of all parameters,
+by NumPy as a fit runs it, without the scalars of the step, and by PyTorch's fused kernel. Each competitor has a process
+of its own, in turns with the others. The floor is the time of the fastest library for the products and of the fastest
+for the update, so the speed-up over a peer is at most the peer's step by the floor. Needs PyTorch and skorch: run it in
+the environment of ``peers.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 
 import numpy as np
-from fit_step import CASES, Case, Fit
-from peers import AIMS, COMPETITORS, THREADS, measure, serve
+from fit_step import CASES, RATE, Case, Fit
+from peers import AIMS, COMPETITORS, OPTIMIZERS, THREADS, measure, serve
 
 Product = tuple[np.ndarray, np.ndarray, bool, bool]
 """Both operands, and whether each is transposed."""
@@ -90,38 +92,76 @@ def by_torch(case: Case, optimizer: str) -> Fit:
     return repeated(calls, case)
 
 
-ALONE = {"onnxruntime": by_onnxruntime, "numpy": by_numpy, "torch.mm": by_torch}
+def updated_by_numpy(case: Case, optimizer: str) -> Fit:
+    """Return the update of a fit of this package."""
+    import onnx_ir as ir
+
+    from onnxtrain_sklearn import SGD, AdamW
+    from onnxtrain_sklearn._optimizers.update_graph import update_graph
+    from onnxtrain_sklearn._support.float_errors import ignores_float_errors
+    from onnxtrain_sklearn._training.numpy_update import formula_of, numpy_update
+
+    found = update_graph({"sgd": SGD(), "adamw": AdamW()}[optimizer], ir.DataType.FLOAT)
+    formula, (weights, gradients) = formula_of(found), vectors(case)
+    assert formula is not None
+    state = {name: np.full_like(weights, value) for name, value in found.slots.items()}
+    scalars = {name: np.array(value, np.float32) for name, value in found.coefficients(RATE, 1).items()}
+    update = numpy_update(formula, {"parameters": weights, **state}, gradients, scalars)
+    return ignores_float_errors(repeated([update.run], case))
 
 
-def serve_products(name: str, pipe: Connection) -> None:
-    """As :func:`peers.serve`, for the products too."""
-    COMPETITORS.update(ALONE)
+def updated_by_torch(case: Case, optimizer: str) -> Fit:
+    import torch
+
+    weights, gradients = map(torch.from_numpy, vectors(case))
+    weights.grad = gradients
+    rule = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+    return repeated([rule([weights], lr=RATE, fused=True).step], case)
+
+
+def vectors(case: Case) -> list[np.ndarray]:
+    """Return all parameters, and their gradients."""
+    rng, size = np.random.default_rng(0), sum((n + 1) * m for n, m in pairwise(case.layers))
+    return [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
+
+
+PRODUCTS = {"onnxruntime": by_onnxruntime, "numpy": by_numpy, "torch.mm": by_torch}
+UPDATES = {"numpy update": updated_by_numpy, "torch update": updated_by_torch}
+
+
+def serve_parts(name: str, pipe: Connection) -> None:
+    """As :func:`peers.serve`, for the parts of a step too."""
+    COMPETITORS.update(PRODUCTS | UPDATES)
     serve(name, pipe)
 
 
+def report(number: int, cpu: dict[str, float | str]) -> str:
+    """Return a line with the times of one case, the floor, and what it allows at most beside the peers."""
+    known = {name: time for name, time in cpu.items() if not isinstance(time, str)}
+    floor = sum(min(known[name] for name in parts if name in known) for parts in (PRODUCTS, UPDATES))
+    cells = "".join(f"{known[name]:>14,.1f}" if name in known else f"{'–':>14}" for name in cpu)
+    most = [f"{name} {known[name] / floor:.2f} ({aims[number]})" for name, aims in AIMS.items() if name in known]
+    return f"{cells}{floor:>12,.1f}  {', '.join(most)}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="CPU time of the matrix products of a step beside whole steps.")
+    parser = argparse.ArgumentParser(description="CPU time of products and update of a step beside whole steps.")
     parser.add_argument("--repeat", type=int, default=5, help="alternating repetitions (default: %(default)s)")
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers from 0 (default: all)")
     options = parser.parse_args(arguments)
     os.environ.pop("OPENBLAS_CORETYPE", None)
     os.environ.update(dict.fromkeys(THREADS, "1"))  # read by the new processes
     context, pipes = multiprocessing.get_context("spawn"), {}
-    for name in (*ALONE, "ours", "sklearn", "torch"):
+    for name in (*PRODUCTS, *UPDATES, "ours", *AIMS):
         pipes[name], theirs = context.Pipe()
-        context.Process(target=serve_products, args=(name, theirs), daemon=True).start()
-    print(f"{'CPU µs of a step, SGD':<26}{''.join(f'{name:>13}' for name in pipes)}  most speed-up (aim)", flush=True)
+        context.Process(target=serve_parts, args=(name, theirs), daemon=True).start()
+    names = "".join(f"{name:>14}" for name in pipes)
+    print(f"{'CPU µs of a step':<33}{names}{'floor':>12}  most speed-up (aim)", flush=True)
     for number in options.cases:
-        found = measure(pipes, number, "sgd", options.repeat)
-        cpu = {name: times if isinstance(times, str) else times[1] for name, times in found.items()}
-        cells = "".join(f"{time:>13,.1f}" if not isinstance(time, str) else f"{'–':>13}" for time in cpu.values())
-        floor = min(time for name, time in cpu.items() if name in ALONE and not isinstance(time, str))
-        most = [
-            f"{name} {cpu[name] / floor:.2f} ({AIMS[name][number]})"
-            for name in ("sklearn", "torch")
-            if not isinstance(cpu[name], str)
-        ]
-        print(f"{CASES[number]!s:<26}{cells}  {', '.join(most)}", flush=True)
+        for optimizer in OPTIMIZERS:
+            found = measure(pipes, number, optimizer, options.repeat)
+            cpu = {name: times if isinstance(times, str) else times[1] for name, times in found.items()}
+            print(f"{CASES[number]!s:<26} {optimizer:<6}{report(number, cpu)}", flush=True)
     for pipe in pipes.values():
         pipe.send(None)
 
