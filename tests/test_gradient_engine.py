@@ -238,6 +238,18 @@ def test_wrong_names_are_explained(arguments, message):
         gradient_graph(linear_scalar(), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("wrt", "error", "message"),
+    [
+        (3, TypeError, "wrt must be the name of an input or initializer, or a list of them, got int"),
+        ([], ValueError, "wrt is an empty list: name at least one"),
+    ],
+)
+def test_no_names_are_refused(wrt, error, message):
+    with pytest.raises(error, match=message):
+        gradient_graph(linear_scalar(), wrt=wrt)
+
+
 def test_integers_have_no_gradient():
     body = "y = Gather(w, i) loss = ReduceSum<keepdims = 0>(y) count = Size(i)"
     model = parse("(float[3] w, int64[2] i) => (float loss, int64 count)", body)

@@ -7,7 +7,7 @@ raises :class:`UnsupportedOperatorError`. It is called only for names on which t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,7 +28,7 @@ from .._graph.survival import require_loadable, require_result_loads
 from .._graph.unrolling import unroll
 from .._runtime import capabilities, distributions, gradient_builder
 from .._support.refusal import refusing
-from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, nearest
+from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, instead_of, nearest
 from .ort_training import engine as ort
 from .path import path
 from .portable import engine as portable
@@ -123,6 +123,16 @@ def _by(engine: str, model: ir.Model, wrt: Sequence[str], of: str) -> GradientGr
         return GradientGraph(ENGINES[engine][0](model, wrt, of), engine)
 
 
+def _names_in(wrt: object) -> list[str]:
+    """Return the names without repetition."""
+    if not isinstance(wrt, Iterable):
+        raise TypeError(f"wrt must be the name of an input or initializer, or a list of them, {instead_of(wrt)}.")
+    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
+    if not names:
+        raise ValueError("wrt is an empty list: name at least one input or initializer.")
+    return names
+
+
 def gradient_graph(
     model: onnx.ModelProto, *, wrt: str | Sequence[str], of: str | None = None, engine: str = "auto"
 ) -> onnx.ModelProto:
@@ -166,7 +176,7 @@ def gradient_graph(
     ['y', 'x_grad']
     """
     proto = checked(model)
-    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
+    names = _names_in(wrt)
     with refusing("The gradients of the graph cannot be built"):
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
