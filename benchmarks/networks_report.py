@@ -41,6 +41,9 @@ DEFAULT_HEADER = (
 EARLIER = "*"
 """Behind the names of networks whose rows were measured before the date was recorded."""
 
+BEFORE = "†"
+"""Behind the step times of forms that are not today's: convolutions of 3x3 without Winograd's algorithm."""
+
 ROUNDING = 1e-7
 """Errors below are float32's rounding: a ratio to an error of PyTorch's that happens to be smaller says nothing."""
 
@@ -62,6 +65,10 @@ def step_ratio(result: Result) -> float:
     return result["step"] / result["step_torch"]
 
 
+def step_cell(result: Result) -> str:
+    return f"{step_ratio(result):.2f}{'' if result.get('winograd', True) else BEFORE}"
+
+
 def row(result: Result) -> str:
     file = f"{result['exporter']}, {result['mode']}"
     cells = [
@@ -72,7 +79,7 @@ def row(result: Result) -> str:
         f"{times(result, 'gradient'):.1f}",
         f"{result['weights']:.0e}",
         f"{times(result, 'weights'):.1f}",
-        f"{step_ratio(result):.2f}",
+        step_cell(result),
         f"{result['build']:.1f}",
         f"{result['nodes']:,}",
     ]
@@ -87,7 +94,7 @@ def statistics_row(result: Result) -> str:
     cells = [name(result), f"{result['exporter']}, {result['mode']}"]
     for kind in ("gradient", "weights", "statistics"):
         cells += [f"{result[kind]:.0e}", f"{times(result, kind):.1f}"]
-    return f"| {' | '.join(cells)} | {step_ratio(result):.2f} |"
+    return f"| {' | '.join(cells)} | {step_cell(result)} |"
 
 
 def starts_row(result: Result) -> str:
@@ -106,7 +113,7 @@ def branches_row(result: Result) -> str:
 
 def real_row(result: Result) -> str:
     cells = [result["network"], f"{result['parameters']:,}", f"{result['gradient']:.0e}"]
-    cells += [f"{times(result, 'gradient'):.1f}", f"{step_ratio(result):.2f}"]
+    cells += [f"{times(result, 'gradient'):.1f}", step_cell(result)]
     cells += [f"{result[kind]:,.0f}" for kind in ("memory", "memory_torch")]
     return f"| {' | '.join(cells)} | {result['build']:.1f} | {result['nodes']:,} |"
 
@@ -129,7 +136,7 @@ def summary(results: Sequence[Result]) -> list[str]:
     exported = [r for r in results if not r.keys() & {"not_exported", "diverges"}]
     trained = [r for r in exported if "failure" not in r]
     networks = len({r["network"] for r in exported})
-    ratios = [step_ratio(r) for r in trained]
+    ratios = [step_ratio(r) for r in trained if r.get("winograd", True)]
     far = sorted({r["network"] for r in trained if times(r, "gradient") > AIM})  # the page shows their branches
     near = [r for r in trained if r["network"] not in far]
     worst = max(near, key=lambda r: times(r, "gradient"))
@@ -141,7 +148,7 @@ def summary(results: Sequence[Result]) -> list[str]:
         f"most {times(worst, 'gradient'):.1f} times PyTorch's ({worst['network']}){but}.",
         f"The median is {gradients:.1f} times PyTorch's, that of the weights after ten steps {weights:.1f} times.",
         f"A step takes between {min(ratios):.2f} and {max(ratios):.2f} of PyTorch's CPU time, in the median",
-        f"{median(ratios):.2f}.",
+        f"{median(ratios):.2f}, in the {len(ratios)} files without a mark.",
     ]
 
 

@@ -86,3 +86,10 @@ def test_the_page_shows_the_stored_results(report, tmp_path):
     page.write_text(report.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     report.main(["--page", str(page)])
     assert page.read_text(encoding="utf-8") == report.PAGE.read_text(encoding="utf-8")
+
+
+def test_times_of_earlier_forms_are_marked_and_left_out_of_the_sentence(report):
+    before = TRAINED | {"network": "net", "step": 1.9, "winograd": False}
+    assert "| 0.95† |" in report.row(before)
+    text = report.report([TRAINED, before], {"own": ["GRU", "net"]})
+    assert "between 0.25 and 0.25 of PyTorch's CPU time, in the median\n0.25, in the 1 files without a mark." in text

@@ -151,7 +151,7 @@ def _mean_loss(
     if settings.task == "multiclass" and settings.link == "softmax" and takes_labels(settings.loss, settings.n_outputs):
         loss = of_labels(settings.loss)
     elif settings.task == "multiclass":
-        y = one_hot(op, y, settings.n_outputs, op.dtype)
+        y = one_hot(op, y, settings.n_outputs, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups)
 
@@ -269,10 +269,16 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
     return op.Reshape(scores, [batch, n_outputs])
 
 
-def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType) -> ir.Value:
-    """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster."""
+def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:
+    """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster.
+
+    A row of the table for an index that is no class holds NaN, as a negative one is counted from the end of the table,
+    unless the loss ``ignores`` what is -1.
+    """
     if n_classes <= TABLE_CLASSES:
-        return mark_one_hot(op.Gather(np.eye(n_classes, dtype=dtype.numpy()), y))
+        table = np.eye(n_classes, dtype=dtype.numpy())
+        table = table if ignores else np.vstack([table, np.full_like(table, np.nan)])
+        return mark_one_hot(op.Gather(table, y))
     classes = np.arange(n_classes, dtype=np.int64)
     return mark_one_hot(op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype))
 
