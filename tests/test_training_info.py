@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,29 @@ def test_optimizers_go_on(optimizer, tmp_path):
     model = OrtGradientClassifier(MLP((4,)), **SETTINGS | {"optimizer": optimizer, "learning_rate_init": 0.003})
     X, y = columns()
     goes_on(quietly(model.fit, X, y), X, y, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"optimizer": SGD()}, {}, {"ema_decay": 0.5}, {"model": MLP((4,), normalization="batch"), "batch_size": 20}],
+    ids=str,
+)
+def test_the_state_goes_back_into_the_estimator(parameters, tmp_path):
+    """By ``state`` and by the file of ``save_state``; the next pass is that of an estimator which took all of them."""
+    X, y = columns()
+    model = OrtGradientClassifier(**SETTINGS | {"model": MLP((4,)), "ema_decay": None} | parameters)
+    quietly(model.fit, X, y)
+    onnx.save(model.to_training_onnx(), tmp_path / "model.onnx")
+    training = load_training(tmp_path / "model.onnx", shuffle=False).partial_fit(X, y)
+    training.save_state(tmp_path / "state.safetensors")
+    twins = [copy.deepcopy(model).load_state(state) for state in (training.state, tmp_path / "state.safetensors")]
+    expected = model.partial_fit(X, y).partial_fit(X, y).weights_
+    for twin in twins:
+        for name, array in twin.partial_fit(X, y).weights_.items():
+            np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-5, err_msg=name)
+    wrong = {**training.state, "layers.0.bias": np.zeros(9)}
+    with pytest.raises(ModelError, match=r"'layers\.0\.bias' of shape \[9\]"):
+        model.load_state(wrong)
 
 
 @pytest.mark.parametrize(

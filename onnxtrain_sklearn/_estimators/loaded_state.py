@@ -106,6 +106,7 @@ def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None
     slots = optimizer.state() if isinstance(optimizer, Optimizer) else {}
     if not arrays:
         raise ModelError("The state is empty: give the trained arrays by name.")
+    arrays = _as_vectors(run, arrays)
     vectors = PARAMETERS in arrays and PARAMETERS not in run.trained_weights()
     parameters, frozen, state = _of_vectors(run, arrays, slots) if vectors else _of_names(run, arrays)
     if vectors and STEP in arrays:
@@ -120,6 +121,22 @@ def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None
     }
     run.history.last_finite = None
     vars(run).update(changed)
+
+
+def _as_vectors(run: Run, arrays: StateArrays) -> StateArrays:
+    """Return a state of ``to_training_onnx``, with weights by name beside the vectors of the optimizer, as vectors."""
+    known = {*run.parameters.names, *run.parameters.running_statistics}
+    named = {name: array for name, array in arrays.items() if name in known}
+    rest = {name: array for name, array in arrays.items() if name not in known}
+    if STEP not in rest or named.keys() != known:
+        return arrays
+    parameters = run.parameters.with_averages(False)
+    for name, array in named.items():
+        _require_fitting_array(name, array, parameters.view(name).shape, parameters.buffer.dtype)
+        parameters.view(name)[...] = array
+    weights = AVERAGE if PARAMETERS in rest else PARAMETERS  # predictions are made by the average
+    statistics = {STATISTICS: parameters.statistics} if parameters.statistics.size else {}
+    return {**rest, **statistics, weights: parameters.vector}
 
 
 def _progress_at(progress: Progress, steps: int) -> Progress:
