@@ -40,6 +40,7 @@ from .context import (
 from .lowering.registry import expand
 from .row_factors import factor_out_columns
 from .rules import (
+    batch_normalization,
     convolution,
     cross_entropy,
     elementwise,
@@ -61,6 +62,7 @@ RULES: dict[str, GradientRule] = {
     **indexing.RULES,
     **cross_entropy.RULES,
     **normalization.RULES,
+    **batch_normalization.RULES,
     **matmul.RULES,
     **reductions.RULES,
     **resize.RULES,
@@ -108,7 +110,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     cotangents = _backward(op, steps, {output: [one]})
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
-    _multiply_convolutions(op, steps)
+    _rewrite_forward(op, steps)
     apart = GraphBuilder(graph, prefix="gradient")  # each output needs its own name: no shared nodes
     for name, cotangent in zip(wrt, results, strict=True):
         _append_gradient(apart, sources[name], cotangent)
@@ -119,15 +121,21 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     return result
 
 
-def _multiply_convolutions(op: GraphBuilder, steps: Sequence[Passage]) -> None:
-    """Put matrix products in the place of convolutions of the forward pass where they are faster.
+def _rewrite_forward(op: GraphBuilder, steps: Sequence[Passage]) -> None:
+    """Put faster forms in the place of nodes of the forward pass: matrix products for convolutions, shared statistics.
 
     Convolutions with constant kernels are left: onnxruntime gives them layouts of its own.
     """
-    convolutions = [step.node for step in steps if kind(step.node) == "Conv" and 1 in step.inputs]
-    for node in convolutions:
-        convolution.multiply_convolution(op, node)
-    if any(node.graph is None for node in convolutions):
+    faster = {
+        "Conv": convolution.multiply_convolution,
+        "BatchNormalization": batch_normalization.normalize_by_moments,
+    }
+    found = [step for step in steps if kind(step.node) in faster]
+    nodes = [step.node for step in found if kind(step.node) != "Conv" or 1 in step.inputs]
+    for node in nodes:
+        op.dtype = node.outputs[0].dtype or op.dtype
+        faster[kind(node)](op, node)
+    if any(node.graph is None for node in nodes):
         op.graph.sort()
 
 

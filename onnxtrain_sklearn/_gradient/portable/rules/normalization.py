@@ -6,7 +6,7 @@ gives ``x`` the cotangent ``(h - mean(h) - z mean(h z)) / s``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -27,11 +27,11 @@ def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir
     """Return the normalized value and the reciprocal of the deviation."""
     op = r.op
     centered, variance = _moments(r, x, axes)
-    inverse = _reciprocal_deviation(r, variance)
+    inverse = reciprocal_deviation(r, variance)
     return op.Mul(centered, inverse), inverse
 
 
-def _reciprocal_deviation(r: Reverse, variance: ir.Value) -> ir.Value:
+def reciprocal_deviation(r: Reverse, variance: ir.Value) -> ir.Value:
     return r.op.Reciprocal(r.op.Sqrt(r.op.Add(variance, r.attribute("epsilon", SMALL))))
 
 
@@ -42,18 +42,11 @@ def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Val
 
 
 def _centered_back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
-    means = _mean_over(op, h, axes), _mean_over(op, op.Mul(h, z), axes)
-    return _without_means(op, h, z, inverse, means)
+    means = op.Add(_mean_over(op, h, axes), op.Mul(z, _mean_over(op, op.Mul(h, z), axes)))
+    return op.Mul(op.Sub(h, means), inverse)
 
 
-def _without_means(
-    op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, means: tuple[ir.Value, ir.Value]
-) -> ir.Value:
-    """Return ``(h - mean(h) - z mean(h z)) inverse``."""
-    return op.Mul(op.Sub(h, op.Add(means[0], op.Mul(z, means[1]))), inverse)
-
-
-def _count(r: Reverse, axes: list[int]) -> Operand:
+def elements_along(r: Reverse, axes: list[int]) -> Operand:
     """Return the number of elements along these axes, as a float."""
     sizes = [(dims(r.x()) or [])[axis] for axis in axes]
     if fixed(sizes):
@@ -61,7 +54,7 @@ def _count(r: Reverse, axes: list[int]) -> Operand:
     return r.op.Cast(r.op.ReduceProd(r.op.Gather(r.op.Shape(r.x()), np.array(axes)), keepdims=False), to=r.op.dtype)
 
 
-def _further(r: Reverse, index: int) -> ir.Value | None:
+def cotangent_of_statistic(r: Reverse, index: int) -> ir.Value | None:
     """Return the cotangent of a statistic, cast to the type of the value."""
     cotangent = r.cotangents[index] if index < len(r.cotangents) else None
     return (
@@ -79,11 +72,13 @@ def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
     def of_value() -> ir.Value:
         cotangents = [] if g is None else [_centered_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
-        of_mean, of_inverse = _further(r, 1), _further(r, 2)
+        of_mean, of_inverse = cotangent_of_statistic(r, 1), cotangent_of_statistic(r, 2)
         if of_mean is not None:
-            cotangents.append(op.Expand(op.Div(of_mean, _count(r, axes)), shape_of(op, r.x())))
+            cotangents.append(op.Expand(op.Div(of_mean, elements_along(r, axes)), shape_of(op, r.x())))
         if of_inverse is not None:
-            cotangents.append(op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), _count(r, axes))))
+            cotangents.append(
+                op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), elements_along(r, axes)))
+            )
         return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
 
     return (
@@ -124,11 +119,6 @@ def _channel_sums(r: Reverse, value: ir.Value) -> ir.Value:
     return r.op.ReduceSum(value, axes=[0, *range(2, rank)], keepdims=False)
 
 
-def _sums_kept(r: Reverse, value: ir.Value) -> ir.Value:
-    """Return the sum of each channel in a shape that broadcasts to the input."""
-    return r.op.ReduceSum(value, axes=[0, *range(2, r.rank())], keepdims=True)
-
-
 def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, list(range(2, r.rank()))
     z, inverse = _standardize(r, r.x(), axes)
@@ -136,84 +126,6 @@ def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
         lambda: _centered_back(op, r.g, z, op.Mul(inverse, _channels(r, r.x(1))), axes),
         lambda: _channel_sums(r, op.Mul(r.g, z)),
         lambda: _channel_sums(r, r.g),
-    )
-
-
-def _batch_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """Before opset 14, a node with more than one output is in training mode."""
-    further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
-    return _with_batch_statistics(r) if further or r.attribute("training_mode", 0) else _with_running_statistics(r)
-
-
-def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
-    """Training mode; the other outputs are the running statistics: averages of their inputs and the batch's."""
-    op, g, axes, old = r.op, r.cotangents[0], [0, *range(2, r.rank())], r.attribute("momentum", 0.9)
-    if any(cotangent is not None for cotangent in r.cotangents[3:]):
-        r.refuse("runtimes disagree on what its saved statistics are")
-    of_mean, of_variance = _further(r, 1), _further(r, 2)
-    centered, variance = _moments(r, r.x(), axes)
-    inverse = _reciprocal_deviation(r, variance)
-    rows, divided = _before_division(r, centered, inverse)
-
-    def of_scale(g: ir.Value) -> ir.Value:
-        return divided(_sums_kept(r, op.Mul(g, rows)))
-
-    def of_output(g: ir.Value) -> ir.Value:
-        means = op.Div(_sums_kept(r, g), _count(r, axes)), op.Div(divided(of_scale(g)), _count(r, axes))
-        return _without_means(op, g, rows, op.Mul(inverse, _channels(r, r.x(1))), means)
-
-    def of_value() -> ir.Value:
-        cotangents = [] if g is None else [of_output(g)]
-        if of_mean is not None:
-            share = op.Div(op.Mul(of_mean, 1 - old), _count(r, axes))
-            cotangents.append(op.Expand(_channels(r, share), shape_of(op, r.x())))
-        if of_variance is not None:
-            share = op.Div(op.Mul(of_variance, 2 * (1 - old)), _count(r, axes))
-            cotangents.append(op.Mul(centered, _channels(r, share)))
-        return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
-
-    return (
-        of_value,
-        lambda: None if g is None else op.Reshape(of_scale(g), [-1]),
-        lambda: None if g is None else op.Reshape(_sums_kept(r, g), [-1]),
-        lambda: _of_old_statistic(r, of_mean, 3),
-        lambda: _of_old_statistic(r, of_variance, 4),
-    )
-
-
-def _of_old_statistic(r: Reverse, cotangent: ir.Value | None, index: int) -> ir.Value | None:
-    if cotangent is not None and r.x(index).producer() is not None:
-        r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
-    return None if cotangent is None else r.op.Mul(cotangent, r.attribute("momentum", 0.9))
-
-
-def _before_division(
-    r: Reverse, centered: ir.Value, inverse: ir.Value
-) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
-    """Return the value to multiply cotangents with, and the function that divides sums over it by the deviation.
-
-    A sum has one number per channel, so dividing it takes less time. Undivided sums may be infinite in float16.
-    """
-    if r.op.dtype is ir.DataType.FLOAT16:
-        return r.op.Mul(centered, inverse), lambda value: value
-    return centered, lambda value: r.op.Mul(value, inverse)
-
-
-def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
-    op = r.op
-    inverse = _reciprocal_deviation(r, r.x(4))
-    factor = op.Mul(r.x(1), inverse)
-
-    def of_scale() -> ir.Value:
-        rows, divided = _before_division(r, op.Sub(r.x(), _channels(r, r.x(3))), _channels(r, inverse))
-        return op.Reshape(divided(_sums_kept(r, op.Mul(r.g, rows))), [-1])
-
-    return (
-        lambda: op.Mul(r.g, _channels(r, factor)),
-        of_scale,
-        lambda: _channel_sums(r, r.g),
-        lambda: op.Neg(op.Mul(_channel_sums(r, r.g), factor)),
-        lambda: op.Mul(op.Mul(of_scale(), -0.5), op.Mul(factor, inverse)),
     )
 
 
@@ -272,9 +184,6 @@ def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, GradientRule] = {
-    "BatchNormalization": Supported(
-        _batch_normalization_rule, "epsilon momentum training_mode", inputs=5, outputs=5, cotangents=5
-    ),
     "GroupNormalization": Supported(_group_normalization_rule, "epsilon num_groups", inputs=3),
     "InstanceNormalization": Supported(_instance_normalization_rule, "epsilon", inputs=3),
     "LRN": Supported(_local_response_normalization_rule, "alpha beta bias size"),
