@@ -27,10 +27,10 @@ from .normalization import SMALL, cotangent_of_statistic, elements_along, recipr
 FEW_PIXELS = 64
 """With more pixels to a channel, broadcasting takes no longer, and on several threads less time."""
 
-EPSILON = 2.0**-10
-"""What BatchNormalization adds to a variance; that of ``1 - EPSILON`` then divides by one, without rounding."""
+ADDED_TO_VARIANCE = 2.0**-10
+"""What BatchNormalization adds to a variance: it then divides by one, without rounding, where that is one less this."""
 
-KERNELS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+NORMALIZED_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The types in which a CPU has BatchNormalization."""
 
 
@@ -72,7 +72,9 @@ class Channels:
         return product if shift is None else self.op.Add(product, self.spread(shift))
 
     def _normalized(self, value: ir.Value, scale: Operand, shift: Operand, mean: Operand) -> ir.Value:
-        return self.op.BatchNormalization(value, scale, shift, mean, self._all(1 - EPSILON), epsilon=EPSILON)
+        return self.op.BatchNormalization(
+            value, scale, shift, mean, self._all(1 - ADDED_TO_VARIANCE), epsilon=ADDED_TO_VARIANCE
+        )
 
     def _all(self, number: float) -> np.ndarray:
         return np.full(self.plain, number, self.op.dtype.numpy())
@@ -81,7 +83,7 @@ class Channels:
 def _channels_of(r: Reverse) -> Channels:
     channels, *pixels = (dims(r.x()) or [None])[1:] or [None]
     few = fixed(pixels) and bool(pixels) and math.prod(int(str(size)) for size in pixels) <= FEW_PIXELS
-    plain = channels if isinstance(channels, int) and few and r.op.dtype in KERNELS else 0
+    plain = channels if isinstance(channels, int) and few and r.op.dtype in NORMALIZED_TYPES else 0
     return Channels(r.op, r.rank(), plain)
 
 
@@ -106,7 +108,7 @@ def normalize_by_moments(op: GraphBuilder, node: ir.Node) -> None:
     """Put the statistics of the batch that the gradient needs into the place of those of a node in training mode."""
     r = Reverse(op, node, (), frozenset())
     types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None and value.name}
-    if r.opset < 14 or not _in_training_mode(r) or len(types) > 1 or r.x().dtype not in KERNELS:
+    if r.opset < 14 or not _in_training_mode(r) or len(types) > 1 or r.x().dtype not in NORMALIZED_TYPES:
         return
     mean, _, variance = _batch_moments(r, _channels_of(r))
     result = op.BatchNormalization(*(r.x(i) for i in range(3)), mean, variance, epsilon=r.attribute("epsilon", SMALL))
