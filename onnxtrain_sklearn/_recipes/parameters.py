@@ -40,9 +40,10 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``."""
 
 LABEL_SMOOTHING: Mapping[str, Parameter] = {
     "label_smoothing": Parameter("float", """
-Share of each target that is spread evenly over the classes, in [0, 1). The 0.1 of RealMLP's authors is for labels: no
-probability of two classes is learned that is outside of 0.05 to 0.95. Where probabilities count, and not a class of few
-rows alone, take 0 together with ``scoring="neg_log_loss"``.""", LogLoss.valid["label_smoothing"]),
+Share of each target that is spread evenly over the classes, in [0, 1). With the 0.1 of RealMLP's authors no probability
+of two classes is learned that is outside of 0.05 to 0.95. 0 is for probabilities of rare classes, together with
+``scoring="neg_log_loss"``: where the accuracy chooses the epoch, they may be near 0 and 1 without reason.""",
+        LogLoss.valid["label_smoothing"]),
 }  # fmt: skip
 
 REALMLP: Mapping[str, Parameter] = {
