@@ -41,7 +41,14 @@ def read_table_file(path: Path, separator: str | None = None) -> Any:
         default = "\t" if ".tsv" in (one.lower() for one in path.suffixes) else ","
         frame = _read_csv(pandas, path, separator or default)
     frame.columns = [str(name) for name in frame.columns]
-    return _checked_table(frame, path)
+    return _with_truth_values(_checked_table(frame, path))
+
+
+def _with_truth_values(frame: pandas.DataFrame) -> Any:
+    """Return the table with truth values also where some are missing: pandas reads a column of objects then."""
+    objects = [name for name in frame.columns if frame[name].dtype == object]
+    flags = [name for name in objects if set(map(type, frame[name].dropna())) == {bool}]
+    return frame.astype(dict.fromkeys(flags, "boolean"))
 
 
 def _read_csv(pandas: ModuleType, path: Path, separator: str) -> Any:

@@ -229,6 +229,27 @@ def test_odd_tables_of_the_default_model(tmp_path, capsys):
     assert "there is no column besides the target 'y'" in told["none"]
 
 
+@pytest.mark.parametrize("model", ["realmlp", "mlp"])
+@pytest.mark.parametrize("missing", ["train", "predict", "both"])
+def test_truth_values_stay_numbers_where_some_are_missing(missing, model, tmp_path, capsys):
+    flags = pd.Series([True, False] * 30)
+    some = flags.astype(object).where(np.arange(60) % 7 > 0)
+    tables = {"train": flags, "predict": flags} | (
+        {missing: some} if missing != "both" else {"train": some, "predict": some}
+    )
+    for name, column in tables.items():
+        pd.DataFrame({"flag": column, "y": np.where(flags, "a", "b")}).to_csv(tmp_path / f"{name}.csv", index=False)
+    settings = ["--model", model, "--set", "max_iter=40", "learning_rate_init=0.05", "--output", tmp_path / "m.onnx"]
+    status, _ = program_json(capsys, "train", tmp_path / "train.csv", "--target", "y", *settings)
+    assert status == 0
+    assert onnx.load(tmp_path / "m.onnx").graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    files = [tmp_path / "m.onnx", tmp_path / "predict.csv", "--output", tmp_path / "p.csv"]
+    assert program.main([str(one) for one in ("predict", *files)]) == 0
+    known = tables["predict"].notna().to_numpy()
+    right = read_back(tmp_path / "p.csv")["label"].to_numpy() == np.where(flags, "a", "b")
+    assert right[known].all()
+
+
 def test_columns_that_count_the_rows_give_a_warning(tmp_path, capsys):
     columns = {"a": np.arange(30) ** 2, "number": np.arange(30.0), "text": ["a", "b"] * 15, "y": np.arange(30)}
     pd.DataFrame(columns, index=range(5, 35)).to_csv(tmp_path / "t.csv")
