@@ -67,6 +67,10 @@ METRICS = {"neg_log_loss": log_loss, "d2_log_loss_score": d2_log_loss_score}
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("scoring", METRICS)
 def test_a_class_may_be_missing_in_the_validation_data(scoring, n_classes, names):
+    try:
+        METRICS[scoring]([0, 1], np.full((2, 3), 1 / 3), labels=[0, 1, 2])
+    except ValueError:
+        pytest.skip("the metric of this scikit-learn is not told the classes by labels (1.6)")
     codes = np.concatenate([np.arange(6) % n_classes, Y[6:]])
     labels, held = np.array(names)[codes], np.flatnonzero(codes[6:] < n_classes - 1) + 6
     settings = {**SETTINGS, "scoring": scoring, "early_stopping": True}
