@@ -132,3 +132,26 @@ def test_centers_of_distances_are_trained_and_the_mean_of_the_data_is_not(body, 
     proto.graph.initializer.append(numpy_helper.from_array(w, "w"))
     net = OrtGradientRegressor(proto, max_iter=3).fit(rows(), rows(8, 1, seed=1).ravel())
     assert set(net.weights_) == ({"w", "centers"} if trained else {"w"})
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_transposed_weight_that_the_body_of_a_scan_reads_is_trained():
+    """The exporter computes it in advance, and names the body as the module of its nodes."""
+    text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] y)
+        <float[3, 3] permute = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 1] v = {1, -1, 2}, int64[2] steps = {0, 1}>
+        { h = Scan <num_scan_inputs = 1, body = b (float[N, 3] s, int64 i) => (float[N, 3] t)
+            { m = MatMul(s, permute) t = Tanh(m) }> (X, steps)
+          y = MatMul(h, v) }"""
+    proto = onnx.parser.parse_model(text)
+    lines = ["# inputs", "p_a_weight: PARAMETER target='a.weight'", "p_v: PARAMETER target='v'", "x: USER_INPUT"]
+    signature = "\n".join([*lines, "# outputs", "y: USER_OUTPUT"])
+    proto.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    scan, product = proto.graph.node
+    inner = next(a.g for a in scan.attribute if a.name == "body").node[0]
+    calls = ((inner, "matmul", "%s, %permute"), (scan, "scan", "%x, %p_a_weight"), (product, "matmul_1", "%h, %p_v"))
+    for node, name, reads in calls:
+        target = "call_function[target=torch.ops.aten.matmul.default]"
+        call = f"%{name} : [num_users=1] = {target}(args = ({reads}), kwargs = {{}})"
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
+    net = OrtGradientRegressor(proto, max_iter=3, engine="portable").fit(rows(), rows(8, 1, seed=1).ravel())
+    assert {name.rpartition("/")[2] for name in net.weights_} == {"permute", "v"}

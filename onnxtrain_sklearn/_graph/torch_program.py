@@ -15,7 +15,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from .queries import every_node, reads
+from .queries import every_node, graphs_in, reads
 
 CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -202,9 +202,16 @@ class TorchProgram:
     @cached_property
     def unseen(self) -> list[str]:
         """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
-        calls = (call_of(node) for node in every_node(self._graph))
-        seen = {name for call in calls if call is not None for name in call.names}
+        seen = {name for node in every_node(self._graph) for name in self._seen_by(node)}
         return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
+
+    def _seen_by(self, node: ir.Node) -> list[str]:
+        """Return the names that a node's call reads; of a loop's, those that it reads itself."""
+        call = call_of(node)
+        if call is None or not graphs_in(node):
+            return [] if call is None else list(call.names)
+        read = {value.name for value in reads(node)}
+        return [name for name in call.names if self.targets.get(name, name) in read]
 
     def unread_parameter(self, node: ir.Node) -> str | None:
         """Return the one parameter, by its name in the module, that a node without a call of its own may stand for.
@@ -240,7 +247,8 @@ class TorchProgram:
         read = self._read[call.name]
         if any(self.targets.get(name) not in read for name in call.names if name in self._parameters):
             return None
-        is_plausible = bool(self.folded_names(node) and self.unseen_within(scope_of(node)))
+        module = scope_of(node) if node.graph is self._graph else ""  # bodies of loops are modules of their own
+        is_plausible = bool(self.folded_names(node) and self.unseen_within(module))
         return "folded" if is_plausible else "constant"
 
     def folded_names(self, node: ir.Node) -> list[str]:
