@@ -202,16 +202,8 @@ class TorchProgram:
     @cached_property
     def unseen(self) -> list[str]:
         """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
-        seen = {name for node in every_node(self._graph) for name in self._seen_by(node)}
+        seen = {name for node in every_node(self._graph) for name in _names_seen_by(node, self.targets)}
         return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
-
-    def _seen_by(self, node: ir.Node) -> list[str]:
-        """Return the names that a node's call reads; of a loop's, those that it reads itself."""
-        call = call_of(node)
-        if call is None or not graphs_in(node):
-            return [] if call is None else list(call.names)
-        read = {value.name for value in reads(node)}
-        return [name for name in call.names if self.targets.get(name, name) in read]
 
     def unread_parameter(self, node: ir.Node) -> str | None:
         """Return the one parameter, by its name in the module, that a node without a call of its own may stand for.
@@ -301,6 +293,15 @@ class TorchProgram:
         if call is None or call.function not in _SLOTS or node.domain or (node.op_type, 2) not in _BIASES:
             return None
         return self._in_slot(call, node.op_type, 2)
+
+
+def _names_seen_by(node: ir.Node, targets: Mapping[str, str]) -> list[str]:
+    """Return the names that a node's call reads; of a loop's, those that it reads itself."""
+    call = call_of(node)
+    if call is None or not graphs_in(node):
+        return [] if call is None else list(call.names)
+    read = {value.name for value in reads(node)}
+    return [name for name in call.names if targets.get(name, name) in read]
 
 
 _OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
