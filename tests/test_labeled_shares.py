@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 ROWS, CLASSES = 6, 3
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(CLASSES, size=ROWS)
-EYE = "float[3, 3] table = {1, 0, 0, 0, 1, 0, 0, 0, 1}"
+ABSENT = ", ".join(["nan"] * 9)
+EYE = f"float[6, 3] table = {{1, 0, 0, 0, 1, 0, 0, 0, 1, {ABSENT}}}"
 LOSS_NODES = (
     "log_p = LogSoftmax <axis = -1> (scores) y = Gather(table, labels) by_label = Mul(y, log_p)"
     " weighted = Mul(shares, by_label) sum = ReduceSum <keepdims = 0> (weighted) loss = Neg(sum)"
@@ -88,8 +89,8 @@ def test_certain_rows_have_no_gradient():
         (f"{LOSS_NODES} {GRADIENT}".replace("Neg", "Abs"), EYE),
         (f"{LOSS_NODES} {GRADIENT}".replace("Gather(", "Gather <axis = -2> ("), EYE),
         (f"{LOSS_NODES} {GRADIENT}".replace("Mul(shares, by_label)", "Mul(log_p, by_label)"), EYE),
-        (f"{LOSS_NODES} {GRADIENT}", "float[3, 3] table = {1, 0, 0, 0, 1, 0, 0, 0, 2}"),
-        (f"{LOSS_NODES} {GRADIENT}", "float[4, 3] table = {1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0}"),
+        (f"{LOSS_NODES} {GRADIENT}", f"float[6, 3] table = {{1, 0, 0, 0, 1, 0, 0, 0, 2, {ABSENT}}}"),
+        (f"{LOSS_NODES} {GRADIENT}", "float[3, 3] table = {1, 0, 0, 0, 1, 0, 0, 0, 1}"),
     ],
 )  # fmt: skip
 def test_other_graphs_keep_the_labels(body, table):
@@ -109,6 +110,16 @@ def test_shares_at_the_labels_follow_weights_and_labels():
         shares.update()
         labeled.update()
         assert_array_equal(labeled.matrix, -shares.matrix * np.eye(3, dtype=np.float32)[labels])
+
+
+@pytest.mark.parametrize("label", [-3, -1, 3, 5])
+@pytest.mark.parametrize("values", [[1, 1], [1, 3]])
+def test_a_label_that_is_no_class_makes_its_row_nan(label, values):
+    shares = RowShares(np.array(values, np.float32), 3)
+    shares.update()
+    labeled = LabeledShares(np.array([label, 1]), shares)
+    labeled.update()
+    assert_array_equal(np.isnan(labeled.matrix), [[True] * 3, [False] * 3])
 
 
 @pytest.mark.parametrize(("loss", "reads"), [(LogLoss(), True), (LogLoss(label_smoothing=0.1), False)])

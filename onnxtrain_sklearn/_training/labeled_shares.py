@@ -16,7 +16,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import remove_unread
 from .._graph.queries import attribute, constant, kind, operand
 from .cpu_products import replace_in_order
-from .loss_graph import LOSS, TARGET
+from .loss_graph import LOSS, TARGET, one_hot_table
 from .repeated_shares import REPEATED, is_sum
 
 LABELED = "onnxtrain/labeled_shares"
@@ -69,11 +69,12 @@ def _log_loss(shares: ir.Value, target: ir.Value) -> _LogLoss | None:
 
 
 def _looks_up_one_hot_rows(node: ir.Node, labels: ir.Value) -> bool:
-    """Whether a Gather reads the rows of the identity matrix at the labels."""
+    """Whether a Gather reads the rows of the table of one-hot labels at the labels."""
     source = operand(node, 0)
     table = None if source is None else constant(source)
-    is_identity = table is not None and np.array_equal(table, np.eye(len(table)))
-    return is_identity and operand(node, 1) is labels and attribute(node, "axis", 0) == 0
+    if table is None or table.ndim != 2 or not np.array_equal(table, one_hot_table(table.shape[1]), equal_nan=True):
+        return False
+    return operand(node, 1) is labels and attribute(node, "axis", 0) == 0
 
 
 def _sole_readers(value: ir.Value, *operators: str) -> list[ir.Node]:

@@ -272,15 +272,19 @@ def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:
     """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster.
 
-    A row of the table for an index that is no class holds NaN, as a negative one is counted from the end of the table,
-    unless the loss ``ignores`` what is -1.
+    An index that is no class has NaN in the place of numbers, unless the loss ``ignores`` what is -1.
     """
     if n_classes <= TABLE_CLASSES:
-        table = np.eye(n_classes, dtype=dtype.numpy())
-        table = table if ignores else np.vstack([table, np.full_like(table, np.nan)])
-        return mark_one_hot(op.Gather(table, y))
+        table = one_hot_table(n_classes).astype(dtype.numpy())
+        return mark_one_hot(op.Gather(table[:n_classes] if ignores else table, y))
     classes = np.arange(n_classes, dtype=np.int64)
     return mark_one_hot(op.Cast(op.Equal(op.Unsqueeze(y, axes=[1]), classes), to=dtype))
+
+
+def one_hot_table(n_classes: int) -> np.ndarray:
+    """Return the one-hot rows of the classes, and as many of NaN: those of -1 and others, counted from the end."""
+    identity = np.eye(n_classes)
+    return np.vstack([identity, np.full_like(identity, np.nan)])
 
 
 def work(graph: ir.Graph) -> float:

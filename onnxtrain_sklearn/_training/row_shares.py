@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._graph.loss_terms import LEAST_TOTAL
+from .loss_graph import one_hot_table
 
 
 class RowShares:
@@ -40,7 +41,7 @@ class RowShares:
 
 
 class LabeledShares:
-    """A matrix with the negative share of each row at its label, and zeros elsewhere.
+    """A matrix with the negative share of each row at its label, and zeros elsewhere; NaN for a label that is no class.
 
     Parameters
     ----------
@@ -53,18 +54,15 @@ class LabeledShares:
     def __init__(self, labels: np.ndarray, shares: RowShares) -> None:
         self._labels, self._shares = labels, shares
         self.matrix = np.zeros_like(shares.matrix)
-        self._scale, self._table = 1.0, _negative_diagonal(1.0, self.matrix)
+        self._rows = one_hot_table(self.matrix.shape[1]).astype(self.matrix.dtype)
+        self._scale, self._table = 1.0, -self._rows
 
     def update(self) -> None:
         """Compute the matrix for the labels in the buffers."""
         equal = self._shares.equal
         scale = 1.0 if equal is None else equal
         if scale != self._scale:
-            self._scale, self._table = scale, _negative_diagonal(scale, self.matrix)
-        self._table.take(self._labels, 0, self.matrix, "clip")  # which does not buffer the result
+            self._scale, self._table = scale, self._rows * -scale
+        self._table.take(self._labels, 0, self.matrix, "wrap")  # as Gather counts, and without a buffer of the result
         if equal is None:
             np.multiply(self.matrix, self._shares.matrix, self.matrix)
-
-
-def _negative_diagonal(number: float, like: np.ndarray) -> np.ndarray:
-    return np.diag(np.full(like.shape[1], -number, like.dtype))
