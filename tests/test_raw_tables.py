@@ -229,6 +229,14 @@ def test_numbers_among_texts_give_a_warning(name):
         warn_of_texts(name, [text for text in texts if text is not None], 1000)
 
 
+def test_numbers_in_a_column_of_categories_are_codes():
+    codes = [*map(str, range(100, 195)), "V10", "V57", "V58", "E11", "E12"]
+    frame = pd.DataFrame({"text": [*codes] * 3, "declared": pd.Categorical([*codes] * 3)})
+    with pytest.warns(OnnxTrainWarning, match="'text' holds numbers as texts, .* unless they are codes") as told:
+        RealMLPRegressor("td-s", hidden_layer_sizes=4, max_iter=1).fit(frame, np.arange(300.0))
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(
     "texts",
     [

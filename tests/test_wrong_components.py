@@ -74,6 +74,6 @@ def test_schedules(name, factor):
         fit(**{name: later})
 
 
-@pytest.mark.parametrize("factor", [1, True, np.float32(0.5), np.int64(1)])
+@pytest.mark.parametrize("factor", [1, True, np.float32(0.5), np.int64(1), np.array(0.5)])
 def test_schedules_may_return_any_number(factor):
     assert fit(learning_rate=Wrong(lambda progress: factor)).history_[-1]["learning_rate"] == 0.001 * float(factor)

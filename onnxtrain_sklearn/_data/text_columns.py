@@ -21,7 +21,9 @@ DATE = re.compile(
 )
 
 
-def warn_of_texts(name: str, texts: Iterable[str], n_rows: int, remedy: str = "leave the column out") -> None:
+def warn_of_texts(
+    name: str, texts: Iterable[str], n_rows: int, remedy: str = "leave the column out", *, has_codes: bool = False
+) -> None:
     """Warn if the texts of a column are dates or numbers, or so many different ones that they seem to name the rows.
 
     Parameters
@@ -33,6 +35,8 @@ def warn_of_texts(name: str, texts: Iterable[str], n_rows: int, remedy: str = "l
     n_rows : int
     remedy : str
         How a column is left out.
+    has_codes : bool
+        Whether the column has a type of categories: numbers among them are codes then.
     """
     different = set(texts)
     if different and all(DATE.fullmatch(text) for text in different):
@@ -40,10 +44,10 @@ def warn_of_texts(name: str, texts: Iterable[str], n_rows: int, remedy: str = "l
             f"Column {name!r} holds dates, which are trained on as texts: make numbers of them, such as days since a "
             f"date, or {remedy}."
         )
-    elif examples := _numbers_among(different):
+    elif not has_codes and (examples := _numbers_among(different)):
         warn(
             f"Column {name!r} holds numbers as texts, which are trained on as categories: {examples}. Make numbers of "
-            f"them, missing ones of texts that are none, or {remedy}."
+            f"them, missing ones of texts that are none, or {remedy}, unless they are codes."
         )
     elif len(different) > max(MANY_CATEGORIES, n_rows // 2):
         warn(

@@ -38,20 +38,25 @@ class RawTable:
         Of a data frame its own, unless they are empty; else ``x0``, ``x1``, ...
     columns : tuple of ndarray
         A column is float64 with NaN for missing numbers, or of objects with None for missing values.
-    is_categorical : tuple of bool
-        Whether a column holds categories by its type.
+    declared : tuple of bool
+        Whether a column has a type of categories, whatever they are: numbers, texts or truth values.
     """
 
     names: tuple[str, ...]
     columns: tuple[np.ndarray, ...]
-    is_categorical: tuple[bool, ...]
+    declared: tuple[bool, ...]
+
+    @property
+    def is_categorical(self) -> tuple[bool, ...]:
+        """Whether each column holds categories by its type, or texts."""
+        return tuple(own or column.dtype == object for own, column in zip(self.declared, self.columns, strict=True))
 
     def __len__(self) -> int:
         return len(self.columns[0])
 
     def rows(self, chosen: np.ndarray) -> RawTable:
         """Return some of the rows."""
-        return RawTable(self.names, tuple(column[chosen] for column in self.columns), self.is_categorical)
+        return RawTable(self.names, tuple(column[chosen] for column in self.columns), self.declared)
 
 
 def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTable:
@@ -76,7 +81,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
         warn_of_rounding(array, np.dtype(np.float32), "X")
         columns = [_finite(f"x{i}", array[:, i].astype(np.float64)) for i in range(array.shape[1])]
     names = tuple(f"x{i}" for i in range(array.shape[1]))
-    return RawTable(names, tuple(columns), tuple(column.dtype == object for column in columns))
+    return RawTable(names, tuple(columns), (False,) * len(names))
 
 
 def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
@@ -90,8 +95,7 @@ def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
     validate_data(estimator, X, reset=reset, skip_check_array=True)
     series = [X.iloc[:, i] if hasattr(X, "iloc") else X[name] for i, name in enumerate(X.columns)]
     columns = [_from_series(name, one) for name, one in zip(names, series, strict=True)]
-    by_type = (str(one.dtype).lower() in ("category", "bool", "boolean") for one in series)
-    declared = tuple(own or column.dtype == object for own, column in zip(by_type, columns, strict=True))
+    declared = tuple(str(one.dtype).lower().startswith(("categor", "enum", "bool")) for one in series)
     return RawTable(tuple(names), tuple(columns), declared)
 
 
@@ -167,11 +171,12 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
 
 def warn_of_columns(table: RawTable, chosen: CategoricalFeatures) -> None:
     """Warn of numbers that float32 does not tell apart, and of texts that are no categories, unless they are named."""
-    for name, column in zip(table.names, table.columns, strict=True):
+    for name, column, declared in zip(table.names, table.columns, table.declared, strict=True):
         if column.dtype != object:
             warn_of_steps(column, np.dtype(np.float32), f"Column {name!r} of X")
         elif isinstance(chosen, str):
-            warn_of_texts(name, (value for value in column.tolist() if isinstance(value, str)), len(table))
+            texts = (value for value in column.tolist() if isinstance(value, str))
+            warn_of_texts(name, texts, len(table), has_codes=declared)
 
 
 def _chosen_indices(table: RawTable, chosen: Collection[Any]) -> set[int]:

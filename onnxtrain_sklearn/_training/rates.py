@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+import numpy as np
+
 from ..exceptions import warn
 from ..schedules import Constant, Progress, Schedule
 from .history import History
@@ -16,6 +18,8 @@ NEGLIGIBLE_FACTOR = 1e-3
 
 def _factor(schedule: Schedule, progress: Progress) -> float:
     factor: object = schedule.factor(progress)
+    if isinstance(factor, np.ndarray | np.generic) and not factor.ndim:  # such as np.where returns
+        factor = factor.item()
     if isinstance(factor, Real) and 0 <= (number := float(factor)) < math.inf:
         return number
     raise ValueError(
