@@ -57,6 +57,15 @@ def test_weights_that_a_loop_takes_as_states_are_trained(body):
     onnx.checker.check_model(exported, full_check=True)
 
 
+def test_what_a_scan_goes_along_is_no_state():
+    echo = SCAN.replace("z, e =", "z, e, k =").replace("n)\n", "n, int64 j)\n").replace(" }>", " j = Identity(i) }>")
+    mean = " q = Cast <to = 1> (k) m = ReduceMean <keepdims = 0> (q) o = Add(e, m) y = MatMul(o, const_2)"
+    one = " m = Constant <value_float = 1.0> () o = Add(e, m) y = MatMul(o, const_2)"
+    found, expected = fitted(model(echo + mean, LOOPED | INTEGERS)), fitted(model(WRITTEN_OUT + one, LOOPED))
+    for name, array in expected.weights_.items():
+        assert_allclose(found.weights_[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
 def test_a_state_that_the_graph_returns_stays():
     proto = model(LOOP + END, LOOPED | INTEGERS)
     proto.graph.output.append(onnx.helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, [3, 3]))

@@ -30,7 +30,8 @@ def _constant_states(node: ir.Node) -> list[int]:
     """Return the numbers of the states that each iteration returns as it got them."""
     body = node.attributes["body"].as_graph()
     first, done = _LEADING[node.op_type]
-    pairs = zip(list(body.inputs)[first:], list(body.outputs)[done:], node.outputs, strict=False)
+    last = len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)  # a Scan may return what it goes along
+    pairs = zip(list(body.inputs)[first:last], list(body.outputs)[done:], node.outputs, strict=False)
     return [i for i, (x, y, end) in enumerate(pairs) if _before_identities(y) is x and not end.is_graph_output()]
 
 
