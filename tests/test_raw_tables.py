@@ -154,6 +154,8 @@ def test_numbers_that_float32_does_not_tell_apart_give_a_warning():
         "constant": np.full(100, 1e9 + 0.1),
         "near": 1e5 + y,
         "int": 1e6 + y // 1,
+        "float32": (1e6 + y).astype(np.float32),
+        "rounded": np.where(y > 0, 0.1 + 0.2, 0.3),
     }
     quick.fit(pd.DataFrame(far), y)
 

@@ -21,13 +21,16 @@ of that of the numbers."""
 
 
 def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
-    """Warn where ``dtype`` has fewer than eight numbers in a standard deviation of ``numbers``, which are float64."""
+    """Warn where ``dtype`` has fewer than eight numbers in a standard deviation of ``numbers``, which are float64.
+
+    Numbers that ``dtype`` has, as they were float32 before, lose nothing, nor do those that differ by rounding alone.
+    """
     there = numbers[~np.isnan(numbers)]
     if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:
         return
     largest, spread = np.abs(there).max(), float(there.std(dtype=np.float64))
-    step, constant = float(np.spacing(largest.astype(dtype))), there.min() == there.max()
-    if constant or spread > COARSE * step or (there == np.rint(there)).all():
+    step, constant = float(np.spacing(largest.astype(dtype))), np.ptp(there) <= COARSE * np.spacing(largest)
+    if constant or spread > COARSE * step or (there == np.rint(there)).all() or (there == there.astype(dtype)).all():
         return
     warnings.warn(
         f"{name} holds numbers near {largest:.6g} that are about {spread:.2g} apart, and {dtype}, the type of the "

@@ -22,7 +22,7 @@ from .step_graph import StepGraph, step_graph
 from .target_inputs import TargetInput
 
 JoinedValues = Mapping[str, ir.Value]
-"""JoinedValues of the joined graph by the names that they have in the graph of one network."""
+"""Values of the joined graph by the names that they have in the graph of one network."""
 
 
 @dataclass(frozen=True, eq=False)
