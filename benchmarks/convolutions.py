@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -85,11 +86,12 @@ def their_step(network: torch.nn.Module, batch: int, size: int) -> Run:
     return run
 
 
-def our_step(net: Net) -> HostStep:
+def our_step(net: Net, session_options: Mapping[str, object] | None = None) -> HostStep:
     weights, model, rng = net.model.weights(), net.model, np.random.default_rng(0)
     moved = {name: weights[name] for name in model.running_statistics}
     parameters = FlatParameters({name: weights[name] for name in model.parameters}, model.dtype, moved)
-    parts = StepParts(model, settings(net, "sgd", "portable"), parameters, {}, OptimizerState(), net.batch)
+    chosen = replace(settings(net, "sgd", "portable"), session_options=session_options)
+    parts = StepParts(model, chosen, parameters, {}, OptimizerState(), net.batch)
     step = HostStep(parts)
     columns = step.buffers(net.batch).columns
     columns["X"][...] = rng.standard_normal(columns["X"].shape)

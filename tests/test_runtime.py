@@ -160,6 +160,12 @@ def test_defaults():
     assert create_session(DOUBLED, resolve_device(), threads=2).get_session_options().intra_op_num_threads == 2
 
 
+def test_threads_without_work_sleep_soon():
+    entry = "session.intra_op.spin_duration_us"
+    assert options_of().get_session_config_entry(entry) == "20"
+    assert options_of(**{entry: 1000}).get_session_config_entry(entry) == "1000"
+
+
 def test_options_by_name_override_the_defaults():
     options = options_of(intra_op_num_threads=2, enable_mem_pattern=False, graph_optimization_level="ORT_DISABLE_ALL")
     assert (options.intra_op_num_threads, options.enable_mem_pattern) == (2, False)
