@@ -154,6 +154,7 @@ def row(number: int, optimizer: str, found: dict[str, np.ndarray | str]) -> dict
 
 def write_results(path: Path, threads: int, rows: list[dict[str, object]]) -> None:
     versions = {name: version(name) for name in PACKAGES if list(Distribution.discover(name=name))}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"threads": threads, "versions": versions, "rows": rows}, indent=1) + "\n")
 
 

@@ -1,8 +1,8 @@
 """How threads wait between the parts of a step: CPU and wall time of convolutional networks on several threads.
 
 Needs PyTorch and onnxscript beside the package, and onnxruntime 1.26 or newer. A thread without work looks for some a
-while before it sleeps: for as long as the package lets it, for as long as onnxruntime does by default, or not at all.
-With ``--busy N`` other processes keep N cores busy meanwhile. The steps alternate and the median and the least of the
+while before it sleeps: for as long as the package lets it, longer, as long as onnxruntime does by default, or not at
+all. With ``--busy N`` other processes keep N cores busy meanwhile. The steps alternate and the median and the least of the
 repetitions count, with PyTorch's step among them.
 """
 
@@ -25,13 +25,14 @@ from fit_step import RATE
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._runtime.sessions import SPIN_MICROSECONDS
+from onnxtrain_sklearn._runtime.sessions import SPIN, SPIN_MICROSECONDS
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn._training.step import Rates
 
 WAITS: Mapping[str, Mapping[str, object]] = {
     f"{SPIN_MICROSECONDS} us": {},
-    "16 ms": {"session.intra_op.spin_duration_us": 16000},
+    "300 us": {SPIN: 300},
+    "16 ms": {SPIN: 16000},
     "asleep": {"session.intra_op.allow_spinning": 0},
 }
 """16 ms is what onnxruntime's million of pauses take on the processors of AMD."""
