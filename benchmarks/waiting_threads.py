@@ -2,8 +2,8 @@
 
 Needs PyTorch and onnxscript beside the package, and onnxruntime 1.26 or newer. A thread without work looks for some a
 while before it sleeps: for as long as the package lets it, longer, as long as onnxruntime does by default, or not at
-all. With ``--busy N`` other processes keep N cores busy meanwhile. The steps alternate and the median and the least of the
-repetitions count, with PyTorch's step among them.
+all. With ``--busy N`` other processes keep N cores busy meanwhile. The steps alternate and the median and the least of
+the repetitions count, with PyTorch's step among them.
 """
 
 from __future__ import annotations
