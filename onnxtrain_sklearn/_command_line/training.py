@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import clone
 
+from .._data.text_columns import WARNINGS
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._recipes.base import BaseRecipe
@@ -18,7 +20,7 @@ from .progress import epochs_shown
 from .settings import apply_settings
 from .sources import RECIPES, ModelOption, fitted_columns, is_classifier_option
 from .table_pipeline import train_table_pipeline
-from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, text_columns
+from .tables import MISSING_TEXT, TableTask, as_numbers_and_text, text_columns, warn_of_row_names
 from .trained import Rows, Trained
 
 if TYPE_CHECKING:
@@ -79,7 +81,9 @@ def _train_recipe(
     estimator = clone(source.model) if source.kind == "own" else kind(random_state=seed)
     apply_settings(estimator, dict(settings))
     names = list(rows.frame.columns)
-    with epochs_shown(estimator, console):
+    warn_of_row_names(as_numbers_and_text(rows.frame))
+    with epochs_shown(estimator, console), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", WARNINGS)  # those above name the option
         estimator.fit(_raw_table(rows.frame[names]), rows.y)
     return Trained(estimator, estimator, lambda table: _raw_table(table[names]), names)
 

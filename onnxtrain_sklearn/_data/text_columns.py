@@ -13,6 +13,9 @@ MANY_CATEGORIES = 20
 MOSTLY = 0.8
 """Share of numbers among different texts from which on the others are taken for missing ones."""
 
+WARNINGS = r"Column .* (holds dates|holds numbers as texts|has \d+ different texts)"
+"""How the warnings begin, for whoever has given them already."""
+
 CODE = re.compile(r"\d+")
 NUMBER = re.compile(r"[-+]?[$€£]?\s?[-+]?(\d{1,3}(,\d{3})+(\.\d*)?|\d*[.,]?\d+|\d+\.)([eE][-+]?\d+)?\s?[%$€£]?")
 
